@@ -1,0 +1,249 @@
+"""The model that everything else speaks: what is checked, free of any spec dialect.
+
+All types are immutable and hold nothing but strings, numbers and each other, so that a case can be
+printed, compared, hashed and sent to another process. URLs are absolute: dialects resolve relative
+paths before they build a case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from iree_gauntlet.targets import Target
+
+__all__ = [
+    "Argument",
+    "Case",
+    "Expectation",
+    "Golden",
+    "Kind",
+    "Metric",
+    "Module",
+    "OnnxImport",
+    "Origin",
+    "Parameters",
+    "Program",
+    "Stage",
+    "Statistic",
+    "Verdict",
+]
+
+
+class Kind(StrEnum):
+    """What a case checks."""
+
+    COMPILE = "compile"
+    QUALITY = "quality"
+    COMPSTAT = "compstat"
+    BENCHMARK = "benchmark"
+
+
+class Stage(StrEnum):
+    """The kind of a step, in the order of a chain."""
+
+    FETCH = "fetch"
+    IMPORT = "import"
+    COMPILE = "compile"
+    THRESHOLD = "threshold"
+    COMPSTAT = "compstat"
+    BENCHMARK = "benchmark"
+
+
+class Verdict(StrEnum):
+    """What a step came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Metric(StrEnum):
+    """What a golden is about; the unit is part of the name."""
+
+    TIME_MS = "time_ms"
+    DISPATCH_COUNT = "dispatch_count"
+    BINARY_SIZE_BYTES = "binary_size_bytes"
+
+
+class Statistic(StrEnum):
+    """Which figure of the repetitions is held against a golden time."""
+
+    MEAN = "mean"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Origin:
+    """Where something was written: file as the user names it, and dotted field path."""
+
+    file: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxImport:
+    """How an ONNX program is prepared and imported.
+
+    Attributes:
+        opset: opset version to convert to; None keeps the file's.
+        shapes: static shape of each graph input that is to be fixed, by input name.
+    """
+
+    opset: int | None = None
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import."""
+
+    url: str
+    onnx: OnnxImport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What becomes one .vmfb.
+
+    Attributes:
+        name: `<model>_<submodel>`, the name by which other specs refer to it.
+        role: `main`, or `pipeline` for the second module of a submodel.
+        program: what is compiled.
+        flags: compile flags as the dialect means them, without input and output paths.
+        splat: whether parameters are replaced by a splat archive made at compile time.
+        origin: where it is defined.
+    """
+
+    name: str
+    role: str
+    target: Target
+    program: Program
+    flags: tuple[str, ...]
+    origin: Origin
+    splat: bool = False
+
+    @property
+    def id(self) -> str:
+        """Unique in a plan: two modules of one id are one module."""
+        return f"{self.name}.{self.role}@{self.target.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """An archive of parameters under a scope: from a URL, or made by a splat compile of a module."""
+
+    scope: str
+    url: str = ""
+    splat_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or expected output: `value`, `@file`, or `value=@file`."""
+
+    value: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """An expected figure: measured ≤ value × factor.
+
+    Attributes:
+        metric: what is measured.
+        value: the golden figure in the metric's unit.
+        factor: tolerance multiplier, 1.0 for none.
+        statistic: which figure of the repetitions counts (time only).
+        sku: the SKU that the figure was written for.
+        release: the compiler release that the figure belongs to; empty for every release.
+        origin: where it is written.
+    """
+
+    metric: Metric
+    value: float
+    factor: float
+    statistic: Statistic
+    sku: str
+    release: str
+    origin: Origin
+
+    @property
+    def limit(self) -> float:
+        """The largest figure that passes."""
+        return self.value * self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A stage that is expected to fail, and why."""
+
+    stage: Stage
+    reason: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to check on one target.
+
+    Attributes:
+        dialect: the spec format that it was written in.
+        model, submodel: what people select by.
+        stem: file name of the spec without its suffix (what `--filename` selects).
+        kind: what is checked.
+        target: where.
+        modules: in load order; the last one holds the function that is called, unless `extra_modules`.
+        extra_modules: loaded after the main module (a pipeline).
+        parameters: archives in the order of their flags.
+        function: exported function to call; empty for the module's only one.
+        device: `--device=` of the run.
+        run_flags: further flags as written (threshold or benchmark flags).
+        goldens: expected figures that may be checked on this target.
+        golden_keys: SKUs that the spec has golden times for, for a message where none fits.
+        expectations: stages expected to fail.
+        markers: words for marker expressions.
+        timeouts: seconds by stage, where the spec sets them.
+        skip_reason: why no step of it runs; empty where it runs.
+        blocked_reason: what is missing that it needs; empty where nothing is.
+        working_directory: where relative paths in flags resolve; empty for the step's own folder.
+        origin: where it is written.
+    """
+
+    dialect: str
+    model: str
+    submodel: str
+    stem: str
+    kind: Kind
+    target: Target
+    modules: tuple[Module, ...]
+    origin: Origin
+    extra_modules: tuple[Module, ...] = ()
+    parameters: tuple[Parameters, ...] = ()
+    inputs: tuple[Argument, ...] = ()
+    expected_outputs: tuple[Argument, ...] = ()
+    function: str = ""
+    device: str = ""
+    run_flags: tuple[str, ...] = ()
+    goldens: tuple[Golden, ...] = ()
+    golden_keys: tuple[str, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
+    markers: frozenset[str] = frozenset()
+    timeouts: tuple[tuple[Stage, float], ...] = ()
+    skip_reason: str = ""
+    blocked_reason: str = ""
+    working_directory: str = ""
+
+    @property
+    def chain(self) -> str:
+        """Id of the chain that it belongs to."""
+        return f"{self.model}/{self.submodel}@{self.target.name}"
+
+    @property
+    def id(self) -> str:
+        """Unique in a selection."""
+        return f"{self.chain}:{self.kind}"

@@ -1,0 +1,130 @@
+"""Every error that a user can meet: what happened, where, and what to do next.
+
+`GauntletError` is the only exception that the tasks catch; each subclass fixes the exit code.
+Anything else that escapes is a defect of the toolkit and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = [
+    "ArtifactError",
+    "ExitCode",
+    "GauntletError",
+    "NothingSelectedError",
+    "Problem",
+    "SpecError",
+    "ToolchainError",
+    "UsageError",
+]
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command; `worst` says which one wins."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    ERROR = 3
+    INCONCLUSIVE = 4
+    NOTHING_SELECTED = 5
+    INTERRUPTED = 130
+
+    @staticmethod
+    def worst(codes: list[ExitCode]) -> ExitCode:
+        """The one that wins, in the order 130, 2, 3, 1, 4; OK for an empty list."""
+        order = [
+            ExitCode.INTERRUPTED,
+            ExitCode.USAGE,
+            ExitCode.ERROR,
+            ExitCode.FAILED,
+            ExitCode.INCONCLUSIVE,
+            ExitCode.NOTHING_SELECTED,
+        ]
+        return next((code for code in order if code in codes), ExitCode.OK)
+
+
+class GauntletError(Exception):
+    """Something that the user can act on.
+
+    Args:
+        what: one line, what happened and where.
+        hint: what to do next; empty where nothing helps.
+    """
+
+    exit_code = ExitCode.ERROR
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.hint}" if self.hint else self.what
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing wrong with a spec or suite file.
+
+    Attributes:
+        file: path as the user would type it.
+        line: line of the field, 1-based; 0 where unknown.
+        field: dotted path of the field (`inputs[0].source`), empty for the file as a whole.
+        message: what was found and what is expected.
+        hint: what to do next.
+    """
+
+    file: str
+    line: int
+    field: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        field = f"{self.field}: " if self.field else ""
+        text = f"{where}: {field}{self.message}"
+        return f"{text}\n    {self.hint}" if self.hint else text
+
+
+class SpecError(GauntletError):
+    """Specs or suites that cannot be used; holds all their problems at once."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = sorted(problems)
+        count = len(self.problems)
+        noun = "problem" if count == 1 else "problems"
+        super().__init__(f"{count} {noun} in spec files:\n" + "\n".join(f"  {p}" for p in self.problems))
+
+
+class UsageError(GauntletError):
+    """A command line that asks for something that does not exist or does not fit together."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NothingSelectedError(GauntletError):
+    """The selection matches no case."""
+
+    exit_code = ExitCode.NOTHING_SELECTED
+
+
+class ArtifactError(GauntletError):
+    """A file that cannot be had, or is not what it should be.
+
+    Attributes:
+        url: the source that failed.
+    """
+
+    def __init__(self, url: str, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
+        self.url = url
+
+
+class ToolchainError(GauntletError):
+    """No usable IREE, or an IREE that lacks what is asked of it."""
