@@ -1,0 +1,59 @@
+"""Where what a spec names lies: URLs as they are, relative paths inside the spec's tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.spec_file import line_of
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.dialects.trees import Spec
+
+__all__ = ["external_file", "problem", "resolve_url"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+
+
+def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
+    """A problem at a field of a spec."""
+    field = ""
+    for part in path:
+        field += f"[{part}]" if isinstance(part, int) else (f".{part}" if field else part)
+    return Problem(spec.name, line_of(spec.text, path) if spec.text else 0, field, message, hint)
+
+
+def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Problem:
+    """The absolute URL that a `source` means.
+
+    A source with a scheme stays as it is; another is a path relative to the spec's folder, must stay inside
+    the spec tree, and becomes a `file:` URL.
+    """
+    if _SCHEME.match(source):
+        return source
+    if PurePosixPath(source).is_absolute() or "\\" in source:
+        message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
+        return problem(spec, path, message, "Write file:///… for a file outside the spec tree.")
+    resolved = (spec.path.parent / source).resolve()
+    if not resolved.is_relative_to(spec.tree.folder):
+        return problem(
+            spec, path, f"{source!r} leaves the spec folder {spec.tree.folder}", "Keep the file inside, or write file:///…"
+        )
+    return resolved.as_uri()
+
+
+def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
+    """The file that a spec names without a URL: in the external files folder, or below the spec's root.
+
+    The file need not exist: planning goes on without it and says so.
+    """
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+        message = f"{name!r} leaves the external files folder: expected a relative path without '..'"
+        return problem(spec, path, message, "Name the file alone and put it there.")
+    candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
+    candidates.append(spec.tree.external / PurePosixPath(name).name)
+    return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])

@@ -1,0 +1,187 @@
+"""sharktank benchmarks → benchmark cases on the modules that regression specs define."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from iree_gauntlet.cases import (
+    Argument,
+    Case,
+    Golden,
+    Kind,
+    Metric,
+    Module,
+    Origin,
+    Parameters,
+    Program,
+    Stage,
+    Statistic,
+)
+from iree_gauntlet.dialects.locations import external_file, problem
+from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from iree_gauntlet.dialects.sharktank_regression import Regression
+    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.targets import Target
+
+__all__ = ["FindRegression", "build_benchmark"]
+
+DIALECT = "sharktank-benchmark"
+
+# The regression that defines `<model>_<submodel>`, or None where no spec does.
+FindRegression = Callable[[str], "Regression | None"]
+
+
+def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[Case | None, list[Problem]]:
+    """What a benchmark spec means on a target.
+
+    Args:
+        spec: a spec whose document is a `Benchmark`.
+        target: where.
+        find: looks up the regression that defines a module on this target.
+
+    Returns:
+        The case, or None where its problems leave nothing to run; and the problems. A module that no spec
+        defines is no such problem: the case is blocked and says so.
+    """
+    document = spec.document
+    if not isinstance(document, Benchmark):
+        raise TypeError(f"{spec.name} is no benchmark spec")
+    problems: list[Problem] = []
+    missing: list[str] = []
+    modules: list[Module] = []
+    parameters: list[Parameters] = []
+    own = f"{spec.model}_{spec.submodel}"
+    paired = None
+    for name in document.modules:
+        regression = find(name)
+        if regression is None:
+            missing.append(f"no regression spec defines module {name!r} for {target.name}")
+            origin = Origin(spec.name, "modules")
+            modules.append(Module(name, "main", target, Program(""), (), origin))
+            parameters.append(Parameters("model"))
+            continue
+        modules.append(regression.main)
+        parameters.extend(regression.parameters or (Parameters("model"),))
+    if document.compilation_required:
+        role = "benchmark" if find(own) else "main"
+        main = _own_module(spec, document, Module(own, role, target, Program(""), (), Origin(spec.name)), problems, missing)
+    else:
+        paired = find(own)
+        if paired is None:
+            missing.append(f"no regression spec defines {spec.model}/{spec.submodel} for {target.name}")
+        main = paired.main if paired else Module(own, "main", target, Program(""), (), Origin(spec.name))
+        if paired and not document.modules:
+            parameters = list(_weights(spec, document, paired, problems))
+    if problems:
+        return None, problems
+    skip = ""
+    ignored = [*document.specific_chip_to_ignore, *document.specific_rocm_chip_to_ignore]
+    if target.chip and target.chip in ignored:
+        skip = f"specific_chip_to_ignore lists {target.chip} ({spec.name})"
+    case = Case(
+        dialect=DIALECT,
+        model=spec.model,
+        submodel=spec.submodel,
+        stem=spec.stem,
+        kind=Kind.BENCHMARK,
+        target=target,
+        modules=(*modules, main),
+        parameters=tuple(parameters),
+        inputs=tuple(Argument(value=text) for text in document.inputs),
+        function=document.function_run,
+        device=document.device,
+        run_flags=_run_flags(document),
+        goldens=_goldens(spec, document, target),
+        golden_keys=tuple(document.golden_time_ms),
+        markers=frozenset({*document.markers, target.family, target.chip or target.family, "benchmark"}),
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
+        skip_reason=skip,
+        blocked_reason="; ".join(missing),
+        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        origin=Origin(spec.name),
+    )
+    return case, []
+
+
+def _own_module(
+    spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]
+) -> Module:
+    """Completes the module that a benchmark compiles for itself."""
+    field = "mlir_file_name" if document.mlir_file_name else "mlir_file_path"
+    found = external_file(spec, [field], document.mlir_file_name or document.mlir_file_path or "")
+    chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
+    if isinstance(found, Problem):
+        problems.append(found)
+        return module
+    if not found.is_file():
+        missing.append(f"the program {found} is missing ({field})")
+    flags = (*document.compile_flags, *chip)
+    return replace(module, program=Program(found.as_uri()), flags=flags, origin=Origin(spec.name, field))
+
+
+def _weights(
+    spec: Spec, document: Benchmark, paired: Regression, problems: list[Problem]
+) -> tuple[Parameters, ...]:
+    """The paired regression's archive, or the file of another name among what that regression downloads."""
+    wanted = document.real_weights_file_name
+    if not wanted or any(_file_name(item.url) == wanted for item in paired.parameters):
+        return paired.parameters
+    other = next((url for url in paired.urls if _file_name(url) == wanted), "")
+    if other:
+        return (Parameters("model", url=other),)
+    has = ", ".join(sorted({_file_name(url) for url in paired.urls if url})) or "none"
+    problems.append(
+        problem(
+            spec,
+            ["real_weights_file_name"],
+            f"{wanted!r} is not among the files of {paired.case.origin.file} (has: {has})",
+            "Name the weights file that the regression spec downloads.",
+        )
+    )
+    return ()
+
+
+def _file_name(url: str) -> str:
+    return unquote(urlsplit(url).path.rpartition("/")[2])
+
+
+def _run_flags(document: Benchmark) -> tuple[str, ...]:
+    """The two fields of older files as flags, then the written ones; a flag that stands in both stands once."""
+    written = {flag.lstrip("-").split("=")[0] for flag in document.benchmark_flags}
+    fields = {
+        "benchmark_repetitions": document.benchmark_repetitions,
+        "benchmark_min_warmup_time": document.benchmark_min_warmup_time,
+    }
+    flags = [
+        f"--{name}={value:.0f}" if name == "benchmark_repetitions" else f"--{name}={value}"
+        for name, value in fields.items()
+        if value is not None and name not in written
+    ]
+    return (*flags, *document.benchmark_flags)
+
+
+def _goldens(spec: Spec, document: Benchmark, target: Target) -> tuple[Golden, ...]:
+    """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
+    goldens: list[Golden] = []
+    sku = target.sku
+    if sku in document.golden_time_ms:
+        factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
+        origin = Origin(spec.name, f"golden_time_ms.{sku}")
+        goldens.append(Golden(Metric.TIME_MS, document.golden_time_ms[sku], factor, Statistic.MEAN, sku, "", origin))
+    figures = (
+        (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch),
+        (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size),
+    )
+    for metric, field, values in figures:
+        key = sku if sku in values else target.family
+        if key in values:
+            origin = Origin(spec.name, f"{field}.{key}")
+            release = document.golden_compiler or ""
+            goldens.append(Golden(metric, float(values[key]), 1.0, Statistic.MEAN, key, release, origin))
+    return tuple(goldens)

@@ -1,0 +1,204 @@
+"""sharktank regression tests, both generations → modules and quality cases.
+
+Commands follow the programs that people run: compile with the flags as written plus the target's, then
+`iree-run-module --device --module --function`, threshold flags, inputs, expected outputs, parameters, and the
+pipeline module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import (
+    Argument,
+    Case,
+    Expectation,
+    Kind,
+    Module,
+    OnnxImport,
+    Origin,
+    Parameters,
+    Program,
+    Stage,
+)
+from iree_gauntlet.dialects.locations import external_file, resolve_url
+from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.dialects.sharktank_schema import Blob
+    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.targets import Target
+
+__all__ = ["Regression", "build_regression"]
+
+DIALECT = "sharktank-regression"
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """What a regression spec means on one target: its case, and the modules that others may use."""
+
+    case: Case
+    main: Module
+    parameters: tuple[Parameters, ...]
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The generations' fields under one name each, for one target."""
+
+    flags: tuple[str, ...]
+    pipeline_flags: tuple[str, ...]
+    threshold_args: tuple[str, ...]
+    function: str
+    device: str
+    run_fails: str
+    chips_failing: tuple[str, str]
+    splat: bool
+
+
+def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, list[Problem]]:
+    """What a spec means on a target.
+
+    Returns:
+        The regression, or None where its problems leave nothing to run; and the problems.
+    """
+    document = spec.document
+    if document is None or isinstance(document, Benchmark):
+        raise TypeError(f"{spec.name} is no regression spec")
+    problems: list[Problem] = []
+
+    def url(path: Sequence[str | int], source: str) -> str:
+        resolved = resolve_url(spec, path, source)
+        if isinstance(resolved, Problem):
+            problems.append(resolved)
+            return ""
+        return resolved
+
+    tuner, blocked = (), ""
+    if target.family == "rocm" and target.sku in document.tuner_file:
+        field = ("tuner_file", target.sku)
+        found = external_file(spec, field, document.tuner_file[target.sku])
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            tuner = (f"--iree-codegen-transform-dialect-library={found}",)
+            blocked = "" if found.is_file() else f"the tuner file {found} is missing (tuner_file.{target.sku})"
+    fields = _first(document, target, tuner) if isinstance(document, RegressionV1) else _second(document, target, tuner)
+    name = f"{spec.model}_{spec.submodel}"
+    onnx = None
+    if document.mlir.split("?")[0].endswith(".onnx"):
+        options = document.onnx_import
+        onnx = OnnxImport(
+            options.opset if options else None,
+            tuple((key, tuple(value)) for key, value in options.shapes.items()) if options else (),
+        )
+    main = Module(
+        name=name,
+        role="main",
+        target=target,
+        program=Program(url(["mlir"], document.mlir), onnx),
+        flags=fields.flags,
+        origin=Origin(spec.name, "mlir"),
+        splat=fields.splat,
+    )
+    pipeline: tuple[Module, ...] = ()
+    if document.pipeline_mlir:
+        program = Program(url(["pipeline_mlir"], document.pipeline_mlir))
+        origin = Origin(spec.name, "pipeline_mlir")
+        pipeline = (Module(name, "pipeline", target, program, fields.pipeline_flags, origin),)
+    parameters: tuple[Parameters, ...] = ()
+    if document.real_weights:
+        parameters = (Parameters("model", url=url(["real_weights"], document.real_weights)),)
+    elif fields.splat:
+        parameters = (Parameters("model", splat_of=main.id),)
+    inputs = _arguments(document.inputs, "inputs", url)
+    outputs = _arguments(document.outputs, "outputs", url)
+    case = Case(
+        dialect=DIALECT,
+        model=spec.model,
+        submodel=spec.submodel,
+        stem=spec.stem,
+        kind=Kind.COMPILE if document.compile_only else Kind.QUALITY,
+        target=target,
+        modules=(main,),
+        extra_modules=pipeline,
+        parameters=parameters,
+        inputs=inputs,
+        expected_outputs=outputs,
+        function=fields.function,
+        device=fields.device,
+        run_flags=fields.threshold_args,
+        expectations=_expectations(spec, fields, target),
+        markers=frozenset({*document.markers, target.family, target.chip or target.family, "quality"}),
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
+        blocked_reason=blocked,
+        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        origin=Origin(spec.name),
+    )
+    if problems:
+        return None, problems
+    urls = tuple(argument.url for argument in (*inputs, *outputs)) + tuple(item.url for item in parameters if item.url)
+    return Regression(case, main, parameters, (main.program.url, *urls)), []
+
+
+def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
+    if target.family == "cpu":
+        flags = (*document.cpu_compiler_flags, "--iree-hal-target-backends=llvm-cpu")
+        return _Fields(
+            flags=flags,
+            pipeline_flags=flags,
+            threshold_args=tuple(document.cpu_threshold_args),
+            function=document.run_cpu_function or "",
+            device="local-task",
+            run_fails="cpu_run_test_expecting_to_fail" if document.cpu_run_test_expecting_to_fail else "",
+            chips_failing=("", ""),
+            splat=False,
+        )
+    rocm = ("--iree-hal-target-backends=rocm", f"--iree-hip-target={target.chip}")
+    fails = target.chip in document.rocm_compile_chip_expecting_to_fail
+    return _Fields(
+        flags=(*document.rocm_compiler_flags, *rocm, *tuner),
+        pipeline_flags=(*document.rocm_pipeline_compiler_flags, *rocm),
+        threshold_args=tuple(document.rocm_threshold_args),
+        function=document.run_rocm_function or "",
+        device="hip",
+        run_fails="rocm_run_test_expecting_to_fail" if document.rocm_run_test_expecting_to_fail else "",
+        chips_failing=("rocm_compile_chip_expecting_to_fail", target.chip if fails else ""),
+        splat=False,
+    )
+
+
+def _second(document: RegressionV2, target: Target, tuner: tuple[str, ...]) -> _Fields:
+    chip = (f"--iree-rocm-target={target.chip}",) if target.family == "rocm" else ()
+    fails = bool(target.chip) and target.chip in document.compile_chip_expecting_to_fail
+    return _Fields(
+        flags=(*document.compiler_flags, *tuner, *chip),
+        pipeline_flags=(*document.pipeline_compiler_flags, *chip),
+        threshold_args=tuple(document.threshold_args),
+        function=document.run_function or "",
+        device=document.device or "",
+        run_fails="run_test_expecting_to_fail" if document.run_test_expecting_to_fail else "",
+        chips_failing=("compile_chip_expecting_to_fail", target.chip if fails else ""),
+        splat=not document.real_weights,
+    )
+
+
+def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectation, ...]:
+    found: list[Expectation] = []
+    field, chip = fields.chips_failing
+    if chip:
+        found.append(Expectation(Stage.COMPILE, f"{field} lists {target.chip}", Origin(spec.name, field)))
+    if fields.run_fails:
+        found.append(Expectation(Stage.THRESHOLD, f"{fields.run_fails} is true", Origin(spec.name, fields.run_fails)))
+    return tuple(found)
+
+
+def _arguments(blobs: list[Blob], field: str, url: object) -> tuple[Argument, ...]:
+    assert callable(url)
+    return tuple(Argument(blob.value or "", url([field, index, "source"], blob.source)) for index, blob in enumerate(blobs))

@@ -1,0 +1,214 @@
+"""The documents of the sharktank dialects: both generations of regression tests, and benchmarks.
+
+Field by field as the programs that people run today understand them; fields marked *ours* are additions
+that those programs ignore.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["Benchmark", "Blob", "ImportOptions", "RegressionV1", "RegressionV2", "SPEC_STAGES"]
+
+SPEC_STAGES = ("fetch", "import", "compile", "threshold", "compstat", "benchmark")
+
+_ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
+_TENSOR = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+def _tensor_type(text: str) -> str:
+    if not _TENSOR.fullmatch(text):
+        raise ValueError(f"expected a tensor type such as 1x64xf16, found {text!r}")
+    return text
+
+
+def _input_text(text: str) -> str:
+    """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
+    head = text.split("=", 1)[0]
+    if not text.strip():
+        raise ValueError("expected an input such as 1x64xi64, found an empty string")
+    if head[:1].isdigit() and not _NUMBER.fullmatch(text) and not _TENSOR.fullmatch(head):
+        raise ValueError(f"expected an input such as 1x64xi64 or 1xf32=3.0, found {text!r}")
+    return text
+
+
+def _flag(text: str) -> str:
+    if not text.startswith("-"):
+        raise ValueError(f"expected a flag that starts with '-', found {text!r}")
+    if "\0" in text or "\n" in text:
+        raise ValueError("a flag holds neither a line break nor a NUL")
+    return text
+
+
+def _plain_name(text: str) -> str:
+    if "/" in text or "\\" in text or text in ("", ".", "..") or "\0" in text:
+        raise ValueError(f"expected a file name without folders, found {text!r}")
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("expected a non-empty string")
+    return text
+
+
+def _word(text: str) -> str:
+    if not _WORD.fullmatch(text) or text in ("and", "or", "not"):
+        raise ValueError(f"expected one word of letters, digits, '_', '-' and '.', found {text!r}")
+    return text
+
+
+Flag = Annotated[str, AfterValidator(_flag)]
+Text = Annotated[str, AfterValidator(_not_blank)]
+Word = Annotated[str, AfterValidator(_word)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None)
+
+
+class ImportOptions(_Document):
+    """How an `.onnx` program is prepared and imported (*ours*)."""
+
+    opset: Annotated[int, Field(ge=1, le=64)] | None = None
+    shapes: dict[str, list[Count]] = Field(default_factory=dict)
+
+
+class Blob(_Document):
+    """A file and, for raw bytes, its type."""
+
+    source: Text
+    value: Annotated[str, AfterValidator(_tensor_type)] | None = None
+
+    @model_validator(mode="after")
+    def _npy_carries_its_type(self) -> Blob:
+        if self.value and self.source.split("?")[0].endswith(".npy"):
+            raise ValueError(
+                f"'value' {self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+                "remove 'value', an .npy file carries its own type"
+            )
+        return self
+
+
+class _Common(_Document):
+    description: str = ""  # ours
+    markers: list[Word] = Field(default_factory=list)  # ours
+    timeouts: dict[str, Positive] = Field(default_factory=dict)  # ours
+
+    @model_validator(mode="after")
+    def _timeouts_are_of_stages(self) -> _Common:
+        for stage in self.timeouts:
+            if stage not in SPEC_STAGES:
+                raise ValueError(f"timeouts: unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
+        return self
+
+
+class _Regression(_Common):
+    mlir: Text
+    onnx_import: ImportOptions | None = None  # ours
+    inputs: list[Blob] = Field(default_factory=list)
+    outputs: list[Blob] = Field(default_factory=list)
+    real_weights: Text | None = None
+    pipeline_mlir: Text | None = None
+    add_pipeline_module: bool = False
+    compile_only: bool = False
+    tuner_file: dict[str, Text] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> _Regression:
+        if self.add_pipeline_module and not self.pipeline_mlir:
+            raise ValueError("add_pipeline_module is true, but there is no pipeline_mlir to add")
+        if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
+            raise ValueError(f"onnx_import stands beside mlir {self.mlir!r}, which is no .onnx file")
+        return self
+
+
+class RegressionV1(_Regression):
+    """Generation 1: one file for the CPU and ROCm."""
+
+    cpu_compiler_flags: list[Flag] = Field(default_factory=list)
+    rocm_compiler_flags: list[Flag] = Field(default_factory=list)
+    rocm_pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
+    cpu_threshold_args: list[Flag] = Field(default_factory=list)
+    rocm_threshold_args: list[Flag] = Field(default_factory=list)
+    run_cpu_function: Text | None = None
+    run_rocm_function: Text | None = None
+    cpu_run_test_expecting_to_fail: bool = False
+    rocm_run_test_expecting_to_fail: bool = False
+    rocm_compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
+    rocm_tests_only: bool = False
+
+
+class RegressionV2(_Regression):
+    """Generation 2: a file for each backend."""
+
+    compiler_flags: list[Flag] = Field(default_factory=list)
+    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
+    threshold_args: list[Flag] = Field(default_factory=list)
+    run_function: Text | None = None
+    device: Text | None = None
+    run_test_expecting_to_fail: bool = False
+    compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
+    custom_real_weights_group: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_a_device(self) -> RegressionV2:
+        if not self.compile_only and not self.device:
+            raise ValueError("device is missing: a spec that is not compile_only names the device it runs on")
+        return self
+
+
+class Benchmark(_Common):
+    """A benchmark of a module that a regression spec, or its own fields, define."""
+
+    inputs: list[Annotated[str, AfterValidator(_input_text)]]
+    function_run: Text
+    device: Text
+    benchmark_repetitions: Positive | None = None
+    benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    benchmark_flags: list[Flag] = Field(default_factory=list)
+    compilation_required: bool = False
+    compiled_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    compile_flags: list[Flag] = Field(default_factory=list)
+    mlir_file_path: Text | None = None
+    mlir_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    modules: list[Text] = Field(default_factory=list)
+    real_weights_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    specific_chip_to_ignore: list[Text] = Field(default_factory=list)
+    specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)  # its older name
+    golden_time_ms: dict[str, Positive] = Field(default_factory=dict)
+    golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
+    golden_dispatch: dict[str, Count] = Field(default_factory=dict)
+    golden_size: dict[str, Count] = Field(default_factory=dict)
+    golden_compiler: Text | None = None  # ours
+
+    @model_validator(mode="after")
+    def _compiles_something(self) -> Benchmark:
+        if self.compilation_required and not (self.mlir_file_path or self.mlir_file_name):
+            raise ValueError("compilation_required is true, but neither mlir_file_name nor mlir_file_path says what to compile")
+        if self.mlir_file_path and self.mlir_file_name:
+            raise ValueError("mlir_file_path and mlir_file_name both name the program; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _flags_agree(self) -> Benchmark:
+        for name in ("benchmark_repetitions", "benchmark_min_warmup_time"):
+            field: Any = getattr(self, name)
+            written = [flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")]
+            if field is not None and any(not _same_number(value, field) for value in written):
+                raise ValueError(f"{name} is {field:g}, but benchmark_flags say {written[0]}; keep one")
+        return self
+
+
+def _same_number(text: str, number: float) -> bool:
+    try:
+        return float(text.rstrip("s")) == number
+    except ValueError:
+        return False

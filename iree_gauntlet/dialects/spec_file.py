@@ -1,0 +1,210 @@
+"""Reading a JSON spec strictly: every mistake is a `Problem` with file, line and field."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from pydantic import BaseModel, ValidationError
+
+__all__ = ["line_of", "load_json", "nearest", "problems_of"]
+
+_SPACE = " \t\n\r"
+
+
+class _DuplicateKeyError(ValueError):
+    """A key that stands twice in one object."""
+
+
+class _ConstantError(ValueError):
+    """NaN or Infinity, which JSON does not have."""
+
+
+def load_json(path: Path, name: str) -> tuple[dict[str, Any] | None, str, list[Problem]]:
+    """Reads a JSON object from a file.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+
+    Returns:
+        The object or None, the text (for `line_of`), and what is wrong with the file.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return None, "", [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check the path and its permissions.")]
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        message = f"is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        return None, "", [Problem(name, line, "", message, "Save the file as UTF-8.")]
+    if not text.strip():
+        return None, text, [Problem(name, 0, "", "is empty: expected a JSON object", "See docs/specs.md for the fields.")]
+    try:
+        document = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except json.JSONDecodeError as error:
+        return None, text, [_syntax_problem(name, text, error)]
+    except _DuplicateKeyError as error:
+        key = str(error)
+        line = text[: text.rfind(f'"{key}"')].count("\n") + 1
+        return None, text, [Problem(name, line, key, "stands twice in one object", "Remove one of the two.")]
+    except _ConstantError as error:
+        line = text[: text.find(str(error))].count("\n") + 1
+        return None, text, [Problem(name, line, "", f"{error} is no JSON number", "Write a finite number.")]
+    except RecursionError:
+        return None, text, [Problem(name, 0, "", "is nested too deeply", "A spec is two or three levels deep.")]
+    if not isinstance(document, dict):
+        found = _describe(document)
+        return None, text, [Problem(name, 1, "", f"expected a JSON object, found {found}", "A spec is {…}.")]
+    return document, text, []
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int:
+    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
+
+    Args:
+        text: a JSON text that parses.
+        path: keys of objects and indices of arrays from the top.
+    """
+    position = _skip(text, 0)
+    for part in path:
+        found = _child(text, position, part)
+        if found is None:
+            break
+        position = found
+    return text[:position].count("\n") + 1
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is spelled most like this one, or an empty string."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
+    """Turns pydantic's errors into problems that name line, field, what was found and what is allowed."""
+    known = list(model.model_fields)
+    problems = []
+    for item in error.errors(include_url=False):
+        location = [part for part in item["loc"] if not _is_union_tag(part)]
+        field = _dotted(location)
+        line = line_of(text, location)
+        kind, found = item["type"], item.get("input")
+        hint = ""
+        if kind == "extra_forbidden":
+            near = nearest(str(location[-1]), known) if len(location) == 1 else ""
+            message = "unknown field" + (f"; did you mean {near!r}?" if near else "")
+            hint = "" if near else f"Known fields: {', '.join(sorted(known))}." if len(location) == 1 else ""
+        elif kind == "missing":
+            message = "is missing: the field is required"
+        elif kind == "value_error":
+            message = str(item["ctx"]["error"])
+        else:
+            message = f"{_expected(item['msg'])}, found {_describe(found)}"
+        problems.append(Problem(name, line, field, message, hint))
+    return problems
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise _DuplicateKeyError(key)
+        result[key] = value
+    return result
+
+
+def _no_constants(word: str) -> None:
+    raise _ConstantError(word)
+
+
+def _syntax_problem(name: str, text: str, error: json.JSONDecodeError) -> Problem:
+    before = text[: error.pos].rstrip()
+    after = text[error.pos :].lstrip()[:1]
+    if after in ("}", "]") and before.endswith(","):
+        line = before.count("\n") + 1
+        return Problem(name, line, "", "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+    if before.endswith(",") and after == "":
+        return Problem(name, error.lineno, "", "ends in the middle of an object", "Is the file cut off?")
+    if "Illegal trailing comma" in error.msg:
+        return Problem(name, error.lineno, "", "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+    return Problem(name, error.lineno, "", f"is not JSON: {error.msg} (column {error.colno})", "Mend the syntax there.")
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _SPACE + "\ufeff":
+        position += 1
+    return position
+
+
+def _child(text: str, position: int, part: str | int) -> int | None:
+    """Position of the member of the container that starts at `position`; None where there is none."""
+    opening = text[position : position + 1]
+    if opening not in ("{", "["):
+        return None
+    decoder = json.JSONDecoder()
+    index = 0
+    position = _skip(text, position + 1)
+    while text[position] not in "}]":
+        key: str | int = index
+        if opening == "{":
+            key, position = scanstring(text, position + 1, True)
+            position = _skip(text, _skip(text, position) + 1)
+        if key == part:
+            return position
+        _, position = decoder.raw_decode(text, position)
+        position = _skip(text, position)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+        index += 1
+    return None
+
+
+def _is_union_tag(part: str | int) -> bool:
+    return isinstance(part, str) and (part in ("int", "float", "str") or part.startswith(("function-", "constrained-")))
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def _expected(message: str) -> str:
+    words = {
+        "Input should be a valid string": "expected a string",
+        "Input should be a valid list": "expected an array",
+        "Input should be a valid dictionary": "expected an object",
+        "Input should be a valid boolean": "expected true or false",
+        "Input should be a valid integer": "expected a whole number",
+        "Input should be a valid number": "expected a number",
+    }
+    if message.startswith("Input should be a valid dictionary or instance"):
+        return "expected an object"
+    return words.get(message, message.replace("Input should be", "expected a value").rstrip("."))
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) > 60:
+        text = text[:57] + "…"
+    return f"the {'string' if isinstance(value, str) else 'number'} {text}"

@@ -1,0 +1,148 @@
+"""Suites: a TOML file that names a selection of specs, a target, and what is expected to fail."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.dialects.selection import Include, MarkerExpression
+from iree_gauntlet.dialects.spec_file import nearest, problems_of
+from iree_gauntlet.errors import Problem, SpecError, UsageError
+from iree_gauntlet.targets import target_of
+
+if TYPE_CHECKING:
+    from iree_gauntlet.targets import Target
+
+__all__ = ["Suite", "read_suite"]
+
+_STAGES = tuple(stage.value for stage in Stage)
+DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
+
+
+def _stage(text: str) -> str:
+    if text not in _STAGES:
+        near = nearest(text, _STAGES)
+        raise ValueError(f"unknown stage {text!r}{f'; did you mean {near!r}?' if near else ''} ({', '.join(_STAGES)})")
+    return text
+
+
+def _target(text: str) -> str:
+    if target_of(text) is None:
+        raise ValueError(f"unknown target {text!r}: expected cpu, rocm, or a chip such as gfx942")
+    return text
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected a reason: say why this fails, with a link where there is one")
+    return text
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _IncludeTable(_Table):
+    model: str = "*"
+    submodel: str = "*"
+    filename: str = "*"
+    markers: str = ""
+
+
+class _ExpectTable(_Table):
+    case: str
+    stage: Annotated[str, AfterValidator(_stage)]
+    reason: Annotated[str, AfterValidator(_reason)]
+
+
+class _SuiteTable(_Table):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
+    description: str = ""
+    target: Annotated[str, AfterValidator(_target)]
+    sku: str = ""
+    stages: list[Annotated[str, AfterValidator(_stage)]] = Field(default_factory=lambda: list(DEFAULT_STAGES))
+    spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
+    include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
+    expect_failure: list[_ExpectTable] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite, read.
+
+    Attributes:
+        name: what its runs are called.
+        target: where it runs.
+        stages: what is done.
+        spec_dirs: folders of specs.
+        includes: what is selected of them.
+        expected_failures: what is expected to fail.
+    """
+
+    name: str
+    description: str
+    target: Target
+    stages: tuple[Stage, ...]
+    spec_dirs: tuple[Path, ...]
+    includes: tuple[Include, ...]
+    expected_failures: tuple[ExpectedFailure, ...]
+
+
+def read_suite(path: Path) -> Suite:
+    """Reads a suite file.
+
+    Raises:
+        UsageError: there is no such file.
+        SpecError: with everything that is wrong with it.
+    """
+    name = str(path)
+    if not path.is_file():
+        others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/suites.md."
+        raise UsageError(f"suite {name} does not exist", hint)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")]) from error
+    try:
+        table = _SuiteTable.model_validate(content)
+    except ValidationError as error:
+        raise SpecError(_with_lines(problems_of(error, _SuiteTable, name, "{}"), text)) from error
+    target = target_of(table.target, sku=table.sku)
+    assert target is not None, "checked by the table's validator"
+    includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
+    for include in includes:
+        MarkerExpression(include.markers)
+    return Suite(
+        name=table.name,
+        description=table.description,
+        target=target,
+        stages=tuple(Stage(stage) for stage in table.stages),
+        spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
+        includes=includes,
+        expected_failures=tuple(
+            ExpectedFailure(item.case, Stage(item.stage), item.reason, Origin(name, f"expect_failure[{index}]"))
+            for index, item in enumerate(table.expect_failure)
+        ),
+    )
+
+
+def _with_lines(problems: list[Problem], text: str) -> list[Problem]:
+    """Finds the line by the field's last word: TOML's reader keeps no positions."""
+    lines = text.splitlines()
+    found = []
+    for problem in problems:
+        word = problem.field.split(".")[-1].split("[")[0]
+        numbers = [number for number, line in enumerate(lines, 1) if line.strip().strip("[]").startswith(word)]
+        line = numbers[0] if word and len(numbers) == 1 else 0
+        found.append(Problem(problem.file, line, problem.field, problem.message, problem.hint))
+    return found
