@@ -1,0 +1,1 @@
+"""Which IREE: find it, identify it, and know what it understands."""

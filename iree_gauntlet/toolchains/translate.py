@@ -1,0 +1,204 @@
+"""Flags as a spec writes them → flags as this release of a tool knows them, with a note for each change.
+
+A flag that the tool knows is left as it is. One that it knows under another name is written so. All others
+are reported, never dropped: a spec that asks for something must not silently get something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.toolchains.flags import Flag, FlagSet, split_flags
+from iree_gauntlet.toolchains.renames import ADDED, REMOVED, RENAMED, Rename
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Translation", "UnknownFlag", "translate"]
+
+_HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFlag:
+    """A flag that the tool does not know under any name, or whose value it cannot say.
+
+    Attributes:
+        flag: as written, with `=`.
+        message: one line, what is wrong.
+        hint: what to do next.
+    """
+
+    flag: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What became of a list of flags.
+
+    Attributes:
+        flags: what to give to the tool; unknown flags are among them as written.
+        notes: one line for each flag that was written otherwise.
+        unknown: the flags that the tool would refuse or ignore.
+    """
+
+    flags: tuple[str, ...]
+    notes: tuple[str, ...]
+    unknown: tuple[UnknownFlag, ...]
+
+
+class _CannotSayError(Exception):
+    """The tool has no way to say what a flag says; the text is the hint for people."""
+
+
+def translate(flags: Sequence[str], known: FlagSet, tool: str) -> Translation:
+    """Flags of one command line in the spelling that a tool knows.
+
+    Args:
+        flags: as in a spec: one dash or two, `--flag=value` or `--flag` and `value`.
+        known: the flags of the tool.
+        tool: its name, `iree-compile`, `iree-run-module` or `iree-benchmark-module`.
+    """
+    written = list(split_flags(flags, known.valued | _other_names_of(known.valued)))
+    words: list[str] = []
+    notes: list[str] = []
+    unknown: list[UnknownFlag] = []
+    for flag in written:
+        if not flag.name or (flag.name in known.names and _readable(flag, tool)):
+            words.extend(flag.words)
+            continue
+        try:
+            successors, why = _successors(flag, written, known, tool)
+        except _CannotSayError as hint:
+            words.extend(flag.words)
+            unknown.append(UnknownFlag(flag.text, f"{tool} does not know {flag.text}", str(hint)))
+            continue
+        words.extend(successor.text for successor in successors)
+        spelled = " ".join(flag.words)
+        if successors:
+            notes.append(f"{spelled} was written as {' '.join(s.text for s in successors)} ({why})")
+        else:
+            notes.append(f"{spelled} is said by another flag here ({why})")
+    return Translation(tuple(words), tuple(notes), tuple(unknown))
+
+
+def _other_names_of(names: frozenset[str]) -> frozenset[str]:
+    """The other names of renamed flags, which take a value where the known one does."""
+    same_values = [rename for rename in RENAMED if not rename.to_new]
+    return frozenset(
+        [rename.old for rename in same_values if rename.new in names]
+        + [rename.new for rename in same_values if rename.old in names]
+    )
+
+
+def _readable(flag: Flag, tool: str) -> bool:
+    """Whether a tool reads a flag in the form that it was written in.
+
+    LLVM's library reads every form. The runtime's tools read two dashes and `=`; they ignore one dash as an
+    argument that is no flag, and a value that stands apart too.
+    """
+    return tool == COMPILE or flag.words == (flag.text,)
+
+
+def _successors(flag: Flag, written: Sequence[Flag], known: FlagSet, tool: str) -> tuple[list[Flag], str]:
+    """What says the same as a flag, and why it is written so.
+
+    Raises:
+        _CannotSayError: where nothing does.
+    """
+    if flag.name in known.names:
+        return [Flag(flag.name, flag.value, ())], f"{tool} reads no other form"
+    renames = [rename for rename in RENAMED if tool in rename.tools]
+    for rename in renames:
+        if rename.old == flag.name and rename.new in known.names:
+            return _forward(flag, rename, written), rename.when
+    backward = [rename for rename in renames if rename.new == flag.name and rename.old in known.names]
+    if backward:
+        return _backward(flag, backward, written), backward[0].when
+    for rename in renames:
+        if rename.with_new and rename.with_new[0] == flag.name and rename.old in known.names:
+            _require_companion(rename, rename.with_new, written)
+            return [], rename.when
+    raise _CannotSayError(_hint(flag, renames, known, tool))
+
+
+def _forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
+    """Old name → new name."""
+    successors = [Flag(rename.new, _mapped(flag, rename.to_new, rename.new), ())]
+    if rename.with_new is not None:
+        successors.append(Flag(*rename.with_new, ()))
+    siblings = [other.old for other in RENAMED if other.new == rename.new]
+    if len(siblings) == 1 and rename.with_new is None:
+        return successors
+    # The compiler takes such a flag once, so all that says it must agree.
+    for name in successors:
+        sources = [name.name, *(siblings if name.name == rename.new else [])]
+        others = [other for other in written if other.name in sources and other is not flag]
+        differing = next((other for other in others if other.value != name.value), None)
+        if differing is not None:
+            raise _CannotSayError(
+                f"it is called --{name.name} here, which {differing.text} sets too: keep one of them"
+            )
+    return [successor for successor in successors if not _said_before(successor, flag, siblings, written)]
+
+
+def _said_before(successor: Flag, flag: Flag, siblings: Sequence[str], written: Sequence[Flag]) -> bool:
+    """Whether another flag gives what a flag would be written as."""
+    if any(other.name == successor.name for other in written):
+        return True
+    earlier = written[: written.index(flag)]
+    return any(other.name in siblings and other.value == flag.value for other in earlier)
+
+
+def _backward(flag: Flag, renames: Sequence[Rename], written: Sequence[Flag]) -> list[Flag]:
+    """New name → old name, or names."""
+    for rename in renames:
+        if rename.with_new is not None:
+            _require_companion(rename, rename.with_new, written)
+    return [Flag(rename.old, _mapped(flag, rename.to_old, rename.old), ()) for rename in renames]
+
+
+def _require_companion(rename: Rename, companion: tuple[str, str], written: Sequence[Flag]) -> None:
+    """The old flag says what the new flag and its companion say together."""
+    name, value = companion
+    values = [other.value for other in written if other.name == name]
+    if values != [value] or all(other.name != rename.new for other in written):
+        raise _CannotSayError(
+            f"it is called --{rename.old} here, which means --{rename.new}=... "
+            f"together with --{name}={value}: the spec must give both"
+        )
+
+
+def _mapped(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | None:
+    """A flag's value under another name."""
+    table = dict(values)
+    if not table:
+        return flag.value
+    value = table.get((flag.value or "").lower())
+    if value is None:
+        sayable = ", ".join(written for written in table if written)
+        raise _CannotSayError(f"it is called --{name} here, which can say --{flag.name}={sayable} only")
+    return value
+
+
+def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
+    """What to do about a flag that is known under no name."""
+    for removed in REMOVED:
+        if removed.name == flag.name and tool in removed.tools:
+            return (
+                f"{removed.last_with} had it, {removed.first_without} has not, and nothing took its place: "
+                "remove it from the spec"
+            )
+    for added in ADDED:
+        if added.name == flag.name and tool in added.tools:
+            return f"it is newer: {added.first_with} has it, {added.last_without} has not"
+    for rename in renames:
+        if flag.name in (rename.old, rename.new):
+            other = rename.new if flag.name == rename.old else rename.old
+            return f"its other name, --{other}, is not known either ({rename.when})"
+    nearest = known.nearest(flag.name)
+    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains import devices as devices_module
+from iree_gauntlet.toolchains import doctor
+from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
+from iree_gauntlet.toolchains.doctor import Finding, diagnose
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.probe import ask
+
+if TYPE_CHECKING:
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+_DiskUsage = namedtuple("_DiskUsage", "total used free")  # noqa: PYI024 - what shutil returns
+# Answers as a machine with two AMD GPUs gives them.
+_TWO_GPUS = """#!/bin/sh
+case "$1" in
+--list_drivers) echo "  hip: HIP HAL driver"; echo "  vulkan: Vulkan" ;;
+--list_devices=hip) echo "hip://GPU-aa"; echo "hip://GPU-bb" ;;
+--list_devices=vulkan) ;;
+*) echo "file.c:1: UNKNOWN; no" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_installed()
+
+
+def with_runtime(toolchain: Toolchain, folder: Path, script: str) -> Toolchain:
+    path = folder / "iree-run-module"
+    path.write_text(script, encoding="utf-8")
+    path.chmod(0o755)
+    return replace(toolchain, run_module=str(path))
+
+
+def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> list[Finding]:
+    return [finding for finding in diagnose(toolchain, cache) if finding.area == area]
+
+
+@pytest.mark.iree
+def test_what_the_installed_tools_have(toolchain: Toolchain) -> None:
+    assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(
+        compile_backends(toolchain)
+    )
+    names = {driver.name for driver in drivers(toolchain)}
+    assert {"local-sync", "local-task", "hip"} <= names
+    assert all(driver.description for driver in drivers(toolchain))
+    assert {"local-sync://", "local-task://"} <= set(devices(toolchain))
+    assert devices(toolchain, "local-task") == ("local-task://",)
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("device", ["local-task", "local-sync://", "local-task://0", "local-task://?x=1"])
+def test_the_cpu_is_always_there(toolchain: Toolchain, device: str) -> None:
+    available = device_available(toolchain, device)
+    assert available.ok
+    assert available.reason.startswith("local-")
+    assert not available.hint
+
+
+@pytest.mark.iree
+def test_a_driver_whose_library_is_missing(toolchain: Toolchain) -> None:
+    available = device_available(toolchain, "hip")
+    if available.ok:
+        pytest.skip("this machine has an AMD GPU")
+    assert "hip" in available.reason.lower()
+    assert "ROCm" in available.hint
+
+
+@pytest.mark.iree
+def test_a_driver_that_the_runtime_lacks(toolchain: Toolchain) -> None:
+    available = device_available(toolchain, "metla")
+    assert not available.ok
+    assert "no driver metla: it has" in available.reason
+    assert "spelling" in available.hint
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("hip", "hip://GPU-aa"),
+        ("hip://1", "hip://GPU-bb"),
+        ("hip://GPU-bb", "hip://GPU-bb"),
+        ("hip://2", ""),
+        ("hip://GPU-cc", ""),
+    ],
+)
+def test_devices_by_ordinal_and_name(toolchain: Toolchain, tmp_path: Path, device: str, reason: str) -> None:
+    available = device_available(with_runtime(toolchain, tmp_path, _TWO_GPUS), device)
+    assert available.ok is bool(reason)
+    assert available.reason == (reason or f"there is no {device}: hip has hip://GPU-aa, hip://GPU-bb")
+
+
+@pytest.mark.iree
+def test_a_driver_that_works_and_finds_nothing(toolchain: Toolchain, tmp_path: Path) -> None:
+    available = device_available(with_runtime(toolchain, tmp_path, _TWO_GPUS), "vulkan")
+    assert available.reason == "the driver vulkan works and finds no device"
+    assert available.hint
+
+
+@pytest.mark.iree
+def test_a_driver_that_hangs_is_a_finding(
+    toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices_module, "_TIMEOUT_SECONDS", 0.3)
+    script = _TWO_GPUS.replace('echo "hip://GPU-aa"', "sleep 60")
+    available = device_available(with_runtime(toolchain, tmp_path, script), "hip")
+    assert not available.ok
+    assert "did not answer within 0.3 s" in available.reason
+
+
+@pytest.mark.iree
+def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
+    with pytest.raises(ToolchainError, match="listed none"):
+        drivers(replace(toolchain, run_module="/bin/true"))
+
+
+def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    started = time.monotonic()
+    with pytest.raises(ToolchainError, match="did not answer within"):
+        ask(["/bin/sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout=0.5)
+    assert time.monotonic() - started < 5
+    child = int(pid_file.read_text(encoding="utf-8"))
+    deadline = time.monotonic() + 5
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet is dead all the same."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_probe_says_what_a_tool_says() -> None:
+    answer = ask(["/bin/sh", "-c", "cat; printf '\\377' >&2; exit 3"], timeout=10, stdin="hello")
+    assert (answer.exit_code, answer.stdout, answer.stderr) == (3, "hello", "\ufffd")
+    with pytest.raises(ToolchainError, match="cannot be started"):
+        ask(["/nowhere/tool"], timeout=1)
+
+
+@pytest.mark.iree
+def test_a_healthy_installation(toolchain: Toolchain, tmp_path: Path) -> None:
+    found = diagnose(toolchain, tmp_path)
+    by_area = {finding.area: finding for finding in found}
+    assert by_area["target cpu"].status == "ok"
+    assert by_area["target rocm"].text.startswith("compiles (rocm)")
+    assert "to the compiler" in by_area["host"].text
+    assert any(toolchain.compiler_commit[:8] in finding.text for finding in found)
+    assert not [
+        finding for finding in found if finding.status in {"missing", "warn"} and finding.area == "iree"
+    ]
+    for finding in found:
+        assert "\n" not in finding.text + finding.hint
+        assert finding.hint or finding.status in {"ok", "info"}
+
+
+def test_no_iree_at_all(tmp_path: Path) -> None:
+    (finding,) = findings(ToolchainError("no IREE compiler", "install it"), tmp_path, "iree")
+    assert finding == Finding("iree", "missing", "no IREE compiler", "install it")
+
+
+@pytest.mark.iree
+def test_what_is_amiss_with_an_installation(toolchain: Toolchain, tmp_path: Path) -> None:
+    odd = replace(toolchain, runtime_release="3.9.0", runtime_commit="", onnx_version="")
+    found = findings(odd, tmp_path, "iree")
+    assert [finding.status for finding in found] == ["ok", "ok", "info", "warn", "missing"]
+    assert "commit unknown" in found[1].text
+    assert f"iree-base-runtime=={toolchain.compiler_release}" in found[3].hint
+    assert "iree-base-compiler[onnx]==" in found[4].hint
+
+
+@pytest.mark.iree
+def test_tools_that_fail_are_findings(toolchain: Toolchain, tmp_path: Path) -> None:
+    broken = replace(toolchain, compile="/bin/false", run_module="/nowhere/iree-run-module")
+    by_area = {finding.area: finding for finding in diagnose(broken, tmp_path)}
+    assert by_area["host"].status == "missing"
+    assert "cannot be started" in by_area["drivers"].text
+    assert by_area["target cpu"].status == "missing"
+    assert "no backend llvm-cpu; does not run either" in by_area["target cpu"].text
+
+
+def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ToolchainError("none")
+    writable, disk = findings(error, tmp_path / "not" / "yet", "cache")
+    assert writable.status == "ok"
+    assert str(tmp_path / "not" / "yet") in writable.text
+    assert not (tmp_path / "not").exists()
+    assert "GiB free" in disk.text
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _DiskUsage(10, 9, 2**30))
+    assert findings(error, tmp_path, "cache")[1].text.startswith("only 1.0 GiB free")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert findings(error, tmp_path, "cache")[0].status == "warn"
+    (tmp_path / "file").touch()
+    (finding,) = findings(error, tmp_path / "file" / "cache", "cache")
+    assert "is no folder" in finding.text
+
+
+def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = (("no-such-package-a", "x"), ("no-such-package-b", "y"))
+    monkeypatch.setattr(doctor, "_PACKAGES", packages)
+    monkeypatch.setattr(doctor, "_OPTIONAL", frozenset({"no-such-package-b"}))
+    found = findings(ToolchainError("none"), tmp_path, "packages")
+    assert [finding.status for finding in found] == ["missing", "info"]
+    assert all("pip install no-such-package" in finding.hint for finding in found)

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, identity_of
+
+if TYPE_CHECKING:
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+_TOOLS = {
+    "compiler": ["iree/compiler/_mlir_libs/iree-compile", "iree/compiler/_mlir_libs/libIREECompiler.so"],
+    "runtime": ["iree/_runtime_libs/iree-run-module", "iree/_runtime_libs/iree-benchmark-module"],
+}
+_VERSION_FILE = {"compiler": "iree/compiler/version.py", "runtime": "iree/_runtime_libs/version.py"}
+
+
+def unpack_wheel(
+    site: Path,
+    noun: str,
+    *,
+    release: str = "3.13.0",
+    version: str = "",
+    content: bytes = b"x",
+    record: bool = True,
+) -> None:
+    """What an installer leaves of a wheel of IREE."""
+    rows = []
+    for name in _TOOLS[noun]:
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o755)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(content)}")
+    (site / _VERSION_FILE[noun]).write_text(
+        f'VERSION = "{version or release}"\nREVISIONS = {{"IREE": "{"a" * 40}"}}\n', encoding="utf-8"
+    )
+    info = site / f"iree_base_{noun}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: iree-base-{noun}\nVersion: {release}\n", encoding="utf-8"
+    )
+    if record:
+        (info / "RECORD").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> tuple[Path, Path]:
+    """An empty virtual environment: its interpreter, and its package folder."""
+    site = tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    return python, site
+
+
+def find(environment: tuple[Path, Path]) -> Toolchain:
+    return find_installed(str(environment[0]))
+
+
+@pytest.mark.iree
+def test_the_running_interpreters_wheels_are_found() -> None:
+    toolchain = find_installed()
+    assert toolchain.python == sys.executable
+    for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE):
+        path = Path(toolchain.tool(tool))
+        assert path.is_file()
+        # The native program, not the wrapper script beside the interpreter.
+        assert path.read_bytes()[:2] != b"#!"
+    assert toolchain.compiler_version.startswith(toolchain.compiler_release)
+    assert len(toolchain.compiler_commit) == 40
+    assert len(toolchain.identity) == 64
+    assert toolchain.identity != toolchain.runtime_identity
+    assert toolchain.import_onnx == (sys.executable, "-m", "iree.compiler.tools.import_onnx")
+    assert toolchain == find_installed()
+
+
+@pytest.mark.iree
+def test_versions_are_those_that_the_compiler_tells_itself() -> None:
+    toolchain = find_installed()
+    told = subprocess.run([toolchain.compile, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"{toolchain.compiler_version} @ {toolchain.compiler_commit}" in told
+
+
+@pytest.mark.iree
+def test_finding_starts_no_process_and_imports_no_iree() -> None:
+    script = (
+        "import subprocess, os, sys\n"
+        "from iree_gauntlet.toolchains.installed import find_installed\n"
+        "def refuse(*a, **k): raise AssertionError('a process was started')\n"
+        "subprocess.Popen = os.system = os.posix_spawn = os.fork = refuse\n"
+        "find_installed()\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in ('iree', 'numpy', 'onnx', 'pydantic')]\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_journals_record(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler", version="3.13.0rc20261016")
+    unpack_wheel(environment[1], "runtime")
+    toolchain = find(environment)
+    assert toolchain.as_dict() == {
+        "compiler": "3.13.0rc20261016",
+        "compiler_commit": "a" * 40,
+        "runtime": "3.13.0",
+        "runtime_commit": "a" * 40,
+        "identity": toolchain.identity,
+        "source": f"installed: {environment[1]}",
+    }
+    assert toolchain.compiler_release == "3.13.0"
+    assert not toolchain.has_onnx_importer
+
+
+def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
+    found = []
+    for name, content in (("a", b"one"), ("b", b"one"), ("c", b"two")):
+        site = tmp_path / name / "lib" / "python3.11" / "site-packages"
+        site.mkdir(parents=True)
+        (tmp_path / name / "pyvenv.cfg").touch()
+        (tmp_path / name / "bin").mkdir()
+        (tmp_path / name / "bin" / "python").touch()
+        unpack_wheel(site, "compiler", content=content)
+        unpack_wheel(site, "runtime")
+        found.append(find_installed(str(tmp_path / name / "bin" / "python")))
+    assert found[0].identity == found[1].identity
+    assert found[0].identity != found[2].identity
+    assert found[0].runtime_identity == found[2].runtime_identity
+
+
+def test_a_library_replaced_by_one_of_another_size_has_another_identity(
+    environment: tuple[Path, Path],
+) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    before = find(environment).identity
+    (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
+    assert find(environment).identity != before
+
+
+def test_a_wheel_without_record_is_told_by_size_and_time(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler", record=False)
+    unpack_wheel(environment[1], "runtime")
+    before = find(environment).identity
+    (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
+    assert find(environment).identity != before
+
+
+@pytest.mark.parametrize("missing", ["compiler", "runtime"])
+def test_a_missing_wheel_is_named_with_the_command_that_installs_it(
+    environment: tuple[Path, Path], missing: str
+) -> None:
+    unpack_wheel(environment[1], "runtime" if missing == "compiler" else "compiler")
+    with pytest.raises(ToolchainError, match=f"no IREE {missing} in {environment[0]}") as raised:
+        find(environment)
+    assert f"{environment[0]} -m pip install iree-base-{missing}" in raised.value.hint
+
+
+def test_both_missing_is_one_error(environment: tuple[Path, Path]) -> None:
+    with pytest.raises(ToolchainError, match=r"no IREE compiler .* no IREE runtime") as raised:
+        find(environment)
+    assert "iree-base-compiler[onnx]' iree-base-runtime" in raised.value.hint
+
+
+def test_a_tool_that_may_not_be_executed(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    (environment[1] / "iree/_runtime_libs/iree-run-module").chmod(0o644)
+    with pytest.raises(ToolchainError, match=r"iree-run-module .* may not be executed") as raised:
+        find(environment)
+    assert "chmod +x" in raised.value.hint
+
+
+def test_a_tool_that_is_missing(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    (environment[1] / "iree/compiler/_mlir_libs/iree-compile").unlink()
+    with pytest.raises(ToolchainError, match="iree-compile is missing") as raised:
+        find(environment)
+    assert "--force-reinstall --no-deps iree-base-compiler==3.13.0" in raised.value.hint
+
+
+def test_files_without_package_metadata_are_no_wheel(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    (environment[1] / "iree_base_compiler-3.13.0.dist-info" / "METADATA").unlink()
+    (environment[1] / "iree_base_compiler-3.13.0.dist-info" / "RECORD").unlink()
+    (environment[1] / "iree_base_compiler-3.13.0.dist-info").rmdir()
+    with pytest.raises(ToolchainError, match="was not installed from a wheel"):
+        find(environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("VERSION = ", "cannot be read"),
+        ("REVISIONS = {}\n", "has no VERSION"),
+        ("VERSION = f()\n", "cannot be read"),
+    ],
+)
+def test_a_damaged_version_file(environment: tuple[Path, Path], text: str, said: str) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    (environment[1] / _VERSION_FILE["compiler"]).write_text(text, encoding="utf-8")
+    with pytest.raises(ToolchainError, match=said):
+        find(environment)
+
+
+def test_an_unknown_commit_is_empty(environment: tuple[Path, Path]) -> None:
+    unpack_wheel(environment[1], "compiler")
+    unpack_wheel(environment[1], "runtime")
+    (environment[1] / _VERSION_FILE["compiler"]).write_text('VERSION = "3.13.0"\n', encoding="utf-8")
+    assert not find(environment).compiler_commit
+
+
+def test_a_python_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="no such file"):
+        find_installed(str(tmp_path / "python"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    with pytest.raises(ToolchainError, match="no virtual environment"):
+        find_installed(str(tmp_path / "bin" / "python"))
+
+
+@given(st.dictionaries(st.text(), st.text(), min_size=1), st.data())
+def test_an_identity_depends_on_every_name_and_value_and_on_no_order(
+    ingredients: dict[str, str], data: st.DataObject
+) -> None:
+    items = list(ingredients.items())
+    assert identity_of(items) == identity_of(data.draw(st.permutations(items)))
+    name = data.draw(st.sampled_from(sorted(ingredients)))
+    assert identity_of(items) != identity_of({**ingredients, name: ingredients[name] + "x"}.items())
