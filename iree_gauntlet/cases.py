@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from iree_gauntlet.targets import Target
+if TYPE_CHECKING:
+    from iree_gauntlet.targets import Target
 
 __all__ = [
     "Argument",

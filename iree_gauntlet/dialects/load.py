@@ -139,7 +139,11 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
     added = tuple(
         Expectation(item.stage, item.reason, item.origin) for item in expected if fnmatchcase(name, item.case)
     )
-    return replace(case, expectations=(*added, *case.expectations), device=device if device and case.device else case.device)
+    return replace(
+        case,
+        expectations=(*added, *case.expectations),
+        device=device if device and case.device else case.device,
+    )
 
 
 def _required(

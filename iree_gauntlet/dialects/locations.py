@@ -41,7 +41,10 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     resolved = (spec.path.parent / source).resolve()
     if not resolved.is_relative_to(spec.tree.folder):
         return problem(
-            spec, path, f"{source!r} leaves the spec folder {spec.tree.folder}", "Keep the file inside, or write file:///…"
+            spec,
+            path,
+            f"{source!r} leaves the spec folder {spec.tree.folder}",
+            "Keep the file inside, or write file:///…",
         )
     return resolved.as_uri()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.errors import NothingSelectedError, UsageError
@@ -109,24 +109,25 @@ class MarkerExpression:
         return result
 
     def _evaluate_not(self, markers: frozenset[str]) -> bool:
-        token = self._peek()
+        word = self._peek()
         self._position += 1
-        if token == "not":
+        if word == "not":
             return not self._evaluate_not(markers)
-        if token == "(":
+        if word == "(":
             result = self._evaluate_or(markers)
             if self._peek() != ")":
                 self._fail("a parenthesis is not closed")
             self._position += 1
             return result
-        if token in ("", ")", "and", "or"):
-            self._fail(f"expected a marker, found {token or 'the end'!r}")
-        self._words.add(token)
-        return token in markers
+        if word in ("", ")", "and", "or"):
+            self._fail(f"expected a marker, found {word or 'the end'!r}")
+        self._words.add(word)
+        return word in markers
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str) -> NoReturn:
         raise UsageError(
-            f"marker expression {self.text!r}: {message}", "Write for example: --markers 'cpu and not (slow or vision)'."
+            f"marker expression {self.text!r}: {message}",
+            "Write for example: --markers 'cpu and not (slow or vision)'.",
         )
 
 

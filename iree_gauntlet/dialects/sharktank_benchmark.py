@@ -70,7 +70,9 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         parameters.extend(regression.parameters or (Parameters("model"),))
     if document.compilation_required:
         role = "benchmark" if find(own) else "main"
-        main = _own_module(spec, document, Module(own, role, target, Program(""), (), Origin(spec.name)), problems, missing)
+        main = _own_module(
+            spec, document, Module(own, role, target, Program(""), (), Origin(spec.name)), problems, missing
+        )
     else:
         paired = find(own)
         if paired is None:
@@ -109,9 +111,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
     return case, []
 
 
-def _own_module(
-    spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]
-) -> Module:
+def _own_module(spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]) -> Module:
     """Completes the module that a benchmark compiles for itself."""
     field = "mlir_file_name" if document.mlir_file_name else "mlir_file_path"
     found = external_file(spec, [field], document.mlir_file_name or document.mlir_file_path or "")
@@ -125,9 +125,7 @@ def _own_module(
     return replace(module, program=Program(found.as_uri()), flags=flags, origin=Origin(spec.name, field))
 
 
-def _weights(
-    spec: Spec, document: Benchmark, paired: Regression, problems: list[Problem]
-) -> tuple[Parameters, ...]:
+def _weights(spec: Spec, document: Benchmark, paired: Regression, problems: list[Problem]) -> tuple[Parameters, ...]:
     """The paired regression's archive, or the file of another name among what that regression downloads."""
     wanted = document.real_weights_file_name
     if not wanted or any(_file_name(item.url) == wanted for item in paired.parameters):

@@ -23,11 +23,11 @@ from iree_gauntlet.cases import (
     Stage,
 )
 from iree_gauntlet.dialects.locations import external_file, resolve_url
-from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.sharktank_schema import Benchmark, ImportOptions, RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.dialects.sharktank_schema import Blob
     from iree_gauntlet.dialects.trees import Spec
@@ -80,29 +80,14 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
             return ""
         return resolved
 
-    tuner, blocked = (), ""
-    if target.family == "rocm" and target.sku in document.tuner_file:
-        field = ("tuner_file", target.sku)
-        found = external_file(spec, field, document.tuner_file[target.sku])
-        if isinstance(found, Problem):
-            problems.append(found)
-        else:
-            tuner = (f"--iree-codegen-transform-dialect-library={found}",)
-            blocked = "" if found.is_file() else f"the tuner file {found} is missing (tuner_file.{target.sku})"
+    tuner, blocked = _tuner(spec, document, target, problems)
     fields = _first(document, target, tuner) if isinstance(document, RegressionV1) else _second(document, target, tuner)
     name = f"{spec.model}_{spec.submodel}"
-    onnx = None
-    if document.mlir.split("?")[0].endswith(".onnx"):
-        options = document.onnx_import
-        onnx = OnnxImport(
-            options.opset if options else None,
-            tuple((key, tuple(value)) for key, value in options.shapes.items()) if options else (),
-        )
     main = Module(
         name=name,
         role="main",
         target=target,
-        program=Program(url(["mlir"], document.mlir), onnx),
+        program=Program(url(["mlir"], document.mlir), _onnx_import(document)),
         flags=fields.flags,
         origin=Origin(spec.name, "mlir"),
         splat=fields.splat,
@@ -145,6 +130,27 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         return None, problems
     urls = tuple(argument.url for argument in (*inputs, *outputs)) + tuple(item.url for item in parameters if item.url)
     return Regression(case, main, parameters, (main.program.url, *urls)), []
+
+
+def _tuner(
+    spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]
+) -> tuple[tuple[str, ...], str]:
+    """The flag of the SKU's tuner file, and what blocks the compile where the file is missing."""
+    if target.family != "rocm" or target.sku not in document.tuner_file:
+        return (), ""
+    found = external_file(spec, ("tuner_file", target.sku), document.tuner_file[target.sku])
+    if isinstance(found, Problem):
+        problems.append(found)
+        return (), ""
+    blocked = "" if found.is_file() else f"the tuner file {found} is missing (tuner_file.{target.sku})"
+    return (f"--iree-codegen-transform-dialect-library={found}",), blocked
+
+
+def _onnx_import(document: RegressionV1 | RegressionV2) -> OnnxImport | None:
+    if not document.mlir.split("?")[0].endswith(".onnx"):
+        return None
+    options = document.onnx_import or ImportOptions()
+    return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
 
 
 def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:
@@ -199,6 +205,7 @@ def _expectations(spec: Spec, fields: _Fields, target: Target) -> tuple[Expectat
     return tuple(found)
 
 
-def _arguments(blobs: list[Blob], field: str, url: object) -> tuple[Argument, ...]:
-    assert callable(url)
-    return tuple(Argument(blob.value or "", url([field, index, "source"], blob.source)) for index, blob in enumerate(blobs))
+def _arguments(blobs: list[Blob], field: str, url: Callable[[Sequence[str | int], str], str]) -> tuple[Argument, ...]:
+    return tuple(
+        Argument(blob.value or "", url([field, index, "source"], blob.source)) for index, blob in enumerate(blobs)
+    )

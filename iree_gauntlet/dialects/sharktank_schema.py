@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Benchmark", "Blob", "ImportOptions", "RegressionV1", "RegressionV2", "SPEC_STAGES"]
+__all__ = ["SPEC_STAGES", "Benchmark", "Blob", "ImportOptions", "RegressionV1", "RegressionV2"]
 
 SPEC_STAGES = ("fetch", "import", "compile", "threshold", "compstat", "benchmark")
 
@@ -192,7 +192,9 @@ class Benchmark(_Common):
     @model_validator(mode="after")
     def _compiles_something(self) -> Benchmark:
         if self.compilation_required and not (self.mlir_file_path or self.mlir_file_name):
-            raise ValueError("compilation_required is true, but neither mlir_file_name nor mlir_file_path says what to compile")
+            raise ValueError(
+                "compilation_required is true, but neither mlir_file_name nor mlir_file_path says what to compile"
+            )
         if self.mlir_file_path and self.mlir_file_name:
             raise ValueError("mlir_file_path and mlir_file_name both name the program; keep one")
         return self
@@ -201,7 +203,9 @@ class Benchmark(_Common):
     def _flags_agree(self) -> Benchmark:
         for name in ("benchmark_repetitions", "benchmark_min_warmup_time"):
             field: Any = getattr(self, name)
-            written = [flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")]
+            written = [
+                flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")
+            ]
             if field is not None and any(not _same_number(value, field) for value in written):
                 raise ValueError(f"{name} is {field:g}, but benchmark_flags say {written[0]}; keep one")
         return self

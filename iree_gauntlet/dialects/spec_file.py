@@ -20,6 +20,14 @@ __all__ = ["line_of", "load_json", "nearest", "problems_of"]
 _SPACE = " \t\n\r"
 
 
+class _BadFileError(Exception):
+    """What is wrong with a file as a whole: line (0 where unknown), message, what to do."""
+
+    def __init__(self, line: int, message: str, hint: str, field: str = "") -> None:
+        super().__init__(message)
+        self.line, self.message, self.hint, self.field = line, message, hint, field
+
+
 class _DuplicateKeyError(ValueError):
     """A key that stands twice in one object."""
 
@@ -38,35 +46,49 @@ def load_json(path: Path, name: str) -> tuple[dict[str, Any] | None, str, list[P
     Returns:
         The object or None, the text (for `line_of`), and what is wrong with the file.
     """
+    text = ""
+    try:
+        text = _read_text(path)
+        return _parse(text), text, []
+    except _BadFileError as error:
+        return None, text, [Problem(name, error.line, error.field, error.message, error.hint)]
+
+
+def _read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        return None, "", [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check the path and its permissions.")]
+        raise _BadFileError(0, f"cannot be read: {error.strerror}", "Check the path and its rights.") from error
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         message = f"is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
-        return None, "", [Problem(name, line, "", message, "Save the file as UTF-8.")]
+        raise _BadFileError(line, message, "Save the file as UTF-8.") from error
+
+
+def _parse(text: str) -> dict[str, Any]:
     if not text.strip():
-        return None, text, [Problem(name, 0, "", "is empty: expected a JSON object", "See docs/specs.md for the fields.")]
+        raise _BadFileError(0, "is empty: expected a JSON object", "See docs/specs.md for the fields.")
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
     except json.JSONDecodeError as error:
-        return None, text, [_syntax_problem(name, text, error)]
+        raise _syntax_error(text, error) from error
     except _DuplicateKeyError as error:
         key = str(error)
         line = text[: text.rfind(f'"{key}"')].count("\n") + 1
-        return None, text, [Problem(name, line, key, "stands twice in one object", "Remove one of the two.")]
+        raise _BadFileError(line, "stands twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
         line = text[: text.find(str(error))].count("\n") + 1
-        return None, text, [Problem(name, line, "", f"{error} is no JSON number", "Write a finite number.")]
-    except RecursionError:
-        return None, text, [Problem(name, 0, "", "is nested too deeply", "A spec is two or three levels deep.")]
+        raise _BadFileError(line, f"{error} is no JSON number", "Write a finite number.") from error
+    except RecursionError as error:
+        raise _BadFileError(0, "is nested too deeply", "A spec is two or three levels deep.") from error
+    except ValueError as error:
+        # An integer of more digits than Python converts.
+        raise _BadFileError(0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
     if not isinstance(document, dict):
-        found = _describe(document)
-        return None, text, [Problem(name, 1, "", f"expected a JSON object, found {found}", "A spec is {…}.")]
-    return document, text, []
+        raise _BadFileError(1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
+    return document
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
@@ -128,17 +150,15 @@ def _no_constants(word: str) -> None:
     raise _ConstantError(word)
 
 
-def _syntax_problem(name: str, text: str, error: json.JSONDecodeError) -> Problem:
+def _syntax_error(text: str, error: json.JSONDecodeError) -> _BadFileError:
     before = text[: error.pos].rstrip()
     after = text[error.pos :].lstrip()[:1]
-    if after in ("}", "]") and before.endswith(","):
+    if (after in ("}", "]") and before.endswith(",")) or "Illegal trailing comma" in error.msg:
         line = before.count("\n") + 1
-        return Problem(name, line, "", "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
-    if before.endswith(",") and after == "":
-        return Problem(name, error.lineno, "", "ends in the middle of an object", "Is the file cut off?")
-    if "Illegal trailing comma" in error.msg:
-        return Problem(name, error.lineno, "", "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
-    return Problem(name, error.lineno, "", f"is not JSON: {error.msg} (column {error.colno})", "Mend the syntax there.")
+        return _BadFileError(line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+    if after == "":
+        return _BadFileError(error.lineno, "ends in the middle of a value", "Is the file cut off?")
+    return _BadFileError(error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Mend the syntax there.")
 
 
 def _skip(text: str, position: int) -> int:

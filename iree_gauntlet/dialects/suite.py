@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +16,8 @@ from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import target_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from iree_gauntlet.targets import Target
 
 __all__ = ["Suite", "read_suite"]
@@ -66,7 +67,9 @@ class _SuiteTable(_Table):
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
-    stages: list[Annotated[str, AfterValidator(_stage)]] = Field(default_factory=lambda: list(DEFAULT_STAGES))
+    stages: list[Annotated[str, AfterValidator(_stage)]] = Field(
+        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES]
+    )
     spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
     include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
     expect_failure: list[_ExpectTable] = Field(default_factory=list)

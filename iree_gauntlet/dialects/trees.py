@@ -162,7 +162,8 @@ def _dialect(content: dict[str, Any], root: Path, path: Path) -> type[Document] 
     """The dialect by the fields that a file has; a message where none or two fit."""
     keys = set(content)
     own = {
-        kind: set(kind.model_fields) - set().union(*(set(other.model_fields) for other in _DIALECTS if other is not kind))
+        kind: set(kind.model_fields)
+        - set().union(*(set(other.model_fields) for other in _DIALECTS if other is not kind))
         for kind in _DIALECTS
     }
     if keys & own[RegressionV1] and keys & own[RegressionV2]:

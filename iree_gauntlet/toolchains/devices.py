@@ -24,10 +24,8 @@ _STATUS = re.compile(r"^\S+:\d+: [A-Z_]+; (?P<message>.*)$", re.MULTILINE)
 _HINTS = {
     "hip": "install AMD's ROCm runtime (it brings libamdhip64.so) on a machine with a supported AMD GPU; "
     "/dev/kfd and /dev/dri must be accessible (groups render and video)",
-    "cuda": "install NVIDIA's driver (it brings libcuda.so) on a machine with an NVIDIA GPU, "
-    "until nvidia-smi lists it",
-    "vulkan": "install the Vulkan loader (libvulkan.so.1) and the GPU's Vulkan driver, "
-    "until vulkaninfo lists it",
+    "cuda": "install NVIDIA's driver (it brings libcuda.so) on a machine with an NVIDIA GPU, until nvidia-smi lists it",
+    "vulkan": "install the Vulkan loader (libvulkan.so.1) and the GPU's Vulkan driver, until vulkaninfo lists it",
     "metal": "only the runtime for macOS has it: run there",
 }
 
@@ -115,8 +113,7 @@ def device_available(toolchain: Toolchain, device: str) -> Availability:
         if driver not in known:
             return Availability(
                 ok=False,
-                reason=f"the runtime {toolchain.runtime_release} has no driver {driver}: "
-                f"it has {', '.join(known)}",
+                reason=f"the runtime {toolchain.runtime_release} has no driver {driver}: it has {', '.join(known)}",
                 hint=_HINTS.get(driver, "check the spelling of the device"),
             )
         found = devices(toolchain, driver)

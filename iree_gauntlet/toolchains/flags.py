@@ -15,9 +15,7 @@ __all__ = ["Flag", "FlagSet", "parse_compiler_help", "parse_runtime_help", "spli
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`; six spaces where several flags set one value. Descriptions go on far to the right.
-_COMPILER_OPTION = re.compile(
-    r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE
-)
+_COMPILER_OPTION = re.compile(r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.

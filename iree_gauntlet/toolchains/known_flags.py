@@ -65,8 +65,7 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
         folder / f"{toolchain.runtime_identity}.json",
         (RUN_MODULE, BENCHMARK_MODULE),
         lambda: {
-            tool: _ask_tool(toolchain, tool, "--help", parse_runtime_help)
-            for tool in (RUN_MODULE, BENCHMARK_MODULE)
+            tool: _ask_tool(toolchain, tool, "--help", parse_runtime_help) for tool in (RUN_MODULE, BENCHMARK_MODULE)
         },
     )
     return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])

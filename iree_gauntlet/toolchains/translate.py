@@ -140,9 +140,7 @@ def _forward(flag: Flag, rename: Rename, written: Sequence[Flag]) -> list[Flag]:
         others = [other for other in written if other.name in sources and other is not flag]
         differing = next((other for other in others if other.value != name.value), None)
         if differing is not None:
-            raise _CannotSayError(
-                f"it is called --{name.name} here, which {differing.text} sets too: keep one of them"
-            )
+            raise _CannotSayError(f"it is called --{name.name} here, which {differing.text} sets too: keep one of them")
     return [successor for successor in successors if not _said_before(successor, flag, siblings, written)]
 
 

@@ -124,9 +124,7 @@ def executable_of(wheel: Wheel, name: str, python: str) -> str:
         ToolchainError: where it is missing or may not be executed.
     """
     path = wheel.root / wheel.kind.tools / (f"{name}.exe" if _WINDOWS else name)
-    reinstall = (
-        f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
-    )
+    reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
     if not path.is_file():
         raise ToolchainError(
             f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist",

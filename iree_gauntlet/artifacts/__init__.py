@@ -1,0 +1,1 @@
+"""Artifacts: where bytes come from, how they are verified, and where they stay."""

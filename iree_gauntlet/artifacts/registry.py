@@ -1,0 +1,128 @@
+"""The registry of hashes, in Pooch's format: `name algorithm:hash url` a line, comments begin with `#`.
+
+The format is Pooch's (`Pooch.load_registry`), so any tool that knows Pooch can use the file. Ours is
+stricter where a mistake would pass in silence: the hash must be a SHA-256 (the one that cache keys are
+made of), and a name must not stand there twice. A parser of our own names file and line of what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Entry", "Registry"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_BARE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """One file.
+
+    Attributes:
+        name: relative path in the store, parted by `/`.
+        sha256: 64 hexadecimal digits, lower case.
+        url: where it comes from; empty where it was not written.
+    """
+
+    name: str
+    sha256: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Known hashes by name.
+
+    Attributes:
+        path: the file that it was read from, for messages; may not exist.
+        entries: what it holds, by name.
+    """
+
+    path: Path = Path("registry.txt")
+    entries: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def read(cls, path: Path) -> Registry:
+        """The registry in a file; an empty one where there is no file.
+
+        Raises:
+            ArtifactError: if it cannot be read or has a line that is wrong, naming file and line.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return cls(path)
+        except UnicodeDecodeError as error:
+            raise ArtifactError("", f"{path}: not UTF-8 at byte {error.start}", "Save it as UTF-8.") from error
+        except OSError as error:
+            raise ArtifactError("", f"{path}: cannot be read: {error.strerror}", "It is a text file.") from error
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> Registry:
+        """The registry that a text means; `path` is used in messages.
+
+        Raises:
+            ArtifactError: if a line is wrong, naming it.
+        """
+        entries: dict[str, Entry] = {}
+        lines: dict[str, int] = {}
+        for number, line in enumerate(text.split("\n"), start=1):
+            entry = _entry(line.strip(), f"{path}:{number}")
+            if entry is None:
+                continue
+            if entry.name in entries:
+                what = f"{path}:{number}: {entry.name} stands there twice (first in line {lines[entry.name]})"
+                raise ArtifactError(entry.url, what, "Keep the line whose hash is right.")
+            entries[entry.name], lines[entry.name] = entry, number
+        return cls(path, MappingProxyType(entries))
+
+    def get(self, name: str) -> Entry | None:
+        """The entry of a name."""
+        return self.entries.get(name)
+
+    def with_entries(self, added: Iterable[Entry]) -> Registry:
+        """A registry with more entries; one of the same name is replaced."""
+        return Registry(self.path, MappingProxyType({**self.entries, **{entry.name: entry for entry in added}}))
+
+    def text(self) -> str:
+        """The file's text, sorted by name."""
+        return "".join(f"{_line(entry)}\n" for entry in sorted(self.entries.values()))
+
+
+def _entry(line: str, where: str) -> Entry | None:
+    if not line or line.startswith("#"):
+        return None
+    expected = "Expected: name sha256:<64 hexadecimal digits> url"
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ArtifactError("", f"{where}: {error}: {line!r}", expected) from error
+    if len(words) not in (2, 3):
+        raise ArtifactError("", f"{where}: {len(words)} words instead of 2 or 3: {line!r}", expected)
+    name, digest, url = (*words, "")[:3]
+    algorithm, colon, value = digest.rpartition(":")
+    if colon and algorithm.lower() != "sha256":
+        raise ArtifactError(url, f"{where}: hash of algorithm {algorithm!r}, not sha256", expected)
+    if not _SHA256.match(value.lower()):
+        raise ArtifactError(url, f"{where}: not a SHA-256: {digest!r}", expected)
+    if name.startswith(("/", "\\")) or ".." in name.split("/") or not name:
+        raise ArtifactError(url, f"{where}: a name outside the store: {name!r}", expected)
+    return Entry(name, value.lower(), url)
+
+
+def _line(entry: Entry) -> str:
+    words = (entry.name, f"sha256:{entry.sha256}", *([entry.url] if entry.url else []))
+    # Quoted only where a shell would need it, so that ordinary lines stay as people write them.
+    return " ".join(word if _BARE.match(word) else shlex.quote(word) for word in words)

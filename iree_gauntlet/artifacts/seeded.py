@@ -1,0 +1,378 @@
+"""`random://` sources: arrays made from a seed, byte for byte the same on every machine.
+
+    random://uniform/1x3x48x192xf32?seed=7&low=-1&high=1
+    random://normal/1x64xf32?seed=1&mean=0&stddev=0.01
+    random://integers/1x64xi64?seed=3&low=0&high=30522      (high is exclusive)
+    random://text/1x3x320x320xf32?seed=3&scale=4&lines=4
+    random://zeros/1x2x128x2xf32   random://ones/4xi1
+
+The path is a shape and an element type as IREE writes them; `f32` alone is a scalar.
+
+How the numbers are made. NumPy promises the raw 64-bit stream of a bit generator for ever, but not what
+its distribution methods make of it, and the C library's log and cos differ between machines. So every value
+comes from PCG64's raw stream by integer operations and by the exactly rounded IEEE operations + - * only.
+The generator's seed is the SHA-256 of the source in canonical form (all parameters, defaults included):
+whatever changes the meaning of the URL changes the whole stream, and two ways to write it do not.
+
+* `uniform`: the top 53 bits of a word give u in [0, 1) exactly; low + (high - low) * u in binary64.
+* `normal`: the sum of twelve 32-bit uniform integers (Irwin-Hall, n = 12) has a variance of exactly one
+  unit up to 2^-64; mean + stddev * z. Its tails end at six standard deviations, its excess kurtosis is
+  -0.1: near enough to a normal distribution for inputs and weights, and exact everywhere.
+* `integers`: the high half of word * (high - low) in 128 bits, plus low (a bias below 2^-64 per value of the
+  range).
+* `text`: a picture of seeded words in NCHW order, dark (-0.9) on light (0.9), the same in all channels.
+  Text detectors and recognisers give nearly nothing on noise, so noise would check nothing.
+
+Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+
+from iree_gauntlet.artifacts.glyphs import picture_of_words, smallest_picture, words_per_line
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["SCHEME", "SeededSpec", "parse_seeded", "write_seeded"]
+
+SCHEME = "random"
+
+_LARGEST_BYTES = 1 << 32
+_SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
+_ELEMENTS = (
+    *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
+    *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2"),
+)
+_NOT_NUMPY = {
+    "bf16": "bfloat16",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E5M2": "float8_e5m2",
+}
+_FLOATS = frozenset(name for name in _ELEMENTS if name.startswith(("f", "bf")))
+
+# Parameters of each distribution with their defaults; None where it depends on the element type.
+_PARAMETERS: dict[str, dict[str, int | float | None]] = {
+    "uniform": {"seed": 0, "low": 0.0, "high": 1.0},
+    "normal": {"seed": 0, "mean": 0.0, "stddev": 1.0},
+    "integers": {"seed": 0, "low": None, "high": None},
+    "text": {"seed": 0, "scale": 4, "lines": 1},
+    "zeros": {},
+    "ones": {},
+}
+_FLOATING_ONLY = frozenset({"uniform", "normal", "text"})
+
+_INK = -0.9
+_PAPER = 0.9
+_NCHW_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SeededSpec:
+    """What a `random://` URL asks for.
+
+    Attributes:
+        url: the URL as written.
+        distribution: `uniform`, `normal`, `integers`, `text`, `zeros` or `ones`.
+        shape: dimensions; empty for a scalar.
+        element_type: IREE's name of the element type.
+        parameters: all parameters of the distribution with their values, sorted by name.
+    """
+
+    url: str
+    distribution: str
+    shape: tuple[int, ...]
+    element_type: str
+    parameters: tuple[tuple[str, int | float], ...]
+
+    @property
+    def value(self) -> str:
+        """Shape and element type as IREE's `--input=` takes them, such as `1x64xi64`."""
+        return "x".join((*map(str, self.shape), self.element_type))
+
+    @property
+    def suffix(self) -> str:
+        """`.npy` where NumPy knows the element type, else `.bin` (raw bytes)."""
+        return ".bin" if self.element_type in _NOT_NUMPY else ".npy"
+
+    @property
+    def canonical(self) -> str:
+        """The same for every URL that means the same; the stream is seeded with its SHA-256."""
+        parameters = "&".join(f"{name}={value!r}" for name, value in self.parameters)
+        return f"{SCHEME}://{self.distribution}/{self.value}?{parameters}"
+
+    def generate(self) -> NDArray[Any]:
+        """Make the array: `shape` elements of the element type, in C order, little-endian."""
+        dtype = _dtype(self.element_type)
+        if self.distribution in ("zeros", "ones"):
+            return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
+        parameters = dict(self.parameters)
+        if self.distribution == "integers":
+            return self._integers(int(parameters["low"]), int(parameters["high"]), dtype)
+        if self.distribution == "text":
+            real = self._text(int(parameters["scale"]), int(parameters["lines"]))
+        elif self.distribution == "uniform":
+            real = self._uniform(parameters["low"], parameters["high"])
+        else:
+            real = self._normal(parameters["mean"], parameters["stddev"])
+        if dtype == np.float64:
+            return real
+        with np.errstate(over="ignore"):  # what a small type cannot hold becomes its infinity or NaN
+            return real.astype("<f4").astype(dtype)
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        seed = int.from_bytes(hashlib.sha256(self.canonical.encode()).digest(), "little")
+        return np.asarray(np.random.PCG64(seed).random_raw(count), dtype=np.uint64)
+
+    def _uniform(self, low: float, high: float) -> NDArray[np.float64]:
+        unit = (self._words(math.prod(self.shape)) >> np.uint64(11)).astype("<f8") * 2.0**-53
+        values: NDArray[np.float64] = low + (high - low) * unit
+        return values.reshape(self.shape)
+
+    def _normal(self, mean: float, stddev: float) -> NDArray[np.float64]:
+        words = self._words(6 * math.prod(self.shape)).reshape(-1, 6)
+        halves = (words >> np.uint64(32)).sum(axis=1) + (words & np.uint64(0xFFFFFFFF)).sum(axis=1)
+        # The sum has the mean 6 * 2^32 - 6 and stays below 2^36, so z is exact in binary64.
+        z = (halves.astype("<i8") - (6 * 2**32 - 6)).astype("<f8") * 2.0**-32
+        values: NDArray[np.float64] = mean + stddev * z
+        return values.reshape(self.shape)
+
+    def _integers(self, low: int, high: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        words = self._words(math.prod(self.shape))
+        values = (words if high - low == 1 << 64 else _high_half(words, high - low)) + np.uint64(low % (1 << 64))
+        # Two's complement: the low bytes of the sum modulo 2^64 are the value, signed or not.
+        narrow = values.astype(f"<u{dtype.itemsize}")
+        return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
+
+    def _text(self, scale: int, lines: int) -> NDArray[np.float64]:
+        batch, channels, height, width = self.shape
+        words = iter(int(word) for word in self._words(batch * lines * words_per_line(width, scale)))
+        pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
+        ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
+        return np.repeat(np.where(ink, _INK, _PAPER), channels, axis=1)
+
+
+def _high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
+    """The high 64 bits of words * factor, exactly; factor < 2^64."""
+    mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    low_factor, high_factor = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
+    low, high = words & mask, words >> shift
+    middle = high * low_factor + ((low * low_factor) >> shift)
+    carry = low * high_factor + (middle & mask)
+    result: NDArray[np.uint64] = high * high_factor + (middle >> shift) + (carry >> shift)
+    return result
+
+
+def _dtype(element_type: str) -> np.dtype[Any]:
+    if element_type in _NOT_NUMPY:
+        # Registers the types with NumPy; slow to import, and most sources do without.
+        import ml_dtypes  # noqa: PLC0415
+
+        known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _NOT_NUMPY[element_type]))
+        return known
+    if element_type == "i1":
+        return np.dtype(np.bool_)
+    kind = element_type.rstrip("0123456789")
+    return np.dtype(f"<{ {'f': 'f', 'ui': 'u'}.get(kind, 'i') }{int(element_type[len(kind) :]) // 8}")
+
+
+def parse_seeded(url: str) -> SeededSpec:
+    """Read a `random://` URL.
+
+    Raises:
+        ArtifactError: what is wrong with it and what exists.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ArtifactError(url, f"{url}: {error}", f"Write {_example('uniform')}.") from error
+    if parts.scheme != SCHEME:
+        raise ArtifactError(url, f"{url}: not a {SCHEME}:// source", f"Write {_example('uniform')}.")
+    distribution = parts.netloc
+    if distribution not in _PARAMETERS:
+        raise ArtifactError(
+            url,
+            f"{url}: unknown distribution {distribution!r}{_nearest(distribution, _PARAMETERS)}",
+            f"Distributions: {', '.join(_PARAMETERS)}.",
+        )
+    if parts.fragment:
+        raise ArtifactError(url, f"{url}: #{parts.fragment} has no meaning here", "Parameters follow a ?.")
+    shape, element_type = _parse_value(url, parts.path.removeprefix("/"))
+    if distribution in _FLOATING_ONLY and element_type not in _FLOATS:
+        raise ArtifactError(
+            url,
+            f"{url}: {distribution} makes floating-point values, not {element_type}",
+            f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}.",
+        )
+    if distribution == "integers" and element_type in _FLOATS:
+        raise ArtifactError(
+            url,
+            f"{url}: integers makes no {element_type} values",
+            "Use random://uniform/..., or an integer type.",
+        )
+    parameters = _parse_parameters(url, distribution, element_type, parts.query)
+    spec = SeededSpec(url, distribution, shape, element_type, tuple(sorted(parameters.items())))
+    if distribution == "text":
+        _check_text(spec)
+    return spec
+
+
+def _parse_value(url: str, text: str) -> tuple[tuple[int, ...], str]:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ArtifactError(
+            url, f"{url}: {text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar."
+        )
+    element_type = match["element"]
+    if element_type not in _ELEMENTS:
+        raise ArtifactError(
+            url,
+            f"{url}: unknown element type {element_type!r}{_nearest(element_type, _ELEMENTS)}",
+            f"Element types: {', '.join(_ELEMENTS)}.",
+        )
+    shape = tuple(int(size) for size in match["dims"].split("x")) if match["dims"] else ()
+    size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
+    if size > _LARGEST_BYTES:
+        raise ArtifactError(
+            url,
+            f"{url}: {size} bytes are more than the {_LARGEST_BYTES} that are made here",
+            "Check the shape.",
+        )
+    return shape, element_type
+
+
+def _parse_parameters(url: str, distribution: str, element_type: str, query: str) -> dict[str, int | float]:
+    allowed = _PARAMETERS[distribution]
+    given: dict[str, int | float] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ArtifactError(url, f"{url}: {error}", "Write parameters as ?seed=1&low=0.") from error
+    for name, text in pairs:
+        if name not in allowed:
+            raise ArtifactError(
+                url,
+                f"{url}: {distribution} has no parameter {name!r}{_nearest(name, allowed)}",
+                f"Parameters of {distribution}: {', '.join(allowed) or 'none'}.",
+            )
+        if name in given:
+            raise ArtifactError(url, f"{url}: parameter {name!r} is given twice", "Keep one of them.")
+        given[name] = _number(url, name, text, whole=not isinstance(allowed[name], float))
+    if distribution == "integers":
+        least, most = _integer_range(element_type)
+        given = {"seed": 0, "low": least, "high": most + 1, **given}
+        if not least <= given["low"] < given["high"] <= most + 1:
+            raise ArtifactError(
+                url,
+                f"{url}: {element_type} integers from {given['low']} below {given['high']} do not exist",
+                f"low < high (exclusive) are wanted, within {least} and {most + 1}.",
+            )
+        return given
+    given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
+    if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
+        raise ArtifactError(
+            url,
+            f"{url}: no values lie between low={given['low']} and high={given['high']}",
+            "low <= high are wanted.",
+        )
+    return given
+
+
+def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
+    pattern = r"[+-]?[0-9]{1,40}" if whole else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
+    if re.fullmatch(pattern, text.strip()) is None:
+        kind = "a whole number" if whole else "a number"
+        raise ArtifactError(url, f"{url}: {name}={text!r} is not {kind}", f"Write {name}=3, for example.")
+    number = int(text) if whole else float(text)
+    if name in ("seed", "stddev") and number < 0:
+        raise ArtifactError(url, f"{url}: {name}={text} is negative", "0 or more is wanted.")
+    if not whole and not math.isfinite(number):
+        raise ArtifactError(url, f"{url}: {name}={text} is beyond binary64", "Write a smaller number.")
+    # -0.0 and 0.0 mean the same and must give the same stream.
+    return number or abs(number)
+
+
+def _integer_range(element_type: str) -> tuple[int, int]:
+    if element_type == "i1":
+        return 0, 1
+    info = np.iinfo(_dtype(element_type))
+    return int(info.min), int(info.max)
+
+
+def _check_text(spec: SeededSpec) -> None:
+    parameters = dict(spec.parameters)
+    scale, lines = int(parameters["scale"]), int(parameters["lines"])
+    if len(spec.shape) != _NCHW_RANK:
+        raise ArtifactError(
+            spec.url,
+            f"{spec.url}: a picture of text has 4 dimensions, not {len(spec.shape)}",
+            "Write 1x3x48x320.",
+        )
+    if scale < 1 or lines < 1:
+        raise ArtifactError(spec.url, f"{spec.url}: scale and lines begin at 1", "Write scale=4&lines=1.")
+    _, _, height, width = spec.shape
+    wanted_height, wanted_width = smallest_picture(scale, lines)
+    if height < wanted_height or width < wanted_width:
+        raise ArtifactError(
+            spec.url,
+            f"{spec.url}: {lines} lines at scale {scale} need at least {wanted_height} rows and "
+            f"{wanted_width} columns, the picture has {height} and {width}",
+            "Make the picture larger, or scale or lines smaller.",
+        )
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _example(distribution: str) -> str:
+    return f"{SCHEME}://{distribution}/1x64xf32?seed=1"
+
+
+def _npy_header(array: NDArray[Any]) -> bytes:
+    """Header of the NPY format, version 1.0, written here so that it depends on no NumPy version.
+
+    Source: the format's description in NumPy's `numpy.lib.format`.
+    """
+    description = f"{{'descr': {array.dtype.str!r}, 'fortran_order': False, 'shape': {array.shape!r}, }}"
+    prefix = b"\x93NUMPY\x01\x00"
+    unpadded = len(prefix) + 2 + len(description) + 1
+    text = description + " " * (-unpadded % 64) + "\n"
+    return prefix + len(text).to_bytes(2, "little") + text.encode("latin-1")
+
+
+def write_seeded(url: str, path: Path) -> None:
+    """Make the file that a `random://` URL stands for: .npy where NumPy has the type, else raw bytes.
+
+    The file appears whole or not at all.
+
+    Raises:
+        ArtifactError: what is wrong with the URL, or why the file cannot be written.
+    """
+    spec = parse_seeded(url)
+    array = spec.generate()
+    header = _npy_header(array) if spec.suffix == ".npy" else b""
+    try:
+        write_atomic(path, header + array.tobytes())
+    except OSError as error:
+        raise ArtifactError(
+            url,
+            f"{path}: cannot be written: {error.strerror or error}",
+            "Check the disk space and the rights there.",
+        ) from error

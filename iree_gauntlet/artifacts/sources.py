@@ -1,0 +1,265 @@
+"""Sources of artifacts: what a URL means, and the name under which its file stays in the store.
+
+Names are decided from the URL alone, so that a plan knows every path before anything is fetched. They
+are a function of the URL without collisions, also on file systems that ignore case:
+
+- A component is *plain* if it has only `a-z 0-9 _ + - .`, does not begin with a dot and has at most 100
+  characters. A plain folder's name has no letter after its last dot (`1.0.3`), a plain file's name has
+  one (`model.onnx`): no file ever stands where another URL needs a folder.
+- A URL with plain components only, and without a query, keeps its path: `https/host/dir/model.mlir`.
+- In any other, what is not plain is replaced by `_` and the file's name carries `~` and a digest of the
+  whole URL before its suffix. `~` is never plain, so such a name is no other URL's.
+
+No name has a `=`: IREE's `--parameters=scope=path` splits at the first one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
+
+from iree_gauntlet.errors import ArtifactError
+
+__all__ = [
+    "SCHEMES",
+    "FileSource",
+    "HttpSource",
+    "PypiSource",
+    "RandomSource",
+    "Source",
+    "local_name",
+    "normalized_distribution",
+    "parse_source",
+]
+
+SCHEMES = {
+    "https": "https://host/path",
+    "http": "http://host/path",
+    "file": "file:///absolute/path",
+    "pypi": "pypi://distribution==version/path/inside/the/wheel",
+    "random": "random://distribution/1x64xf32?seed=1",
+}
+
+_LONGEST_COMPONENT = 100
+_LONGEST_NAME = 400
+_DIGEST_CHARACTERS = 20
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,15}\Z")
+_PLAIN = re.compile(r"[a-z0-9_+-][a-z0-9_.+-]*\Z")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
+# A trailing dot, too: some file systems drop it.
+_LIKE_A_FILE = re.compile(r"\.(?:[A-Za-z][^.]*)?\Z")
+_HOST = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
+# The names and versions that the packaging specifications allow (epochs are written `1!2.0`).
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file of the user's, used where it lies."""
+
+    url: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSource:
+    """A file on a web server."""
+
+    url: str
+    local_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PypiSource:
+    """A file inside a wheel.
+
+    Attributes:
+        distribution: normalised name (lower case, runs of `-_.` as one `-`).
+        version: exact version.
+        member: path inside the wheel, percent-decoded.
+    """
+
+    url: str
+    local_name: str
+    distribution: str
+    version: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSource:
+    """Seeded data, made on this machine."""
+
+    url: str
+    local_name: str
+
+
+Source = FileSource | HttpSource | PypiSource | RandomSource
+
+
+def parse_source(url: str) -> Source:
+    """What a URL means.
+
+    Raises:
+        ArtifactError: if it is malformed, or of a scheme that is not known.
+    """
+    scheme = _scheme(url)
+    if not url.isascii():
+        spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
+        raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {spelled}")
+    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
+        raise ArtifactError(url, f"URL with a space or control character: {url!r}", "Write a space as %20.")
+    if "\\" in url:
+        raise ArtifactError(url, f"URL with a backslash: {url}", "Folders are parted by /.")
+    try:
+        parts = urlsplit(url)
+        if scheme in ("http", "https"):
+            return _http(url, parts, scheme)
+    except ValueError as error:  # a broken port or IPv6 address
+        raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {SCHEMES[scheme]}") from error
+    if scheme == "file":
+        return _file(url, parts)
+    if scheme == "pypi":
+        return _pypi(url)
+    return _random(url, parts)
+
+
+def local_name(url: str) -> str:
+    """Relative path, parted by `/`, under which the store keeps the file; empty for `file:`.
+
+    Raises:
+        ArtifactError: as `parse_source`.
+    """
+    source = parse_source(url)
+    return "" if isinstance(source, FileSource) else source.local_name
+
+
+def normalized_distribution(name: str) -> str:
+    """A distribution's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _scheme(url: str) -> str:
+    known = "Known are: " + ", ".join(SCHEMES.values())
+    match = _SCHEME.match(url)
+    if not match:
+        raise ArtifactError(url, f"URL without a scheme: {url!r}", known)
+    scheme = match[1].lower()
+    if scheme not in SCHEMES:
+        raise ArtifactError(url, f"unknown scheme {match[1]!r} in {url!r}", known)
+    return scheme
+
+
+def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
+    if not parts.hostname:
+        raise ArtifactError(url, f"URL without a host: {url}", f"Expected {SCHEMES[scheme]}")
+    if parts.username is not None or parts.password is not None:
+        # Not repeated in the message: it would carry the secret into logs.
+        raise ArtifactError(
+            f"{scheme}://{parts.hostname}",
+            f"URL with a user or password in it, for {parts.hostname}",
+            "Put them into ~/.netrc, which is used for the host by itself.",
+        )
+    if "#" in url:
+        raise ArtifactError(url, f"URL with a fragment: {url}", "Write a # in a name as %23.")
+    components = parts.path.split("/")[1:]
+    if not components or not components[-1]:
+        raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
+    host = parts.hostname if _HOST.match(parts.hostname) and len(parts.hostname) <= _LONGEST_COMPONENT else ""
+    folder = (host or _cleaned(parts.hostname)) + (f"+{parts.port}" if parts.port is not None else "")
+    identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
+    return HttpSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
+
+
+def _file(url: str, parts: SplitResult) -> FileSource:
+    hint = f"Expected {SCHEMES['file']}"
+    if parts.netloc not in ("", "localhost"):
+        raise ArtifactError(url, f"file: URL that names the host {parts.netloc!r}: {url}", hint)
+    if "?" in url or "#" in url:
+        raise ArtifactError(url, f"file: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
+    path = _decoded(url, parts.path)
+    if not path.startswith("/") or path.endswith("/"):
+        raise ArtifactError(url, f"file: URL without the absolute path of a file: {url}", hint)
+    return FileSource(url, Path(path))
+
+
+def _pypi(url: str) -> PypiSource:
+    hint = f"Expected {SCHEMES['pypi']}"
+    if "?" in url or "#" in url:
+        raise ArtifactError(url, f"pypi: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
+    requirement, _, path = url[len("pypi:") :].removeprefix("//").partition("/")
+    name, _, version = requirement.partition("==")
+    if not url[len("pypi:") :].startswith("//") or not _DISTRIBUTION.match(name) or not _VERSION.match(version):
+        raise ArtifactError(url, f"not an exact version of a distribution: {url}", hint)
+    member = _decoded(url, path)
+    components = member.split("/")
+    if "\\" in member or any(component in ("", ".", "..") for component in components):
+        raise ArtifactError(url, f"not the path of a file inside a wheel: {member!r} in {url}", hint)
+    distribution, version = normalized_distribution(name), version.lower()
+    # The version is a level of its own, which holds folders only: dots and letters are safe in it.
+    folder = version if _PLAIN.match(version) and len(version) <= _LONGEST_COMPONENT else ""
+    base = f"{distribution}/{folder or _cleaned(version)}"
+    too_long = len(distribution) > _LONGEST_COMPONENT
+    if too_long:
+        base = f"{_cleaned(distribution)}/{folder or _cleaned(version)}"
+    identity = f"pypi://{distribution}=={version}/{member}"
+    name_in_store = _name("pypi", base, components, identity, digested=not folder or too_long)
+    return PypiSource(url, name_in_store, distribution, version, member)
+
+
+def _random(url: str, parts: SplitResult) -> RandomSource:
+    # Brings NumPy, which only sources of this kind need.
+    from iree_gauntlet.artifacts.seeded import parse_seeded  # noqa: PLC0415
+
+    seeded = parse_seeded(url)
+    digest = hashlib.sha256(seeded.canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    distribution = _cleaned(parts.netloc.lower())
+    return RandomSource(url, f"random/{distribution}/{digest}-{_cleaned(seeded.value)}{seeded.suffix}")
+
+
+def _decoded(url: str, path: str) -> str:
+    try:
+        text = unquote_to_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ArtifactError(url, f"URL whose %-escapes are not UTF-8: {url}", "Escape its UTF-8.") from error
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
+        raise ArtifactError(url, f"URL with an escaped control character: {url}", "Rename the file.")
+    return text
+
+
+class _Component(NamedTuple):
+    text: str
+    plain: bool
+
+
+def _name(scheme: str, base: str, components: list[str], identity: str, *, digested: bool) -> str:
+    """The name by the rules above; `base` is plain folders, `digested` asks for a digest in any case."""
+    *folders, file = components
+    cleaned = [_folder(folder) for folder in folders]
+    suffix = _SUFFIX.search(file)
+    plain = bool(suffix and _PLAIN.match(file) and len(file) <= _LONGEST_COMPONENT)
+    plain = plain and not digested and all(folder.plain for folder in cleaned)
+    middle = [folder.text for folder in cleaned]
+    if sum(len(part) + 1 for part in (*middle, base, file)) > _LONGEST_NAME:
+        plain, middle = False, []
+    if not plain:
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+        stem = file[: suffix.start()] if suffix else file
+        file = f"{_cleaned(stem)}~{digest}{suffix[0] if suffix else ''}"
+    return "/".join((scheme, base, *middle, file))
+
+
+def _folder(name: str) -> _Component:
+    plain = bool(_PLAIN.match(name)) and len(name) <= _LONGEST_COMPONENT and not _LIKE_A_FILE.search(name)
+    return _Component(name if plain else _cleaned(name), plain)
+
+
+def _cleaned(text: str) -> str:
+    return _NOT_PLAIN.sub("_", text)[: _LONGEST_COMPONENT // 2] or "_"

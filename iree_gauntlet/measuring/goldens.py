@@ -1,0 +1,200 @@
+"""Holding measured figures against goldens. Pure functions: the same figures give the same check.
+
+A golden is checked only where it was made for: a time on its SKU, a dispatch count or a size with its
+compiler release. Elsewhere the figure is measured and shown, never silently passed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Golden, Metric, Statistic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.measuring.benchmark_rows import Samples
+
+__all__ = ["Check", "check_figure", "check_time", "release_of"]
+
+_UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
+_TITLES = {Metric.TIME_MS: "time", Metric.DISPATCH_COUNT: "dispatch count", Metric.BINARY_SIZE_BYTES: "size"}
+_RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A figure and what it was held against: the journal's "check" record.
+
+    Attributes:
+        metric: what was measured.
+        measured: the figure in the metric's unit; None where it cannot be had.
+        golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
+            figure was only measured.
+        unit: `ms`, `dispatches` or `bytes`.
+        statistic: which figure of the repetitions it is (time only).
+        sku: the target's SKU (time only).
+        release: the compiler's release (dispatch count and size).
+        passed: None where there is nothing to check against.
+        note: where the golden is written (file: field), or why it was not checked.
+    """
+
+    metric: str
+    measured: float | None
+    golden: float | None
+    factor: float | None
+    limit: float | None
+    unit: str
+    statistic: str
+    sku: str
+    release: str
+    passed: bool | None
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """One line for people; a breach says by how much."""
+        title = _TITLES[Metric(self.metric)]
+        if self.statistic == Statistic.MIN:
+            title = f"fastest {title}"
+        figure = "unknown" if self.measured is None else self._figure(self.measured)
+        if self.limit is None or self.golden is None or self.measured is None or self.passed is None:
+            return f"{title} {figure} ({self.note})"
+        source = f"golden {self._figure(self.golden)}"
+        if self.factor != 1:
+            source += f" × {self.factor:g}"
+        distance = abs(self.measured - self.limit)
+        share = f" ({100 * distance / self.limit:.1f} %)" if self.limit > 0 else ""
+        side = "under" if self.passed else "over"
+        where = f"{self._figure(distance)}{share} {side}" if distance else "at"
+        return f"{title} {figure} is {where} the limit {self._figure(self.limit)} ({source}, {self.note})"
+
+    def _figure(self, value: float) -> str:
+        # Counts and bytes in full; times in as many digits as a person can compare.
+        number = f"{value:.4g}" if self.unit == "ms" else f"{value:,.10g}".replace(",", " ")
+        return f"{number} {self.unit}"
+
+
+def release_of(version: str) -> str:
+    """The release that a compiler's version belongs to: `3.13.0rc20261016` → `3.13.0`; empty for none."""
+    match = _RELEASE.match(version.strip())
+    if match is None:
+        return ""
+    parts = match[0].split(".")
+    return ".".join([*parts, *["0"] * (3 - len(parts))])
+
+
+def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequence[str], sku: str) -> Check:
+    """Holds a benchmark's time against the golden of the target's SKU.
+
+    Where a spec has several for one SKU, the strictest limit counts.
+
+    Args:
+        samples: the repetitions.
+        goldens: of any metric; others than times are passed over.
+        golden_keys: SKUs that the spec has golden times for, for the note where none fits.
+        sku: the target's SKU; empty where none was named.
+    """
+    times = [golden for golden in goldens if golden.metric == Metric.TIME_MS]
+    fitting = [golden for golden in times if golden.sku == sku]
+    if not fitting:
+        statistic = times[0].statistic if times else Statistic.MEAN
+        keys = ", ".join(sorted({*golden_keys, *(golden.sku for golden in times)} - {""}))
+        if keys:
+            named = f"SKU {sku!r}" if sku else "a target without SKU"
+            note = f"no golden for {named} (has: {keys}): measured only"
+        else:
+            note = "no golden time in the spec: measured only"
+        return _measured_only(Metric.TIME_MS, _time(samples, statistic), note, statistic=statistic, sku=sku)
+    golden = min(fitting, key=lambda candidate: candidate.limit)
+    measured = _time(samples, golden.statistic)
+    if measured is None:
+        if samples.mean_ms <= golden.limit:
+            # The fastest repetition is at most the mean.
+            return _checked(golden, samples.mean_ms, Statistic.MEAN, sku, "")
+        note = (
+            "the golden is for the fastest repetition, and the benchmark reported aggregates only:"
+            f" measured only ({_origin(golden)})"
+        )
+        return _measured_only(Metric.TIME_MS, samples.mean_ms, note, statistic=Statistic.MEAN, sku=sku)
+    return _checked(golden, measured, golden.statistic, sku, "")
+
+
+def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
+    """Holds a dispatch count or a size against the golden of the compiler's release.
+
+    A golden written for this release goes before one for every release; of several, the strictest counts.
+
+    Args:
+        metric: `DISPATCH_COUNT` or `BINARY_SIZE_BYTES`.
+        measured: the figure.
+        goldens: of any metric; others are passed over.
+        release: the compiler's version or release.
+    """
+    current = release_of(release)
+    candidates = [golden for golden in goldens if golden.metric == metric]
+    own = [golden for golden in candidates if golden.release and release_of(golden.release) == current]
+    fitting = own or [golden for golden in candidates if not golden.release]
+    if not fitting:
+        known = ", ".join(sorted({golden.release for golden in candidates}))
+        title = _TITLES[metric]
+        if known:
+            note = f"no golden for compiler release {current or 'unknown'} (has: {known}): measured only"
+        else:
+            note = f"no golden {title} in the spec: measured only"
+        return _measured_only(metric, measured, note, release=current)
+    golden = min(fitting, key=lambda candidate: candidate.limit)
+    return _checked(golden, measured, None, "", current)
+
+
+def _time(samples: Samples, statistic: Statistic) -> float | None:
+    return samples.mean_ms if statistic == Statistic.MEAN else samples.min_ms
+
+
+def _checked(golden: Golden, measured: float, statistic: Statistic | None, sku: str, release: str) -> Check:
+    return Check(
+        metric=str(golden.metric),
+        measured=measured,
+        golden=golden.value,
+        factor=golden.factor,
+        limit=golden.limit,
+        unit=_UNITS[golden.metric],
+        statistic=str(statistic or ""),
+        sku=sku,
+        release=release,
+        passed=measured <= golden.limit,
+        note=_origin(golden),
+    )
+
+
+def _measured_only(
+    metric: Metric,
+    measured: float | None,
+    note: str,
+    *,
+    statistic: Statistic | None = None,
+    sku: str = "",
+    release: str = "",
+) -> Check:
+    return Check(
+        metric=str(metric),
+        measured=measured,
+        golden=None,
+        factor=None,
+        limit=None,
+        unit=_UNITS[metric],
+        statistic=str(statistic or ""),
+        sku=sku,
+        release=release,
+        passed=None,
+        note=note,
+    )
+
+
+def _origin(golden: Golden) -> str:
+    return f"{golden.origin.file}: {golden.origin.field}" if golden.origin.field else golden.origin.file

@@ -1,0 +1,290 @@
+"""What machine this is, and whether it is fit to measure on. Only reads; changes nothing.
+
+Linux answers from /proc and /sys (Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst and
+proc(5)); what a container or another system does not show is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
+
+_ROOT = Path("/")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What does not change while a run lasts.
+
+    Attributes:
+        host: its name.
+        cpu: model name of the processor.
+        cores: logical CPUs that this process may use, by affinity and by its cgroup's quota.
+        memory_bytes: memory that this process may use, by machine and by cgroup.
+        os: system, release and architecture.
+        python: version of the Python that measures.
+    """
+
+    host: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    os: str
+    python: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """What spoils a benchmark, at one moment. None where the system does not say.
+
+    Attributes:
+        cores: logical CPUs that this process may use.
+        load_1m, load_5m: load averages.
+        busy_share: share of the window in which the CPUs worked, 0 to 1 (all CPUs together).
+        steal_share: share of the window that a hypervisor gave to others.
+        governor: frequency governors in use, joined by commas.
+        frequency_mhz, max_frequency_mhz: mean current and largest possible frequency.
+        throttle_count: thermal throttling events since boot, all CPUs together.
+        turbo: whether the processor may exceed its nominal frequency.
+        smt: whether cores run more than one thread.
+        free_memory_bytes: memory that can be had without swapping.
+        swap_used_bytes: swap in use.
+        on_battery: whether it runs on battery.
+    """
+
+    cores: int
+    load_1m: float | None
+    load_5m: float | None
+    busy_share: float | None
+    steal_share: float | None
+    governor: str | None
+    frequency_mhz: float | None
+    max_frequency_mhz: float | None
+    throttle_count: int | None
+    turbo: bool | None
+    smt: bool | None
+    free_memory_bytes: int | None
+    swap_used_bytes: int | None
+    on_battery: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+
+def machine_facts(root: Path = _ROOT) -> MachineFacts:
+    """Reads what this machine is.
+
+    Args:
+        root: where /proc and /sys are looked for.
+    """
+    memory = psutil.virtual_memory().total
+    limits = [limit for limit in _memory_limits(root) if limit < memory]
+    return MachineFacts(
+        host=socket.gethostname(),
+        cpu=_cpu_model(root),
+        cores=_usable_cores(root),
+        memory_bytes=min([memory, *limits]),
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+    )
+
+
+def machine_state(window: float = 0.2, root: Path = _ROOT) -> MachineState:
+    """Reads the state of the machine.
+
+    Args:
+        window: seconds over which the busy share is measured; 0 leaves it out.
+        root: where /proc and /sys are looked for.
+    """
+    busy, steal = _shares(window)
+    load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None, None)
+    frequencies = [value for value in _cpu_numbers(root, "cpufreq/scaling_cur_freq") if value > 0]
+    largest = [value for value in _cpu_numbers(root, "cpufreq/cpuinfo_max_freq") if value > 0]
+    throttles = _cpu_numbers(root, "thermal_throttle/core_throttle_count")
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return MachineState(
+        cores=_usable_cores(root),
+        load_1m=load[0],
+        load_5m=load[1],
+        busy_share=busy,
+        steal_share=steal,
+        governor=",".join(sorted(set(_cpu_texts(root, "cpufreq/scaling_governor")))) or None,
+        frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
+        max_frequency_mhz=max(largest) / 1000 if largest else None,
+        throttle_count=sum(throttles) if throttles else None,
+        turbo=_turbo(root),
+        smt=_flag(root / "sys/devices/system/cpu/smt/active"),
+        free_memory_bytes=psutil.virtual_memory().available,
+        swap_used_bytes=psutil.swap_memory().used,
+        on_battery=None if battery is None or battery.power_plugged is None else not battery.power_plugged,
+    )
+
+
+def benchmark_warnings(state: MachineState) -> list[str]:
+    """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
+    return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state)]
+
+
+def _clock_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.governor and set(state.governor.split(",")) - {"performance"}:
+        warnings.append(
+            f"CPU frequency governor is {state.governor}: times depend on how warm the clock is;"
+            " sudo cpupower frequency-set -g performance"
+        )
+    if state.turbo:
+        warnings.append(
+            "turbo is on: the clock depends on temperature and on the other cores;"
+            " turn it off in the firmware or under /sys/devices/system/cpu"
+        )
+    if state.smt:
+        warnings.append(
+            "SMT is on: two threads can share a core; give iree-benchmark-module one thread a core"
+            " (--task_topology_group_count), or echo off | sudo tee /sys/devices/system/cpu/smt/control"
+        )
+    if state.throttle_count:
+        warnings.append(
+            f"the CPU has throttled {state.throttle_count} times since it started: improve its cooling, and"
+            " compare this count before and after a run"
+        )
+    if state.on_battery:
+        warnings.append("running on battery, which slows the CPU: plug it in")
+    return warnings
+
+
+def _load_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.busy_share is not None and state.busy_share > 0.2:
+        warnings.append(
+            f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
+        )
+    elif state.load_1m is not None and state.load_1m > 0.5 * state.cores:
+        warnings.append(f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done")
+    if state.steal_share is not None and state.steal_share > 0.02:
+        warnings.append(
+            f"the hypervisor takes {100 * state.steal_share:.0f} % of the CPU time: use a machine that is not"
+            " shared, or compare only runs that alternate on this one"
+        )
+    return warnings
+
+
+def _memory_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
+        warnings.append(f"{state.swap_used_bytes / _GIB:.1f} GiB of swap are in use: free memory, then sudo swapoff -a")
+    if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
+        warnings.append(
+            f"only {state.free_memory_bytes / _GIB:.2f} GiB of memory are free: end what uses it before large"
+            " models are measured"
+        )
+    return warnings
+
+
+def _shares(window: float) -> tuple[float | None, float | None]:
+    if window <= 0:
+        return None, None
+    before = psutil.cpu_times()
+    time.sleep(window)
+    after = psutil.cpu_times()
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    # user and nice already hold guest time (proc(5)).
+    total = sum(max(0.0, value) for name, value in spent.items() if not name.startswith("guest"))
+    if total <= 0:
+        return None, None
+    steal = max(0.0, spent.get("steal", 0.0))
+    idle = max(0.0, spent.get("idle", 0.0)) + max(0.0, spent.get("iowait", 0.0))
+    return max(0.0, total - idle - steal) / total, steal / total
+
+
+def _usable_cores(root: Path) -> int:
+    # Not on every system, and typeshed knows it only for Linux.
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _cpu_quota(root)
+    return max(1, count if quota is None else min(count, math.ceil(quota)))
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """CPUs that the tightest cgroup above this process allows; None for no limit."""
+    quotas = []
+    for folder in _cgroup_folders(root):
+        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            quotas.append(int(quota) / int(period))
+    old = root / "sys/fs/cgroup/cpu"
+    quota_v1, period_v1 = _number(old / "cpu.cfs_quota_us"), _number(old / "cpu.cfs_period_us")
+    if quota_v1 and period_v1 and quota_v1 > 0:
+        quotas.append(quota_v1 / period_v1)
+    return min(quotas, default=None)
+
+
+def _memory_limits(root: Path) -> list[int]:
+    files = [folder / "memory.max" for folder in _cgroup_folders(root)]
+    files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    return [limit for file in files if (limit := _number(file)) is not None and limit > 0]
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """This process's cgroup (version 2) and those above it."""
+    base = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            parts = [part for part in line[3:].split("/") if part and part != ".."]
+            return [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return [base]
+
+
+def _cpu_model(root: Path) -> str:
+    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model") and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _turbo(root: Path) -> bool | None:
+    no_turbo = _flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
+    if no_turbo is not None:
+        return not no_turbo
+    return _flag(root / "sys/devices/system/cpu/cpufreq/boost")
+
+
+def _cpu_texts(root: Path, name: str) -> list[str]:
+    files = sorted((root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"))
+    return [text for file in files if (text := _text(file))]
+
+
+def _cpu_numbers(root: Path, name: str) -> list[int]:
+    return [int(text) for text in _cpu_texts(root, name) if text.isdigit()]
+
+
+def _flag(path: Path) -> bool | None:
+    return {"0": False, "1": True}.get(_text(path) or "")
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path) or ""
+    return int(text) if text.removeprefix("-").isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None  # absent, or not ours to read: both are common in containers

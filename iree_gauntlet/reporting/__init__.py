@@ -1,0 +1,1 @@
+"""From the journal to everything that people and machines read."""

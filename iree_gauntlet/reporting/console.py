@@ -1,0 +1,225 @@
+"""What is shown while a run is under way: lines where nobody watches, live progress on a terminal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from iree_gauntlet.reporting.cleaning import clean, one_line
+from iree_gauntlet.reporting.figures import byte_size, duration, percent
+from iree_gauntlet.reporting.step_outcome import step_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Console",
+    "PlainConsole",
+    "download_text",
+    "finished_text",
+    "is_live",
+    "open_console",
+    "started_text",
+    "step_title",
+    "write_text",
+]
+
+_HEARTBEAT_SECONDS = 30.0
+_NAMED_STEPS = 4
+
+
+class Console(Protocol):
+    """What the engine tells while it runs; every method may be called from any thread."""
+
+    def run_started(self, run: dict[str, Any]) -> None:
+        """Take the journal's `run` event: a run, or its resumption, begins."""
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """Take a planned step that begins to run."""
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        """Take a planned step and the journal's `result` event; it need not have been started (skipped)."""
+
+    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+        """Take the progress of a download in bytes; `total` is None where the server did not say."""
+
+    def message(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def waiting(self, text: str) -> None:
+        """Say what the run waits for (a lock, a quiet machine); an empty text: it no longer waits."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found; may be called twice."""
+
+
+def open_console(stream: TextIO, environ: Mapping[str, str]) -> Console:
+    """Live progress where `stream` is a terminal that can show it, lines elsewhere."""
+    if is_live(stream, environ):
+        # rich takes long to import, and most runs in CI never need it.
+        from iree_gauntlet.reporting.live import LiveConsole  # noqa: PLC0415
+
+        return LiveConsole(stream, colour=not environ.get("NO_COLOR"))
+    return PlainConsole(stream)
+
+
+def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
+    return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+class PlainConsole:
+    """One line for each finished step, without control sequences, flushed at once.
+
+    Where nothing was written for a while (30 s), a line says what is running, so that a CI system does
+    not take the run for dead and a reader of its log sees what hangs.
+
+    Args:
+        stream: where to write.
+        heartbeat: seconds of silence before a line says what is running.
+        clock: seconds, for elapsed times.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        heartbeat: float = _HEARTBEAT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._running: dict[str, tuple[str, float]] = {}
+        self._downloads: dict[tuple[str, str], tuple[int, int | None]] = {}
+        self._total = 0
+        self._done = 0
+        self._waiting = ""
+        self._last_line = clock()
+
+    def run_started(self, run: dict[str, Any]) -> None:
+        """Say what begins, and start the heartbeat."""
+        with self._lock:
+            self._total = len(run["steps"])
+            self._write(started_text(run))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+            self._thread.start()
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """Remember that it runs; its line comes when it is finished."""
+        with self._lock:
+            self._running[str(step["id"])] = (step_title(step), self._clock())
+            self._waiting = ""
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        """Write its line."""
+        with self._lock:
+            step_id = str(step["id"])
+            self._running.pop(step_id, None)
+            for key in [key for key in self._downloads if key[0] == step_id]:
+                del self._downloads[key]
+            self._done += 1
+            self._write(finished_text(step, result, self._done, self._total))
+
+    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+        """Write a line when a download begins; the heartbeat tells how it goes."""
+        with self._lock:
+            key = (step_id, url)
+            if key not in self._downloads:
+                size = f" ({byte_size(total)})" if total else ""
+                self._write(f"downloading {one_line(url)}{size}")
+            self._downloads[key] = (done, total)
+
+    def message(self, text: str) -> None:
+        """Write a line."""
+        with self._lock:
+            self._write(clean(text))
+
+    def waiting(self, text: str) -> None:
+        """Write what is waited for, once."""
+        with self._lock:
+            if text and text != self._waiting:
+                self._write(f"waiting: {one_line(text)}")
+            self._waiting = text
+
+    def close(self) -> None:
+        """Stop the heartbeat."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _write(self, text: str) -> None:
+        self._last_line = self._clock()
+        write_text(self._stream, text + "\n")
+
+    def _beat(self) -> None:
+        while not self._closing.wait(min(self._heartbeat / 4, 1.0)):
+            with self._lock:
+                if self._clock() - self._last_line < self._heartbeat:
+                    continue
+                try:
+                    self._write(self._state())
+                except (BrokenPipeError, ValueError):
+                    # Nobody reads any more. The engine's own next line meets the same error and raises
+                    # it where it can be acted on; a traceback from this thread would only hide it.
+                    return
+
+    def _state(self) -> str:
+        now = self._clock()
+        longest = sorted(self._running.values(), key=lambda started: started[1])
+        names = [f"{title} ({duration(now - began)})" for title, began in longest[:_NAMED_STEPS]]
+        more = len(longest) - len(names)
+        running = ", ".join(names) + (f" and {more} more" if more else "")
+        parts = [f"still running: {running}" if running else "nothing runs"]
+        parts += [
+            f"downloading {one_line(url)}: {download_text(done, total)}"
+            for (_, url), (done, total) in self._downloads.items()
+            if total is None or done < total
+        ]
+        if self._waiting:
+            parts.append(f"waiting: {one_line(self._waiting)}")
+        return f"[{self._done}/{self._total}] {'; '.join(parts)}"
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush text, whatever the stream's encoding: what it lacks becomes `?`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def step_title(step: dict[str, Any]) -> str:
+    """What people read of a planned step: `ocr/classifier@cpu threshold`."""
+    return one_line(f"{step['chain']} {step_name(step)}")
+
+
+def started_text(run: dict[str, Any]) -> str:
+    """The line at the start of a run."""
+    what = "resuming run" if run.get("resumed") else "run"
+    toolchain = run.get("toolchain") or {}
+    compiler = f", IREE {toolchain['compiler']}" if toolchain.get("compiler") else ""
+    count = len(run["steps"])
+    steps = "1 step" if count == 1 else f"{count} steps"
+    return one_line(f"{what} {run.get('run', '')}: {steps}{compiler}")
+
+
+def finished_text(step: dict[str, Any], result: dict[str, Any], done: int, total: int) -> str:
+    """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
+    verdict = str(result["verdict"])
+    cached = " (cached)" if (result.get("cache") or {}).get("hit") else ""
+    took = f"  {duration(float(result.get('seconds') or 0))}{cached}" if verdict != "skipped" else ""
+    reason = f": {one_line(str(result['reason']))}" if result.get("reason") else ""
+    width = len(str(total))
+    return f"[{done:>{width}}/{total}] {verdict:<7} {step_title(step)}{took}{reason}"
+
+
+def download_text(done: int, total: int | None) -> str:
+    """`12.0 MB of 69.1 MB (17.4 %)`."""
+    if not total:
+        return byte_size(done)
+    return f"{byte_size(done)} of {byte_size(total)} ({percent(done, total)})"

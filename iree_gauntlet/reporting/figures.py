@@ -1,0 +1,84 @@
+"""How numbers are written for people: one way for each quantity, in every report."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = [
+    "byte_size",
+    "duration",
+    "error_figure",
+    "figure",
+    "mean_and_spread",
+    "milliseconds",
+    "percent",
+    "whole",
+]
+
+_MINUTE = 60.0
+_HOUR = 3600.0
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `0.41 s`, `61.2 s`, `3 min 05 s`, `2 h 03 min`."""
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < _HOUR:
+        return f"{total // 60} min {total % 60:02} s"
+    return f"{total // 3600} h {total % 3600 // 60:02} min"
+
+
+def milliseconds(value: float) -> str:
+    """A time in ms with three to five digits, never in exponent form above 1 µs."""
+    if not math.isfinite(value):
+        return f"{value}"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.4f}" if size >= 0.001 or size == 0 else f"{value:.3g}"
+
+
+def mean_and_spread(mean: float, spread: float | None) -> str:
+    """A mean in ms and its standard deviation with as many decimals: `9.10 ± 0.12`."""
+    text = milliseconds(mean)
+    if spread is None or not math.isfinite(spread):
+        return text
+    decimals = len(text.partition(".")[2]) if "e" not in text else 4
+    return f"{text} ± {spread:.{decimals}f}"
+
+
+def whole(value: float) -> str:
+    """A count, with thousands separators: `833,586`."""
+    return f"{int(value):,}" if math.isfinite(value) and value == int(value) else f"{value:,.2f}"
+
+
+def byte_size(value: float) -> str:
+    """A number of bytes in decimal units: `512 B`, `69.1 MB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def error_figure(value: float) -> str:
+    """A numeric error or tolerance in three digits: `0.0001`, `1.2e-05`, `nan`."""
+    return f"{value:.3g}"
+
+
+def percent(part: float, total: float) -> str:
+    """A share: `3.1 %`; `0 %` of nothing."""
+    if not total:
+        return "0 %"
+    share = 100 * part / total
+    return f"{share:.1f} %" if share >= 0.1 else f"{share:.2g} %"
+
+
+def figure(value: float, unit: str) -> str:
+    """A measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; a count is its own unit."""
+    text = milliseconds(value) if unit == "ms" else whole(value)
+    return text if unit in ("", "dispatches") else f"{text} {unit}"

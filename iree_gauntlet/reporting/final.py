@@ -1,0 +1,171 @@
+"""What is printed at the end of a run: what went wrong, what to do about it, what was measured."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, TextIO
+
+import rich.console
+from rich.table import Table
+from rich.text import Text
+
+from iree_gauntlet.reporting.chain_figures import chain_figures
+from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
+from iree_gauntlet.reporting.console import is_live, write_text
+from iree_gauntlet.reporting.details import finding_lines
+from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.headline import cache_line, headline
+from iree_gauntlet.reporting.live import STYLES
+from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
+from iree_gauntlet.reporting.report import REPORT_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
+    from iree_gauntlet.reporting.step_outcome import StepOutcome
+
+__all__ = ["print_final"]
+
+_MOST_FAILURES = 20
+_MOST_FINDINGS = 12
+_MOST_ROWS = 60
+_PLAIN_WIDTH = 160
+_GAP = 2
+_FIGURES = frozenset({"compile", "time ms", "dispatches", "bytes"})
+_SPARED_FIRST = ("quality", "bytes", "compile", "dispatches", "time ms")
+
+
+def print_final(
+    outcome: RunOutcome,
+    run_dir: Path,
+    stream: TextIO,
+    *,
+    environ: Mapping[str, str],
+    width: int | None = None,
+) -> None:
+    """Print the end of a run.
+
+    The length is bounded: 20 failures with 20 lines of output each, 60 rows of the table; what is left
+    out is counted, with where to find it. Commands are never broken over lines.
+
+    Args:
+        outcome: what to print.
+        run_dir: the run's folder, as the user knows it.
+        stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
+        environ: the environment.
+        width: columns; None for the terminal's own, or 160 where there is none.
+    """
+    live = is_live(stream, environ)
+    buffer = io.StringIO()
+    console = rich.console.Console(
+        file=buffer,
+        force_terminal=live,
+        no_color=not live or bool(environ.get("NO_COLOR")),
+        color_system="standard" if live else None,
+        width=width or (rich.console.Console(file=stream).width if live else _PLAIN_WIDTH),
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    _print_failures(console, outcome, run_dir)
+    _print_table(console, outcome, run_dir)
+    for remark in outcome.remarks:
+        _line(console, f"note: {one_line(remark)}", "yellow")
+    _line(console, headline(outcome), "bold")
+    _line(console, cache_line(outcome))
+    _line(console, f"reports in {run_dir}: {', '.join(REPORT_NAMES)}")
+    inside = f", {duration(outcome.tool_seconds)} of it inside IREE's tools" if outcome.tool_seconds else ""
+    _line(console, f"time: {duration(outcome.seconds)}{inside}")
+    code = int(outcome.exit_code)
+    _line(console, f"exit code {code}: {exit_meaning(outcome.exit_code)}", "bold red" if code else "bold green")
+    text = buffer.getvalue()
+    write_text(stream, text if live else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def _print_failures(console: rich.console.Console, outcome: RunOutcome, run_dir: Path) -> None:
+    bad = outcome.bad_steps
+    if not bad:
+        return
+    _line(console, "")
+    _line(console, "What went wrong", "bold")
+    for step in bad[:_MOST_FAILURES]:
+        _print_failure(console, step, run_dir)
+    if len(bad) > _MOST_FAILURES:
+        more = len(bad) - _MOST_FAILURES
+        _line(console, "")
+        _line(console, f"and {more} more, all of them in {run_dir / 'summary.md'}", "bold")
+
+
+def _print_failure(console: rich.console.Console, step: StepOutcome, run_dir: Path) -> None:
+    _line(console, "")
+    title = Text.assemble((str(step.verdict), STYLES[step.verdict]), f"  {one_line(step.title)}: {step.reason}")
+    console.print(title, soft_wrap=True)
+    found = finding_lines(step)
+    for line in found[:_MOST_FINDINGS]:
+        _line(console, f"    {line}")
+    if len(found) > _MOST_FINDINGS:
+        _line(console, f"    and {len(found) - _MOST_FINDINGS} more, in {run_dir / 'summary.md'}")
+    for line in last_lines(step.tail):
+        _line(console, f"    | {line}", "dim")
+    if step.command:
+        _line(console, f"    reproduce: {clean(step.command).strip()}")
+    if step.log:
+        _line(console, f"    full log:  {run_dir / one_line(step.log, 4096)}")
+
+
+def _print_table(console: rich.console.Console, outcome: RunOutcome, run_dir: Path) -> None:
+    chains = _shown(outcome.chains)
+    if not chains:
+        return
+    rows = []
+    for chain in chains:
+        figures = chain_figures(chain)
+        rows.append(
+            {
+                "verdict": figures.verdict,
+                "model": one_line(chain.id),
+                "compile": figures.compile_cell,
+                "time ms": figures.time_cell,
+                "dispatches": figures.dispatches_cell,
+                "bytes": figures.size_cell,
+                "quality": figures.quality_cell,
+            }
+        )
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    columns = _fitting(rows, console.width)
+    for name in columns:
+        table.add_column(name, justify="right" if name in _FIGURES else "left", overflow="fold")
+    for chain, row in zip(chains, rows, strict=True):
+        style = {"verdict": STYLES[chain.verdict]}
+        table.add_row(*(Text(row[name], style=style.get(name, "")) for name in columns))
+    _line(console, "")
+    console.print(table)
+    more = len(outcome.chains) - len(chains)
+    if more:
+        _line(console, f"and {more} more, all of them in {run_dir / 'summary.md'}")
+    _line(console, "")
+
+
+def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
+    """The columns that fit side by side; those that can best be spared go first (`summary.md` has them)."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + _GAP for name in rows[0]}
+    for name in _SPARED_FIRST:
+        if sum(widths.values()) <= width:
+            break
+        del widths[name]
+    return list(widths)
+
+
+def _shown(chains: tuple[ChainOutcome, ...]) -> list[ChainOutcome]:
+    """The chains of the table, in plan order; where they are too many, those that went wrong go first."""
+    if len(chains) <= _MOST_ROWS:
+        return list(chains)
+    ranked = sorted(range(len(chains)), key=lambda i: (chains[i].verdict not in BAD_VERDICTS, i))
+    return [chains[i] for i in sorted(ranked[:_MOST_ROWS])]
+
+
+def _line(console: rich.console.Console, text: str, style: str = "") -> None:
+    """A line as it is: never broken, so that what is copied from it works."""
+    console.print(Text(clean(text), style=style), soft_wrap=True)

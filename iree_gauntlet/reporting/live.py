@@ -1,0 +1,162 @@
+"""Live progress on a terminal: what runs, for how long, how far the downloads are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import rich.console
+from rich.live import Live
+from rich.text import Text
+
+from iree_gauntlet.reporting.cleaning import clean, one_line
+from iree_gauntlet.reporting.console import download_text, finished_text, started_text, step_title
+from iree_gauntlet.reporting.figures import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["STYLES", "LiveConsole"]
+
+STYLES = {
+    "passed": "green",
+    "failed": "bold red",
+    "error": "bold magenta",
+    "xpassed": "bold red",
+    "xfailed": "cyan",
+    "skipped": "dim",
+    "inconclusive": "yellow",
+}
+# Above this many steps only what did not pass gets a line of its own: thousands of them would scroll away
+# what matters, and all are in the reports.
+_EVERY_STEP_BELOW = 200
+_MOST_LINES = 8
+
+
+class LiveConsole:
+    """Live progress; finished steps scroll by above it.
+
+    Args:
+        stream: a terminal.
+        colour: False for no colours (`NO_COLOR`).
+        width: columns; None for the terminal's own.
+        clock: seconds, for elapsed times.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        colour: bool = True,
+        width: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        # Guards the state only. It is never held while rich is called: rich's refreshing thread holds
+        # rich's own lock when it asks for the state.
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[str, float]] = {}
+        self._downloads: dict[tuple[str, str], tuple[int, int | None]] = {}
+        self._verdicts: dict[str, int] = {}
+        self._total = 0
+        self._done = 0
+        self._waiting = ""
+        self._began = clock()
+        self._console = rich.console.Console(
+            file=stream,
+            force_terminal=True,
+            no_color=not colour,
+            width=width,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+        self._live = Live(
+            self,  # asked by `__rich__` at each painting, so what is shown is never stale
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def run_started(self, run: dict[str, Any]) -> None:
+        """Say what begins, and start the live part."""
+        with self._lock:
+            self._total = len(run["steps"])
+            self._began = self._clock()
+        self._console.print(Text(started_text(run), style="bold"), soft_wrap=True)
+        self._live.start()
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """Show it among those that run."""
+        with self._lock:
+            self._running[str(step["id"])] = (step_title(step), self._clock())
+            self._waiting = ""
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        """Count it; write its line where it is worth one."""
+        verdict = str(result["verdict"])
+        with self._lock:
+            step_id = str(step["id"])
+            self._running.pop(step_id, None)
+            for key in [key for key in self._downloads if key[0] == step_id]:
+                del self._downloads[key]
+            self._done += 1
+            self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1
+            line = finished_text(step, result, self._done, self._total)
+            worth = self._total <= _EVERY_STEP_BELOW or verdict not in ("passed", "xfailed", "skipped")
+        if worth:
+            text = Text(line)
+            start = line.index(verdict)
+            text.stylize(STYLES.get(verdict, ""), start, start + len(verdict))
+            self._console.print(text, soft_wrap=True)
+
+    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+        """Show how far it is."""
+        with self._lock:
+            self._downloads[step_id, url] = (done, total)
+
+    def message(self, text: str) -> None:
+        """Write a line above the live part."""
+        self._console.print(Text(clean(text)), soft_wrap=True)
+
+    def waiting(self, text: str) -> None:
+        """Show what is waited for, in the live part."""
+        with self._lock:
+            self._waiting = text
+
+    def close(self) -> None:
+        """Take the live part away and show the cursor again."""
+        self._live.stop()
+
+    def __rich__(self) -> Text:
+        with self._lock:
+            return Text("\n", no_wrap=True, overflow="ellipsis").join(self._lines())
+
+    def _lines(self) -> list[Text]:
+        now = self._clock()
+        head = Text.assemble((f"{self._done}/{self._total} done", "bold"), f" · {duration(now - self._began)}")
+        for verdict, style in STYLES.items():
+            if verdict != "passed" and self._verdicts.get(verdict):
+                head.append(" · ")
+                head.append(f"{self._verdicts[verdict]} {verdict}", style)
+        lines = [head]
+        room = max(1, min(_MOST_LINES, self._console.height - 5))
+        running = sorted(self._running.values(), key=lambda started: started[1])
+        for title, began in running[:room]:
+            lines.append(Text.assemble("  ", (f"{duration(now - began):>9}", "cyan"), f"  {title}"))
+        if len(running) > room:
+            lines.append(Text(f"  and {len(running) - room} more run", style="dim"))
+        under_way = [
+            (url, done, total) for (_, url), (done, total) in self._downloads.items() if total is None or done < total
+        ]
+        for url, done, total in under_way[:3]:
+            name = one_line(url).rstrip("/").rpartition("/")[2]
+            lines.append(Text(f"  download {name}: {download_text(done, total)}", style="blue"))
+        if len(under_way) > 3:
+            lines.append(Text(f"  and {len(under_way) - 3} more downloads", style="dim"))
+        if self._waiting:
+            lines.append(Text(f"  waiting: {one_line(self._waiting)}", style="yellow"))
+        return lines

@@ -1,0 +1,63 @@
+"""The reports of a run, from its journal alone: also of a run that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.reporting.junit import junit_document
+from iree_gauntlet.reporting.outcome import outcome_of
+from iree_gauntlet.reporting.summary import append_step_summary as append_to_step_summary
+from iree_gauntlet.reporting.summary import summary_markdown
+from iree_gauntlet.reporting.summary_json import summary_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.reporting.outcome import RunOutcome
+
+__all__ = ["REPORT_NAMES", "write_reports"]
+
+REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
+_JOURNAL_NAME = "journal.jsonl"
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summary: bool = False) -> RunOutcome:
+    """Write `junit.xml`, `summary.md` and `summary.json` beside a run's journal.
+
+    The same journal gives the same bytes each time.
+
+    Args:
+        run_dir: the run's folder.
+        environ: the environment; names GitHub's summary file in `GITHUB_STEP_SUMMARY`.
+        append_step_summary: append the summary to that file, where there is one.
+
+    Raises:
+        GauntletError: there is no journal, it cannot be read, or the reports cannot be written.
+    """
+    outcome = outcome_of(read_journal(run_dir / _JOURNAL_NAME))
+    markdown = summary_markdown(outcome)
+    contents = (junit_document(outcome), markdown, summary_json(outcome))
+    for name, content in zip(REPORT_NAMES, contents, strict=True):
+        path = run_dir / name
+        try:
+            write_atomic(path, content)
+        except OSError as error:
+            raise GauntletError(
+                f"{path}: cannot write the report: {error.strerror}",
+                f"make room or give the right to write, then `report {run_dir}` makes it from the journal",
+            ) from error
+    step_summary = environ.get(_STEP_SUMMARY, "")
+    if append_step_summary and step_summary:
+        try:
+            append_to_step_summary(Path(step_summary), markdown)
+        except OSError as error:
+            raise GauntletError(
+                f"{step_summary}: cannot append the summary: {error.strerror}",
+                f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
+            ) from error
+    return outcome

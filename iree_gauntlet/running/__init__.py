@@ -1,0 +1,1 @@
+"""Plan, steps, scheduler, process supervision, journal."""

@@ -1,0 +1,234 @@
+"""A run: executes a plan under the journal, the locks and the scheduler, and tells the console."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.running.modules import ModuleMaker
+from iree_gauntlet.running.performance import check_compile_statistics, run_benchmark
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.results import Result, with_expectation
+from iree_gauntlet.running.scheduler import Limits, Scheduler
+from iree_gauntlet.running.threshold import check_threshold
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.running.journal import Journal
+    from iree_gauntlet.running.machine_lock import MachineLocks
+    from iree_gauntlet.running.module_cache import ModuleCache
+    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.supervisor import Supervisor
+
+__all__ = ["Engine", "Listener", "RunOptions"]
+
+
+class Listener(Protocol):
+    """What is told of a run while it goes on; called from several threads."""
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """A step begins."""
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        """A step has come to something."""
+
+    def waiting(self, text: str) -> None:
+        """The run waits for something outside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        jobs: steps at once before the benchmarks.
+        fail_fast: start nothing more after the first failure.
+        force_recompile: make modules again although they are in the cache.
+        lenient: an unexpected pass does not fail the run.
+        release: the compiler's release, for goldens that belong to one.
+    """
+
+    jobs: int
+    fail_fast: bool
+    force_recompile: bool
+    lenient: bool
+    release: str
+
+
+class Engine:
+    """Executes steps.
+
+    Args:
+        run_dir: the run's folder.
+        store: fetches artifacts.
+        modules: what was compiled before.
+        supervisor: owns the processes.
+        locks: keep other runs on this machine away.
+        cancelled: set to end the run; the locks wait on it too.
+        journal: what happens goes there.
+        listener: and is shown there.
+        options: how to run.
+        obstacle: why a device cannot be used here; empty where it can.
+        available_memory: bytes that are free now.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        store: ArtifactStore,
+        modules: ModuleCache,
+        supervisor: Supervisor,
+        locks: MachineLocks,
+        cancelled: threading.Event,
+        journal: Journal,
+        listener: Listener,
+        options: RunOptions,
+        obstacle: Callable[[str], str],
+        available_memory: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._supervisor = supervisor
+        self._locks = locks
+        self._journal = journal
+        self._listener = listener
+        self._options = options
+        self._obstacle = obstacle
+        self._available_memory = available_memory
+        self._cancelled = cancelled
+        self._processes = Processes(supervisor, run_dir)
+        self._maker = ModuleMaker(
+            modules,
+            self._processes,
+            lambda url: store.fetch(url).sha256,
+            lambda: datetime.now(UTC),
+            force_recompile=options.force_recompile,
+        )
+
+    def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
+        """Runs steps and journals what they come to, up to the `end` event.
+
+        Args:
+            steps: a plan's steps.
+            finished: verdicts of the steps that an earlier part of this run has done.
+
+        Returns:
+            The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
+        """
+        began = time.monotonic()
+        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
+        scheduler = Scheduler(steps, finished, limits, self._work, self._skip)
+        interrupted = False
+        try:
+            verdicts = scheduler.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        if interrupted:
+            code = ExitCode.INTERRUPTED
+        else:
+            code = ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts.values()])
+        self._journal.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
+        return code
+
+    def cancel(self) -> None:
+        """Ends what runs; safe in a signal handler."""
+        self._cancelled.set()
+        self._supervisor.cancel_all()
+
+    def _fits(self, step: Step) -> bool:
+        """Whether there is memory for a compile beside others: the compiler holds a program several times."""
+        sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
+        return self._available_memory() > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+
+    def _work(self, step: Step) -> Verdict:
+        if self._cancelled.is_set():
+            return Verdict.ERROR
+        began = time.monotonic()
+        self._journal.start(step.id)
+        self._listener.step_started(asdict(step))
+        try:
+            result = self._locked(step)
+        except GauntletError as error:
+            result = Result(Verdict.ERROR, error.what, notes=tuple(filter(None, (*step.notes, error.hint))))
+        if self._cancelled.is_set():
+            # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
+            return Verdict.ERROR
+        result = with_expectation(step, result, lenient=self._options.lenient)
+        return self._finish(step, replace(result, seconds=round(time.monotonic() - began, 6)))
+
+    def _skip(self, step: Step, reason: str) -> Verdict:
+        return self._finish(step, Result(Verdict.SKIPPED, reason))
+
+    def _finish(self, step: Step, result: Result) -> Verdict:
+        record = result.as_dict()
+        self._journal.result(step.id, record)
+        self._listener.step_finished(asdict(step), record)
+        return result.verdict
+
+    def _locked(self, step: Step) -> Result:
+        """Runs a step under the machine-wide locks that it needs."""
+        if step.skip:
+            return Result(Verdict.SKIPPED, step.skip)
+        if step.blocked:
+            return Result(Verdict.ERROR, step.blocked, notes=step.notes)
+        device = step.resources.device
+        obstacle = self._obstacle(device) if device else ""
+        if obstacle:
+            return Result(Verdict.ERROR, obstacle, notes=step.notes)
+        with ExitStack() as stack:
+            if step.resources.cores:
+                exclusive = step.resources.exclusive
+                stack.enter_context(self._locks.quiet_machine(exclusive=exclusive, on_wait=self._listener.waiting))
+            if device and (step.resources.exclusive or not device.startswith("local-")):
+                stack.enter_context(self._locks.device_lock(device, self._listener.waiting))
+            return self._execute(step)
+
+    def _execute(self, step: Step) -> Result:
+        match step.stage:
+            case Stage.FETCH:
+                return self._fetch(step)
+            case Stage.IMPORT | Stage.COMPILE:
+                return self._maker.make(step)
+            case Stage.THRESHOLD:
+                return check_threshold(step, self._processes)
+            case Stage.COMPSTAT:
+                return check_compile_statistics(step, self._options.release)
+            case Stage.BENCHMARK:
+                return run_benchmark(step, self._processes)
+
+    def _fetch(self, step: Step) -> Result:
+        fetched: list[dict[str, Any]] = []
+        for item in step.inputs:
+            if self._cancelled.is_set():
+                break
+            got = self._store.fetch(item.url)
+            fetched.append(
+                {
+                    "url": item.url,
+                    "path": str(got.path),
+                    "bytes": got.bytes,
+                    "seconds": round(got.seconds, 6),
+                    "cached": got.cached,
+                }
+            )
+        every = all(item["cached"] for item in fetched)
+        cache = {"hit": every, "key": "", "reason": "all files present" if every else "downloaded"}
+        return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=step.notes)
+
+
+_MEMORY_RESERVE = 2 << 30
+_MEMORY_PER_PROGRAM = 8
+_EXIT_CODES = {
+    Verdict.FAILED: ExitCode.FAILED,
+    Verdict.XPASSED: ExitCode.FAILED,
+    Verdict.ERROR: ExitCode.ERROR,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}

@@ -1,0 +1,335 @@
+"""The store of compiled modules: content-addressed, safe to share, safe to delete at any time.
+
+    <cache>/modules/<first two of key>/<key>/entry.json, <role>...
+    <cache>/modules/by-name/<name>.json     what was last compiled under a name, to explain a miss
+    <cache>/modules/making/                 entries being written, and damaged ones being removed
+
+An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that
+of every file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known
+to it by device, inode, size and time of modification, and not hashed again; nothing of that is kept on disk,
+as a check costs about 1 ms for each MB and a stamp on disk could outlive what it vouches for.
+
+Files pass between the store and a run's folder as hard links where the file system allows, as copies
+otherwise. A writer to the run's file would thus write into the store: files are read-only to make that hard,
+and checked to make it harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.atomic import sync_folder, write_atomic
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running.module_key import canonical_json, describe_changes, make_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+__all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
+
+_ENTRY_FORMAT = 1
+_ENTRY_FILE = "entry.json"
+_ROLE = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9_-]+)*")
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class EntryGoneError(GauntletError):
+    """An entry that was there when it was looked up, and is not any more."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"module {key[:12]} was removed from the cache while it was used",
+            "run again: it will be compiled anew",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A module in the store.
+
+    Attributes:
+        key: what it is found by.
+        files: where each of its files lies, by role. Read-only; use `materialise`.
+        metadata: what was kept with it: statistics, diagnostics, seconds, peak memory.
+        name: whom it was compiled for first.
+        ingredients: what its key was made from.
+        created: when (ISO 8601, UTC).
+    """
+
+    key: str
+    files: dict[str, Path]
+    metadata: dict[str, Any]
+    name: str
+    ingredients: dict[str, str]
+    created: str
+
+    def materialise(self, role: str, destination: Path) -> None:
+        """Put a file of it at a path, replacing what is there; the folder must exist.
+
+        Raises:
+            KeyError: it has no file of that role.
+            EntryGoneError: the store was cleared since the lookup.
+            OSError: the destination cannot be written.
+        """
+        source = self.files[role]
+        try:
+            _place(source, destination)
+        except FileNotFoundError:
+            if destination.parent.is_dir():
+                raise EntryGoneError(self.key) from None
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a lookup came to; `reason` is one line, also for a hit."""
+
+    entry: Entry | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What publishing came to: the entry that is in the store now, or a note why there is none."""
+
+    entry: Entry | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _DamageError(Exception):
+    """What is wrong with an entry."""
+
+    what: str
+
+
+@dataclass(slots=True)
+class ModuleCache:
+    """The store in a cache folder, which need not exist yet. May be used by several threads.
+
+    Attributes:
+        folder: the cache's folder.
+    """
+
+    folder: Path
+    _checked: dict[tuple[int, int, int, int], str] = field(default_factory=dict)
+
+    @property
+    def _modules(self) -> Path:
+        return self.folder / "modules"
+
+    def lookup(self, key: str) -> Lookup:
+        """Find an entry and check it; a damaged one is removed and counts as missing."""
+        place = self._place_of(key)
+        try:
+            return Lookup(self._read(key, place), "found")
+        except FileNotFoundError:
+            if not place.exists():
+                return Lookup(None, "not in the cache")
+            what = "a file is missing"
+        except _DamageError as damage:
+            what = damage.what
+        except OSError as error:
+            return Lookup(None, f"unreadable: {error.strerror}")
+        reason = f"damaged: {what}"
+        with contextlib.suppress(OSError):
+            self._remove(place)
+        return Lookup(None, reason)
+
+    def publish(
+        self,
+        files: Mapping[str, Path],
+        *,
+        name: str,
+        ingredients: Mapping[str, str],
+        metadata: Mapping[str, Any],
+        created: datetime,
+    ) -> Publication:
+        """Put a module into the store.
+
+        The module exists already, so nothing that is wrong with the store is an error: a read-only or full
+        one gives a note. Where another process was first, its entry stands.
+
+        Args:
+            files: what to keep, by role. They become read-only, and share their bytes with the store
+                where the file system allows.
+            name: a human name (the module's id) to explain later misses by.
+            ingredients: what the key is made from.
+            metadata: JSON.
+            created: now, with a time zone.
+
+        Raises:
+            ValueError: a role that is no plain lower-case file name, or metadata that is no strict JSON.
+            FileNotFoundError: a file to keep is not there.
+        """
+        key = make_key(ingredients)
+        for role in files:
+            if not _ROLE.fullmatch(role) or role == _ENTRY_FILE:
+                raise ValueError(f"{role!r} is no role")
+        sources = {role: path.resolve(strict=True) for role, path in files.items()}
+        document: dict[str, Any] = {
+            "format": _ENTRY_FORMAT,
+            "key": key,
+            "name": name,
+            "created": created.isoformat(timespec="milliseconds"),
+            "ingredients": dict(ingredients),
+            "metadata": dict(metadata),
+        }
+        canonical_json(document)
+        try:
+            making = self._modules / "making"
+            making.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
+        except OSError as error:
+            return Publication(None, f"not kept in the cache: {error.strerror}")
+        try:
+            publication = self._fill_and_rename(temporary, key, sources, document)
+        except OSError as error:
+            return Publication(None, f"not kept in the cache: {error.strerror}")
+        finally:
+            # Of no effect after the rename.
+            shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            by_name = self._name_file(name)
+            by_name.parent.mkdir(exist_ok=True)
+            write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
+        except OSError as error:
+            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
+        return publication
+
+    def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:
+        """Why a module is not in the store: what changed since it was last compiled under this name."""
+        try:
+            record = json.loads(self._name_file(name).read_bytes())
+            before = {str(key): str(value) for key, value in record["ingredients"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return "never compiled here"
+        return describe_changes(before, ingredients) or "was compiled here, but is no longer in the cache"
+
+    def _place_of(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key")
+        return self._modules / key[:2] / key
+
+    def _name_file(self, name: str) -> Path:
+        # The hash keeps names apart that differ in what a file name cannot hold, or in case alone.
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
+
+    def _read(self, key: str, place: Path) -> Entry:
+        """Read and check an entry.
+
+        Raises:
+            FileNotFoundError: it, or a part of it, is not there.
+            _DamageError: it is not what was written.
+        """
+        data = (place / _ENTRY_FILE).read_bytes()
+        try:
+            outer = json.loads(data)
+            document = outer["entry"]
+            # The bytes themselves are compared, so that no changed byte is overlooked.
+            intact = data == _sealed(document)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            intact = False
+        if not intact:
+            raise _DamageError(f"{_ENTRY_FILE} is not as it was written")
+        if document["format"] != _ENTRY_FORMAT or document["key"] != key:
+            raise _DamageError(f"{_ENTRY_FILE} belongs to another key or format")
+        files: dict[str, Path] = {}
+        for role, expected in document["files"].items():
+            if not _ROLE.fullmatch(role):
+                raise _DamageError(f"{_ENTRY_FILE} names {role!r} as a file")
+            files[role] = place / role
+            if self._hash(files[role]) != expected["sha256"]:
+                raise _DamageError(f"the checksum of {role} does not match")
+        return Entry(key, files, document["metadata"], document["name"], document["ingredients"], document["created"])
+
+    def _hash(self, path: Path) -> str:
+        with path.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            # Not the time of change (ctime): a new hard link alters it.
+            stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            known = self._checked.get(stamp)
+            if known is None:
+                known = hashlib.file_digest(stream, "sha256").hexdigest()
+                self._checked[stamp] = known
+        return known
+
+    def _fill_and_rename(
+        self, temporary: Path, key: str, sources: dict[str, Path], document: dict[str, Any]
+    ) -> Publication:
+        described: dict[str, dict[str, Any]] = {}
+        for role, source in sources.items():
+            path = temporary / role
+            _link_or_copy(source, path)
+            path.chmod(0o444)
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+            described[role] = {"sha256": self._hash(path), "bytes": path.stat().st_size}
+        document["files"] = described
+        write_atomic(temporary / _ENTRY_FILE, _sealed(document))
+        temporary.chmod(0o755)
+        place = self._place_of(key)
+        place.parent.mkdir(exist_ok=True)
+        # Twice: what stands there may turn out to be damaged, and is removed by the lookup then.
+        for _ in range(2):
+            try:
+                temporary.rename(place)
+            except OSError:
+                if not place.exists():
+                    raise
+            else:
+                sync_folder(place.parent)
+            found = self.lookup(key)
+            if found.entry is not None:
+                return Publication(found.entry)
+        return Publication(None, f"not kept in the cache: {found.reason}")
+
+    def _remove(self, place: Path) -> None:
+        """Take an entry out in one rename, then delete it at leisure."""
+        making = self._modules / "making"
+        making.mkdir(exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
+        try:
+            place.rename(aside / "entry")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sealed(document: dict[str, Any]) -> bytes:
+    """The content of entry.json: the entry, and its checksum."""
+    checksum = hashlib.sha256(canonical_json(document)).hexdigest()
+    return canonical_json({"checksum": checksum, "entry": document}) + b"\n"
+
+
+def _place(source: Path, destination: Path) -> None:
+    """Put a file at a path by hard link or copy, in one step, replacing what is there."""
+    folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
+    try:
+        temporary = folder / "module"
+        _link_or_copy(source, temporary)
+        temporary.replace(destination)
+    finally:
+        # Also because rename(2) leaves both names where they are links to one file.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, one without links, another owner's file, or too many links.
+        shutil.copyfile(source, destination)
+        destination.chmod(0o444)

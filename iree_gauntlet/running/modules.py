@@ -1,0 +1,179 @@
+"""Import and compile steps: from the cache where it has them, by the tools where not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running.module_cache import EntryGoneError
+from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.running.results import Result, after_process, first_error
+from iree_gauntlet.running.supervisor import disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from iree_gauntlet.running.module_cache import Entry, ModuleCache
+    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["ModuleMaker", "dispatch_count", "read_statistics"]
+
+# Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
+_MOST_DIAGNOSTICS = 64 * 1024
+
+
+class ModuleMaker:
+    """Makes what import and compile steps make.
+
+    Args:
+        cache: the store of what was made before.
+        processes: starts the tools.
+        program_hash: SHA-256 of the file of a URL.
+        clock: gives the present time, with a time zone.
+        force_recompile: whether to make it again although it is in the cache, and compare.
+    """
+
+    def __init__(
+        self,
+        cache: ModuleCache,
+        processes: Processes,
+        program_hash: Callable[[str], str],
+        clock: Callable[[], datetime],
+        *,
+        force_recompile: bool,
+    ) -> None:
+        self._cache = cache
+        self._processes = processes
+        self._program_hash = program_hash
+        self._clock = clock
+        self._force = force_recompile
+
+    def make(self, step: Step) -> Result:
+        """Runs an import or compile step."""
+        ingredients = dict(step.cache.ingredients)
+        source = next(item for item in step.inputs if item.role == "program")
+        ingredients["program"] = ingredients["program"] or self._program_hash(source.url)
+        key = make_key(ingredients)
+        found = self._cache.lookup(key)
+        Path(step.folder).mkdir(parents=True, exist_ok=True)
+        if found.entry is not None and not self._force:
+            try:
+                return self._from_cache(step, found.entry, key)
+            except EntryGoneError:
+                # Somebody cleared the cache between the two lines above: make it again.
+                found = self._cache.lookup(key)
+        if self._force:
+            reason = "--force-recompile"
+        elif found.reason.startswith(("damaged", "unreadable")):
+            reason = found.reason
+        else:
+            reason = self._cache.explain_miss(step.id, ingredients)
+        return self._by_tool(step, key, ingredients, reason, found.entry)
+
+    def _from_cache(self, step: Step, entry: Entry, key: str) -> Result:
+        for role, path in step.outputs:
+            if role in entry.files:
+                entry.materialise(role, Path(path))
+        metadata = entry.metadata
+        return Result(
+            Verdict.PASSED,
+            command=self._processes.typed(step),
+            cache={"hit": True, "key": key, "reason": "in the cache"},
+            statistics=metadata.get("statistics"),
+            notes=(*step.notes, *metadata.get("notes", ())),
+        )
+
+    def _by_tool(
+        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: Entry | None
+    ) -> Result:
+        cache: dict[str, Any] = {"hit": False, "key": key, "reason": reason}
+        for _, path in step.outputs:
+            # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
+            Path(path).unlink(missing_ok=True)
+        outcome = self._processes.run(step)
+        log = self._processes.log(step)
+        if outcome.exit_code != 0:
+            tool = "iree-compile" if step.stage is Stage.COMPILE else "the ONNX import"
+            lines = self._processes.error_lines(step)
+            result = after_process(
+                outcome,
+                tool=tool,
+                timeout=step.timeout,
+                reason=first_error(lines),
+                disk_full=disk_full(Path(step.folder), lines),
+            )
+            return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
+        missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
+        if missing:
+            text = f"exit code 0, but {Path(missing[0]).name} was not written"
+            return self._processes.complete(step, outcome, Result(Verdict.ERROR, text, cache=cache, log=log))
+        statistics = self._statistics(step, outcome.seconds, outcome.peak_rss_bytes)
+        notes = [*step.notes]
+        if previous is not None:
+            notes.append(_comparison_note(step, previous))
+        files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
+        metadata = {
+            "statistics": statistics,
+            "diagnostics": "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:],
+            "command": self._processes.typed(step),
+        }
+        published = self._cache.publish(
+            files, name=step.id, ingredients=ingredients, metadata=metadata, created=self._clock()
+        )
+        if published.note:
+            notes.append(published.note)
+        result = Result(
+            Verdict.PASSED,
+            cache=cache,
+            statistics=statistics,
+            notes=tuple(notes),
+            log=log,
+            tail=tuple(outcome.tail),
+        )
+        return self._processes.complete(step, outcome, result)
+
+    def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
+        figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
+        outputs = dict(step.outputs)
+        if step.stage is Stage.COMPILE:
+            figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
+            figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
+        return figures
+
+
+def read_statistics(path: Path) -> dict[str, Any]:
+    """The compiler's statistics.
+
+    Raises:
+        GauntletError: the file is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GauntletError(
+            f"the compile statistics {path} cannot be read: {error}", "Run again with --force-recompile."
+        ) from error
+    if not isinstance(content, dict):
+        raise GauntletError(f"the compile statistics {path} are no JSON object", "Run again with --force-recompile.")
+    return content
+
+
+def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
+    """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
+    count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
+    return int(count) if count is not None else None
+
+
+def _comparison_note(step: Step, previous: Entry) -> str:
+    role = "module" if step.stage is Stage.COMPILE else "program"
+    same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
+    if same:
+        return "made again: the same bytes as in the cache"
+    return "made again: other bytes than in the cache; this compiler is not deterministic here, or the entry is stale"

@@ -1,0 +1,80 @@
+"""Benchmark and compile-statistics steps: figures against goldens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Metric, Verdict
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.goldens import check_figure, check_time
+from iree_gauntlet.measuring.machine import benchmark_warnings, machine_state
+from iree_gauntlet.running.modules import dispatch_count, read_statistics
+from iree_gauntlet.running.results import Result, after_process, shorten
+from iree_gauntlet.running.supervisor import disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.measuring.goldens import Check
+    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["check_compile_statistics", "run_benchmark"]
+
+_TOOL = "iree-benchmark-module"
+
+
+def run_benchmark(step: Step, processes: Processes) -> Result:
+    """Runs a benchmark step: all repetitions are kept, the mean is held against the golden time."""
+    state = machine_state()
+    outcome = processes.run(step)
+    if outcome.exit_code != 0:
+        lines = processes.error_lines(step)
+        result = after_process(
+            outcome,
+            tool=_TOOL,
+            timeout=step.timeout,
+            reason=shorten(next((line for line in lines if line.strip()), "")),
+            disk_full=disk_full(Path(step.folder), lines),
+        )
+        return processes.complete(step, outcome, result)
+    try:
+        samples = parse_benchmark_rows(processes.stdout(step))[0]
+    except GauntletError as error:
+        failed = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
+        return processes.complete(step, outcome, failed)
+    checks = [check_time(samples, step.goldens, step.golden_keys, step.sku)]
+    result = replace(
+        _judged(checks),
+        samples=samples.as_dict(),
+        statistics={"machine": state.as_dict()},
+        notes=(*step.notes, *benchmark_warnings(state)),
+        log=processes.log(step, "stdout.txt"),
+    )
+    return processes.complete(step, outcome, result)
+
+
+def check_compile_statistics(step: Step, release: str) -> Result:
+    """Holds a module's dispatch count and size against its goldens; every figure is reported."""
+    paths = {item.role: Path(item.path) for item in step.inputs}
+    figures = {
+        Metric.DISPATCH_COUNT: dispatch_count(read_statistics(paths["statistics"])),
+        Metric.BINARY_SIZE_BYTES: paths["module"].stat().st_size,
+    }
+    checks = [
+        check_figure(metric, measured, step.goldens, release)
+        for metric, measured in figures.items()
+        if measured is not None
+    ]
+    statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
+    return replace(_judged(checks), statistics=statistics, notes=step.notes)
+
+
+def _judged(checks: Sequence[Check]) -> Result:
+    broken = [check for check in checks if check.passed is False]
+    verdict = Verdict.FAILED if broken else Verdict.PASSED
+    reason = shorten("; ".join(check.describe() for check in broken))
+    return Result(verdict, reason, checks=tuple(check.as_dict() for check in checks))

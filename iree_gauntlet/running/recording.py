@@ -1,0 +1,78 @@
+"""Recording expected outputs: a model's published ONNX file, run by onnxruntime, beside its spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.running.steps import Command
+
+if TYPE_CHECKING:
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.cases import Case
+    from iree_gauntlet.running.supervisor import Supervisor
+
+__all__ = ["record_outputs"]
+
+_TIMEOUT_SECONDS = 1800.0
+
+
+def record_outputs(
+    case: Case, store: ArtifactStore, supervisor: Supervisor, python: str, script: str, logs: Path
+) -> list[Path]:
+    """Records the expected outputs of a quality case.
+
+    Args:
+        case: a case of an ONNX program.
+        store: fetches the model and its inputs.
+        supervisor: owns the process.
+        python: interpreter that has onnxruntime.
+        script: the recorder.
+        logs: folder for its output.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: the case is none that can be recorded.
+        ArtifactError: the model or an input cannot be had.
+        GauntletError: the recorder failed or refused an output.
+    """
+    program = case.modules[-1].program
+    if program.onnx is None:
+        raise UsageError(
+            f"{case.origin.file}: {program.url} is no .onnx file: onnxruntime cannot run it",
+            "Record with the framework that the program comes from.",
+        )
+    folder = _output_folder(case)
+    files = [store.fetch(argument.url) for argument in case.inputs]
+    argv = [python, script, "--model", str(store.fetch(program.url).path), "--model-url", program.url]
+    for file in files:
+        argv += ["--input", str(file.path), "--input-url", file.url]
+    tolerance = parse_tolerances(case.run_flags)
+    argv += ["--output-folder", str(folder), "--tolerance", repr(max(tolerance.f32, tolerance.f16))]
+    outcome = supervisor.run(
+        Command(tuple(argv), str(Path.cwd())),
+        stdout=logs / "record.stdout.txt",
+        stderr=logs / "record.stderr.txt",
+        timeout=_TIMEOUT_SECONDS,
+    )
+    if outcome.exit_code != 0:
+        raise GauntletError(
+            f"{case.origin.file}: nothing was recorded: {' '.join(outcome.tail[-1:]) or 'the recorder failed'}",
+            "onnxruntime is needed: pip install 'iree-gauntlet[record]'; see docs/add-a-model.md.",
+        )
+    return sorted(folder.glob("output_*.npy"))
+
+
+def _output_folder(case: Case) -> Path:
+    """The folder of the outputs that a spec names, or the one named after the spec."""
+    named = {Path(unquote(urlsplit(argument.url).path)).parent for argument in case.expected_outputs if argument.url}
+    if len(named) == 1:
+        return named.pop()
+    if named:
+        raise UsageError(f"{case.origin.file}: outputs lie in {len(named)} folders", "Keep them in one folder.")
+    return Path(case.origin.file).with_suffix("")

@@ -1,0 +1,126 @@
+"""A step: one unit of work, fully described before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iree_gauntlet.cases import Golden, OnnxImport, Origin, Stage
+
+__all__ = ["CacheLookup", "Command", "Resources", "Step", "StepInput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process to start: exact argument vector, working directory, changes of the environment."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """A file that a step reads.
+
+    Attributes:
+        role: what it is to the step (`program`, `input`, `expected_output`, `parameters`, `module`).
+        url: where it comes from; empty for what another step makes.
+        path: where it lies on this machine when the step starts.
+        sha256: its hash where known.
+    """
+
+    role: str
+    path: str
+    url: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a step needs while it runs.
+
+    Attributes:
+        cores: 0 for steps that wait on something else (a download).
+        exclusive: nothing else of any run on this machine may run beside it.
+        device: the device that it uses (`local-task`, `hip`), empty for none.
+    """
+
+    cores: int = 1
+    exclusive: bool = False
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLookup:
+    """Whether a step would be served from a cache, and why or why not.
+
+    Attributes:
+        key: content key; empty where an input's content is not known yet.
+        hit: whether the result is there.
+        reason: one line for people.
+        ingredients: what the key was made from, by name, to explain a miss.
+    """
+
+    key: str = ""
+    hit: bool = False
+    reason: str = ""
+    ingredients: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of work in a chain.
+
+    Attributes:
+        id: `<chain>:<stage>`, with `.<role>` for the modules beside the main one.
+        chain: `<model>/<submodel>@<target>`.
+        dialect, model, submodel, target, sku: what it belongs to.
+        stage: kind of work.
+        needs: ids of steps that must have come well out before it.
+        command: the process; None for steps that run inside the toolkit (fetch, compstat).
+        inputs: files that it reads.
+        outputs: files that it makes, by role.
+        folder: its own folder inside the run's folder, for outputs and logs.
+        cache: lookup made when planning.
+        resources: what it needs.
+        timeout: seconds until it is ended.
+        expect_failure: why it is expected to fail; empty where it is expected to pass.
+        skip: why it does not run; empty where it runs.
+        blocked: what is missing that it needs; empty where nothing is.
+        goldens: figures that it is held against.
+        golden_keys: SKUs that the spec has golden times for.
+        notes: what was changed on the way (flags translated, a golden left out and why).
+        origin: where the case is written.
+        onnx: how the program is imported (import steps).
+    """
+
+    id: str
+    chain: str
+    dialect: str
+    model: str
+    submodel: str
+    target: str
+    sku: str
+    stage: Stage
+    folder: str
+    timeout: float
+    origin: Origin
+    needs: tuple[str, ...] = ()
+    command: Command | None = None
+    inputs: tuple[StepInput, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    cache: CacheLookup = field(default_factory=CacheLookup)
+    resources: Resources = field(default_factory=Resources)
+    expect_failure: str = ""
+    skip: str = ""
+    blocked: str = ""
+    goldens: tuple[Golden, ...] = ()
+    golden_keys: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    onnx: OnnxImport | None = None
+
+    def output(self, role: str) -> str:
+        """Path of the output of a role; KeyError where it has none."""
+        return dict(self.outputs)[role]

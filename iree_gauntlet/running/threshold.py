@@ -1,0 +1,126 @@
+"""The threshold step: does a model give the expected numbers, and if not, by how much.
+
+The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same
+module keeps its outputs, so that the figures of every output can be reported; they are compared here by the
+same rule, and the two verdicts must agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.arrays import read_arguments, read_output
+from iree_gauntlet.measuring.comparison import compare_outputs
+from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.running.results import Result, after_process, shorten
+from iree_gauntlet.running.supervisor import disk_full
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.measuring.arrays import Tensor
+    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.steps import Command, Step
+
+__all__ = ["check_threshold"]
+
+_TOOL = "iree-run-module"
+_EXPECTED = "--expected_output="
+# A model that passed and whose run takes longer is not run again for its figures.
+_LONG_RUN_SECONDS = 120.0
+
+
+def check_threshold(step: Step, processes: Processes) -> Result:
+    """Runs a threshold step."""
+    assert step.command is not None, "planned with a command"
+    outcome = processes.run(step)
+    log = processes.log(step, "stdout.txt")
+    passed = outcome.exit_code == 0
+    complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
+    if not passed and not complaints:
+        lines = processes.error_lines(step)
+        reason = _status_line(lines)
+        result = after_process(
+            outcome,
+            tool=_TOOL,
+            timeout=step.timeout,
+            reason=reason,
+            disk_full=disk_full(Path(step.folder), lines),
+        )
+        log = processes.log(step)
+        return processes.complete(step, outcome, replace(result, log=log, notes=(*step.notes, *result.notes)))
+    verdict = Verdict.PASSED if passed else Verdict.FAILED
+    result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
+    if not passed:
+        result = replace(result, reason=shorten(complaints[0].removeprefix("[FAILED] ")))
+    if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
+        result = _with_figures(step, step.command, processes, result)
+    return processes.complete(step, outcome, result)
+
+
+def _with_figures(step: Step, command: Command, processes: Processes, result: Result) -> Result:
+    """Runs again with the outputs kept, and compares them here."""
+    try:
+        expected = read_arguments(
+            (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED)),
+            Path(command.cwd),
+        )
+        tolerances = parse_tolerances(command.argv)
+    except GauntletError as error:
+        return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
+    paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
+    kept = [flag for flag in command.argv if not flag.startswith(_EXPECTED)]
+    argv = (*kept, *(f"--output=@{path}" for path in paths))
+    outcome = processes.run(step, replace(command, argv=argv), name="outputs.")
+    result = replace(
+        result,
+        tool_seconds=result.tool_seconds + outcome.seconds,
+        cpu_seconds=result.cpu_seconds + outcome.cpu_seconds,
+        peak_rss_bytes=max(result.peak_rss_bytes, outcome.peak_rss_bytes),
+    )
+    if outcome.exit_code != 0:
+        why = _status_line(processes.error_lines(step, "outputs."))
+        return replace(
+            result,
+            notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}")),
+        )
+    try:
+        actual = [_read(path, tensor) for path, tensor in zip(paths, expected, strict=True)]
+    except GauntletError as error:
+        return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
+    comparisons = compare_outputs(actual, expected, tolerances)
+    records: list[dict[str, Any]] = [comparison.as_dict() for comparison in comparisons]
+    result = replace(result, outputs=tuple(records))
+    agrees = all(comparison.passed for comparison in comparisons) == (result.verdict is Verdict.PASSED)
+    if not agrees:
+        note = (
+            "a second run of the same module gives another verdict than the first: its results are not "
+            "deterministic, or near the tolerance"
+        )
+        return replace(result, notes=(*result.notes, note))
+    failing = [comparison for comparison in comparisons if not comparison.passed]
+    if failing:
+        return replace(result, reason=shorten(f"output {failing[0].index}: {failing[0].message}"))
+    return result
+
+
+def _output_path(expected: Tensor | None, path: Path) -> Path:
+    """`.npy` keeps the shape; raw bytes for the types that it cannot hold."""
+    return path if expected is None or expected.array.dtype.kind in "fiub" else path.with_suffix(".bin")
+
+
+def _read(path: Path, expected: Tensor | None) -> Tensor:
+    return read_output(path, expected.type if path.suffix == ".bin" and expected is not None else None)
+
+
+def _status_line(lines: Sequence[str]) -> str:
+    """IREE's status in an error's text: `…; INVALID_ARGUMENT; why; while …` without the source path."""
+    for line in lines:
+        parts = [part.strip() for part in line.split(";")]
+        if len(parts) > 1 and ".c" in parts[0]:
+            return shorten("; ".join(parts[1:3]))
+    return shorten(next((line for line in lines if line.strip()), ""))

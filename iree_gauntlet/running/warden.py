@@ -1,0 +1,397 @@
+"""The warden: a small process that starts, times and ends the processes of one run.
+
+It is a program of its own, run by `supervisor.py` with the toolkit's Python, and imports nothing but the
+standard library. That it is a process apart has four reasons:
+
+- If the toolkit dies, by whatever signal, the warden reads the end of its control socket and kills all that
+  it has started, grandchildren included, on every system. Linux's `PR_SET_PDEATHSIG` would reach direct
+  children only, fires when the *thread* that forked exits, and must be set between fork and exec, which
+  doubles the cost of a start. If the warden is killed, the toolkit knows the groups and kills them.
+- The kernel starts a child's `ru_maxrss` at the peak of the process that forked it (`exec_mmap` in Linux's
+  fs/exec.c). Forked from a toolkit that holds arrays, every tool would seem to need as much memory.
+- Deadlines are kept while the toolkit's interpreter is busy or stuck.
+- It is the subreaper of what it starts (Linux), so that the kernel tells exactly when the last member of a
+  group is gone, and a process that left its group is still found.
+
+Talk: standard input is a stream socket. `r` with a file descriptor hands over a connection for one process;
+`c` cancels all that run and all to come, a second `c` kills without grace; the end of the stream ends
+everything. On a connection comes one line of JSON (`Request`); back go the process's id on a line as soon
+as it runs, and a line of JSON at its end (`Report`). A connection that is closed before that cancels it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+__all__ = ["Report", "Request", "main"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+# How often a group is looked at whose leader is gone while members live on.
+_DRAIN_SECONDS = 0.02
+
+
+class Request(TypedDict):
+    """A process to start; paths are absolute, times are seconds."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    stdout: str
+    stderr: str
+    timeout: float
+    grace: float
+    kill_patience: float
+    private: str
+
+
+class Report(TypedDict):
+    """How it went.
+
+    `started` is false where nothing was started: for `cancelled`, or for an error of the system with its
+    number, text and the file that it is about. `stuck` says that it outlived SIGKILL.
+    """
+
+    started: bool
+    error_number: int
+    error_text: str
+    error_file: str
+    status: int
+    timed_out: bool
+    cancelled: bool
+    stuck: bool
+    seconds: float
+    cpu_seconds: float
+    peak_rss_bytes: int
+
+
+def _report() -> Report:
+    return Report(
+        started=False,
+        error_number=0,
+        error_text="",
+        error_file="",
+        status=0,
+        timed_out=False,
+        cancelled=False,
+        stuck=False,
+        seconds=0.0,
+        cpu_seconds=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """A process under way; times are of the monotonic clock."""
+
+    connection: socket.socket
+    request: Request
+    report: Report
+    process: subprocess.Popen[bytes]
+    begun: float
+    deadline: float
+    leader_gone: bool = False
+    terminated: bool = False
+    killed: bool = False
+
+    @property
+    def group(self) -> int:
+        return self.process.pid
+
+
+class _Warden:
+    """One run's processes. Single-threaded: all is done between two waits of the selector."""
+
+    def __init__(self, control: socket.socket, wake: int) -> None:
+        self._control = control
+        self._wake = wake
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._reading: dict[socket.socket, bytearray] = {}
+        self._runs: dict[int, _Run] = {}
+        self._cancels = 0
+        self._subreaper = _become_subreaper()
+
+    def serve(self) -> None:
+        """Work until the control socket ends, then kill what is left."""
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._control:
+                    if not self._obey():
+                        self._end_everything()
+                        return
+                elif key.fileobj == self._wake:
+                    os.read(self._wake, 4096)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._listen(key.fileobj)
+            self._reap()
+            self._tend()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None for never."""
+        if not self._runs:
+            return None
+        if any(run.leader_gone for run in self._runs.values()):
+            return _DRAIN_SECONDS
+        due = min(run.deadline for run in self._runs.values())
+        return None if due == float("inf") else max(0.0, due - time.monotonic())
+
+    def _obey(self) -> bool:
+        """Read one command; False at the end of the stream."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+        except ConnectionResetError:
+            return False
+        if data == b"r" and descriptors:
+            connection = socket.socket(fileno=descriptors[0])
+            connection.setblocking(False)
+            self._reading[connection] = bytearray()
+            self._selector.register(connection, selectors.EVENT_READ)
+        elif data == b"c":
+            self._cancels += 1
+            for run in self._runs.values():
+                self._cancel(run)
+        return bool(data)
+
+    def _listen(self, connection: socket.socket) -> None:
+        """Take in a request, or notice that nobody waits for the answer any more."""
+        try:
+            data = connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        buffer = self._reading.get(connection)
+        if buffer is None or not data:
+            self._hang_up(connection)
+            for run in self._runs.values():
+                if run.connection is connection:
+                    self._cancel(run)
+            return
+        buffer += data
+        if buffer.endswith(b"\n"):
+            del self._reading[connection]
+            self._start(connection, json.loads(buffer))
+
+    def _start(self, connection: socket.socket, request: Request) -> None:
+        report = _report()
+        if self._cancels:
+            report["cancelled"] = True
+            self._answer(connection, report)
+            return
+        begun = time.monotonic()
+        try:
+            # The same file for both streams is opened once, or they would overwrite each other.
+            with Path(request["stdout"]).open("wb") as out, contextlib.ExitStack() as opened:
+                same = request["stdout"] == request["stderr"]
+                err = out if same else opened.enter_context(Path(request["stderr"]).open("wb"))
+                process = subprocess.Popen(
+                    request["argv"],
+                    cwd=request["cwd"],
+                    env=request["env"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError):
+                report["error_number"] = error.errno or 0
+                report["error_file"] = str(error.filename or "")
+            report["error_text"] = (isinstance(error, OSError) and error.strerror) or str(error)
+            self._answer(connection, report)
+            return
+        report["started"] = True
+        with contextlib.suppress(OSError):
+            connection.sendall(b"%d\n" % process.pid)
+        deadline = begun + request["timeout"]
+        self._runs[process.pid] = _Run(connection, request, report, process, begun, deadline)
+
+    def _cancel(self, run: _Run) -> None:
+        run.report["cancelled"] = run.report["cancelled"] or not run.report["timed_out"]
+        if self._cancels > 1:
+            self._kill(run)
+        elif not run.terminated:
+            self._terminate(run)
+
+    def _terminate(self, run: _Run) -> None:
+        run.terminated = True
+        run.deadline = time.monotonic() + run.request["grace"]
+        _signal_group(run.group, signal.SIGTERM)
+
+    def _kill(self, run: _Run) -> None:
+        if not run.killed:
+            run.terminated = run.killed = True
+            run.deadline = time.monotonic() + run.request["kill_patience"]
+        _signal_group(run.group, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: leaders, and orphans that came here as to their subreaper."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            run = self._runs.get(pid)
+            if run is None or run.leader_gone:
+                continue
+            run.leader_gone = True
+            run.process.returncode = status
+            run.report["status"] = status
+            run.report["seconds"] = time.monotonic() - run.begun
+            run.report["cpu_seconds"] = usage.ru_utime + usage.ru_stime
+            # getrusage(2): kilobytes on Linux, bytes on macOS.
+            run.report["peak_rss_bytes"] = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    def _tend(self) -> None:
+        """Move every run on: overdue ones to their end, ended ones out."""
+        now = time.monotonic()
+        for run in list(self._runs.values()):
+            if run.leader_gone:
+                if not self._has_members(run.group):
+                    self._finish(run)
+                    continue
+                if not run.terminated:
+                    # Its leader came to an end; what it left behind has nobody to work for.
+                    self._kill(run)
+            if now < run.deadline:
+                continue
+            if run.killed:
+                self._finish(run, stuck=True)
+            elif run.terminated:
+                self._kill(run)
+            else:
+                run.report["timed_out"] = True
+                self._terminate(run)
+
+    def _has_members(self, group: int) -> bool:
+        """Whether a process lives in the group of a leader that was collected.
+
+        With a subreaper every such process is this one's child, or the descendant of one, and the kernel
+        answers exactly. Elsewhere a signal of no effect asks; macOS answers EPERM where only zombies are.
+        """
+        if self._subreaper:
+            try:
+                while os.waitpid(-group, os.WNOHANG) != (0, 0):
+                    pass
+            except ChildProcessError:
+                return False
+            return True
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def _finish(self, run: _Run, *, stuck: bool = False) -> None:
+        if stuck:
+            run.report["stuck"] = True
+            if not run.leader_gone:
+                run.report["seconds"] = time.monotonic() - run.begun
+                run.process.returncode = -signal.SIGKILL
+        del self._runs[run.group]
+        if not self._runs:
+            _kill_children()
+        self._answer(run.connection, run.report)
+
+    def _answer(self, connection: socket.socket, report: Report) -> None:
+        # The asker may have gone away; a report is far smaller than a socket's buffer.
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(report).encode() + b"\n")
+        self._hang_up(connection)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._reading.pop(connection, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+        connection.close()
+
+    def _end_everything(self) -> None:
+        """Kill all groups and orphans, and remove the private folders that their owner cannot remove."""
+        runs = list(self._runs.values())
+        for run in runs:
+            self._kill(run)
+        until = max((run.deadline for run in runs), default=0.0)
+        while self._runs and time.monotonic() < until:
+            time.sleep(_DRAIN_SECONDS / 4)
+            self._reap()
+            self._tend()
+        _kill_children()
+        for run in runs:
+            if run.request["private"]:
+                shutil.rmtree(run.request["private"], ignore_errors=True)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    # Gone already, or (macOS) nothing but zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _kill_children() -> None:
+    """Kill this process's children until there are none: called when no run owns any.
+
+    Linux only; what left its group elsewhere cannot be found.
+    """
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for _ in range(100):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        try:
+            pids = [int(pid) for pid in children.read_text(encoding="ascii").split()]
+        except OSError:
+            return
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _become_subreaper() -> bool:
+    """Have orphaned descendants handed to this process; False where the system knows no such thing."""
+    if sys.platform != "linux":
+        return False
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return False
+    return bool(prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def main() -> None:
+    """Serve the socket that is standard input."""
+    # Handlers, not SIG_IGN: an ignored signal stays ignored in the tools, a handled one does not. Who
+    # wants to stop the run tells the toolkit, which tells the warden.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    wake, woken = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    control = socket.socket(fileno=os.dup(0))
+    # Nothing that is started may keep a folder busy, or the control socket open.
+    os.chdir("/")
+    _Warden(control, wake).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Invoke tasks: parse options, call the engine, print."""

@@ -1,0 +1,95 @@
+"""What earlier runs say: which is the newest, what failed in it, and what a resumed run need not do again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.journal_format import read_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["failed_chains", "finished_verdicts", "newest_run"]
+
+_JOURNAL = "journal.jsonl"
+# Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
+_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
+_GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
+
+
+def newest_run(folder: Path, name: str = "", *, other_than: Path | None = None) -> Path:
+    """The newest run of a suite (or of any).
+
+    Raises:
+        UsageError: there is none.
+    """
+    runs = [path.parent for path in folder.glob(f"*/{_JOURNAL}") if path.parent != other_than]
+    runs = [path for path in runs if not name or (read_journal(path / _JOURNAL).runs[:1] and _suite_of(path) == name)]
+    if not runs:
+        what = f"no run of {name!r}" if name else "no run"
+        raise UsageError(f"{what} in {folder}", "Start one with `run`, or name its folder with --run-dir.")
+    return max(runs, key=lambda path: (path / _JOURNAL).stat().st_mtime_ns)
+
+
+def _suite_of(run_dir: Path) -> str:
+    return str(read_journal(run_dir / _JOURNAL).runs[0].get("suite", ""))
+
+
+def failed_chains(run_dir: Path) -> set[str]:
+    """Chains of a run in which something failed, ended in an error, or never came to an end."""
+    record = read_journal(run_dir / _JOURNAL)
+    return {
+        step["chain"]
+        for step in record.steps
+        if step["id"] not in record.results or record.results[step["id"]]["verdict"] not in _GOOD
+    }
+
+
+def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
+    """Verdicts of the steps that a run to be continued has done, as they are planned now.
+
+    A step is done again where its plan has changed, or a file that it made is gone.
+
+    Raises:
+        UsageError: the run was made by another IREE.
+    """
+    record = read_journal(run_dir / _JOURNAL)
+    if not record.runs:
+        return {}
+    before = record.runs[-1].get("toolchain", {}).get("identity", "")
+    if before != identity:
+        raise UsageError(
+            f"{run_dir} was run with another IREE ({record.runs[-1]['toolchain'].get('compiler', 'none')})",
+            "Start a new run: one run judges one IREE.",
+        )
+    planned = {step["id"]: step for step in record.steps}
+    finished: dict[str, Verdict] = {}
+    for step in steps:
+        result = record.results.get(step.id)
+        if result is None or step.id not in planned or result["verdict"] not in _STANDING:
+            continue
+        verdict = Verdict(result["verdict"])
+        made = verdict is not Verdict.PASSED or all(
+            Path(path).is_file() for role, path in step.outputs if role in ("program", "module", "statistics")
+        )
+        if made and _essence(planned[step.id]) == _essence(asdict(step)):
+            finished[step.id] = verdict
+    return finished
+
+
+def _essence(step: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a planned step the same one: its command, goldens, expectations; lists and tuples alike."""
+    ingredients = {name: value for name, value in step["cache"]["ingredients"] if name != "program"}
+    command = step["command"]
+    return {
+        "argv": list(command["argv"]) if command else [],
+        "goldens": [{**golden, "origin": ""} for golden in step["goldens"]],
+        "expected": step["expect_failure"],
+        "ingredients": ingredients,
+    }

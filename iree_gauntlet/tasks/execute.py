@@ -1,0 +1,245 @@
+"""The tasks that run something: fetch, compile, threshold, benchmark, run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.reporting.console import open_console
+from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.running.engine import Engine, RunOptions
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import MachineLocks, machine_lock_folder
+from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.earlier_runs import failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
+from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select
+from iree_gauntlet.toolchains.devices import device_available
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["execute"]
+
+# As long as the longest benchmark of another run may take.
+_LOCK_PATIENCE_SECONDS = 3600.0
+
+
+class _Downloads:
+    """Passes the progress of downloads on to the console, and ends them when the run is cancelled."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.cancelled = False
+
+    def update(self, url: str, done: int, total: int | None) -> None:
+        if self.cancelled:
+            raise GauntletError(f"{url}: interrupted")
+        self._console.download("", url, done, total)
+
+    def note(self, url: str, message: str) -> None:
+        self._console.message(f"{url}: {message}")
+
+
+def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+    """Selects, plans, runs and reports.
+
+    Args:
+        options: of the command line.
+        defaults: what the task selects by itself.
+        stages: what the task does; None for what the suite says.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    selection = select(options, defaults)
+    selection.require_sound()
+    wanted = tuple(stages if stages is not None else selection.stages)
+    for marker in selection.cases.unknown_markers:
+        known = ", ".join(selection.cases.known_markers)
+        sys.stderr.write(f"warning: no case has the marker {marker!r}; known: {known}\n")
+    console = open_console(sys.stdout, os.environ)
+    downloads = _Downloads(console)
+    try:
+        machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
+        run_dir = _run_folder(options, selection)
+        plan = make_plan(selection.cases, wanted, make_surroundings(machine, run_dir, options))
+        if plan.problems:
+            raise SpecError(list(plan.problems))
+        if options["last_failed"]:
+            plan = _only_last_failed(plan, selection.name, run_dir)
+        if not plan.steps:
+            raise NothingSelectedError(
+                f"nothing to do: the selected specs have no {' or '.join(wanted)} stage",
+                "`plan` shows what each task would do with a selection.",
+            )
+        _run(plan, run_dir, machine, selection, options, console, downloads)
+    finally:
+        console.close()
+    outcome = write_reports(run_dir, environ=os.environ, append_step_summary=True)
+    print_final(outcome, _as_typed(run_dir), sys.stdout, environ=os.environ)
+    return ExitCode(int(outcome.exit_code))
+
+
+def _run(
+    plan: Plan,
+    run_dir: Path,
+    machine: Machine,
+    selection: Selection,
+    options: Mapping[str, Any],
+    console: Console,
+    downloads: _Downloads,
+) -> None:
+    toolchain = machine.toolchain
+    finished: dict[str, Verdict] = {}
+    if options["resume"]:
+        finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    cancelled = threading.Event()
+    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        event = _run_event(plan, run_dir, machine, selection, resumed=bool(options["resume"]))
+        journal.run(event)
+        console.run_started(event)
+        engine = Engine(
+            run_dir,
+            machine.store,
+            machine.modules,
+            supervisor,
+            MachineLocks(machine_lock_folder(), patience=_LOCK_PATIENCE_SECONDS, cancelled=cancelled),
+            cancelled,
+            journal,
+            console,
+            RunOptions(
+                jobs=_jobs(options),
+                fail_fast=bool(options["fail_fast"]),
+                force_recompile=bool(options["force_recompile"]),
+                lenient=bool(options["lenient"]),
+                release=toolchain.compiler_release if toolchain else "",
+            ),
+            _obstacle(machine),
+            lambda: psutil.virtual_memory().available,
+        )
+
+        def cancel() -> None:
+            downloads.cancelled = True
+            engine.cancel()
+
+        with _interruptible(cancel):
+            engine.run(plan.steps, finished)
+
+
+@contextmanager
+def _interruptible(cancel: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end what runs and raise KeyboardInterrupt once; a second one ends it without grace."""
+    raised = False
+
+    def handle(_number: int, _frame: object) -> None:
+        nonlocal raised
+        cancel()
+        if not raised:
+            raised = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _obstacle(machine: Machine) -> Callable[[str], str]:
+    """Why a device cannot be used here: asked of the driver once, never of the CPU."""
+
+    def obstacle(device: str) -> str:
+        if device.startswith("local-") or machine.toolchain is None:
+            return ""
+        available = device_available(machine.toolchain, device)
+        return "" if available.ok else f"no device {device!r} here: {available.reason}; {available.hint}"
+
+    return obstacle
+
+
+def _jobs(options: Mapping[str, Any]) -> int:
+    jobs = int(options["jobs"])
+    if jobs < 0:
+        raise UsageError(f"--jobs {jobs}: expected a number above 0", "Leave it out to use every core.")
+    return jobs or machine_facts().cores
+
+
+def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
+    """The folder of this run; for `--resume` that of the run to go on with."""
+    named = Path(options["run_dir"]).resolve() if options["run_dir"] else None
+    if options["resume"]:
+        if options["last_failed"]:
+            raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
+        return named or newest_run(runs_folder(), selection.name)
+    if named is not None:
+        if (named / "journal.jsonl").exists():
+            raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
+        return named
+    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"
+    folder = runs_folder() / stamp
+    number = 2
+    while folder.exists():
+        folder = runs_folder() / f"{stamp}-{number}"
+        number += 1
+    return folder
+
+
+def _only_last_failed(plan: Plan, name: str, run_dir: Path) -> Plan:
+    earlier = newest_run(runs_folder(), name, other_than=run_dir)
+    chains = failed_chains(earlier)
+    if not chains:
+        raise NothingSelectedError(f"nothing failed in {earlier}", "Run without --last-failed to run everything.")
+    by_id = {step.id: step for step in plan.steps}
+    keep: set[str] = set()
+    waiting = [step.id for step in plan.steps if step.chain in chains]
+    while waiting:
+        step_id = waiting.pop()
+        if step_id not in keep:
+            keep.add(step_id)
+            waiting.extend(by_id[step_id].needs)
+    return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
+
+
+def _run_event(plan: Plan, run_dir: Path, machine: Machine, selection: Selection, *, resumed: bool) -> dict[str, Any]:
+    return {
+        "run": run_dir.name,
+        "version": __version__,
+        "suite": selection.name,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cwd": str(Path.cwd()),
+        "target": [{"name": target.name, "sku": target.sku} for target in selection.targets],
+        "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
+        "machine": machine_facts().as_dict(),
+        "resumed": resumed,
+        "steps": [_plain(step) for step in plan.steps],
+    }
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    return asdict(step)
+
+
+def _as_typed(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,190 @@
+"""The tasks that only look: list, plan, lint."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.cases import Case, Stage
+    from iree_gauntlet.errors import Problem
+    from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["lint", "list_cases", "show_plan"]
+
+_ANY_TARGET = ("cpu", "rocm")
+
+
+def list_cases(options: Mapping[str, Any]) -> ExitCode:
+    """Prints what can be selected: a line for each model, submodel and target."""
+    selection = select(options, Defaults(targets=_ANY_TARGET))
+    rows: dict[tuple[str, str, str], list[Case]] = {}
+    for case in selection.cases.cases:
+        rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
+    if _format(options) == "json":
+        _print_json([_listed(*key, cases) for key, cases in rows.items()])
+        return ExitCode.OK
+    table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
+    for (model, submodel, target), cases in rows.items():
+        row = _listed(model, submodel, target, cases)
+        table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
+    _print_table(table)
+    for problem in selection.cases.problems:
+        sys.stderr.write(f"{problem}\n")
+    models = len({model for model, _, _ in rows})
+    sys.stdout.write(f"{models} models, {len(rows)} chains\n")
+    return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
+
+
+def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+    """Prints what would run, and why each step would or would not come from the cache."""
+    # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
+    from pathlib import Path  # noqa: PLC0415
+
+    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
+
+    selection = select(options, defaults)
+    selection.require_sound()
+    machine = make_machine(options, Silent(), need_toolchain=False)
+    run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{selection.name}"
+    plan = make_plan(selection.cases, stages or selection.stages, make_surroundings(machine, run_dir, options))
+    if _format(options) == "json":
+        _print_json(
+            {
+                "schema": 1,
+                "suite": selection.name,
+                "run_dir": str(run_dir),
+                "toolchain": machine.toolchain.as_dict() if machine.toolchain else None,
+                "steps": [_step_record(step) for step in plan.steps],
+                "problems": [asdict(problem) for problem in plan.problems],
+            }
+        )
+    else:
+        if machine.missing is not None:
+            sys.stdout.write(f"note: {machine.missing}\n")
+        _print_plan(plan)
+    _report_problems(plan.problems)
+    return ExitCode.USAGE if plan.problems else ExitCode.OK
+
+
+def lint(options: Mapping[str, Any]) -> ExitCode:
+    """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
+    selection = select(options, Defaults(targets=_ANY_TARGET))
+    problems = list(selection.cases.problems)
+    blocked = [case for case in selection.cases.cases if case.blocked_reason]
+    notes: list[str] = []
+    if options["toolchain"]:
+        more, notes = _flag_problems(options, selection)
+        problems += more
+    for case in blocked:
+        sys.stdout.write(f"warning: {case.origin.file}: {case.blocked_reason}\n")
+    for note in notes:
+        sys.stdout.write(f"note: {note}\n")
+    files = len({case.origin.file for case in selection.cases.cases} | {problem.file for problem in problems})
+    if problems:
+        raise SpecError(problems)
+    warned = f", {len(blocked)} with warnings" if blocked else ""
+    sys.stdout.write(f"{files} spec files are sound{warned}\n")
+    return ExitCode.OK
+
+
+def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
+    """Flags that the installed tools do not know, and those that would be written otherwise."""
+    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
+
+    machine = make_machine(options, Silent(), need_toolchain=True)
+    surroundings = make_surroundings(machine, runs_folder() / "lint", options)
+    plan = make_plan(selection.cases, selection.stages, surroundings)
+    notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
+    return list(plan.problems), notes
+
+
+def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "submodel": submodel,
+        "target": target,
+        "checks": [case.kind.value for case in cases],
+        "markers": sorted(frozenset().union(*(case.markers for case in cases))),
+        "specs": sorted({case.origin.file for case in cases}),
+    }
+
+
+def _step_record(step: Step) -> dict[str, Any]:
+    """A step as `plan --format json` gives it; docs/plan.md describes the fields."""
+    return {
+        "id": step.id,
+        "case": step.chain,
+        "step": step.stage.value,
+        "spec": step.origin.file,
+        "field": step.origin.field,
+        "argv": list(step.command.argv) if step.command else [],
+        "cwd": step.command.cwd if step.command else "",
+        "env": dict(step.command.env) if step.command else {},
+        "inputs": [asdict(item) for item in step.inputs],
+        "outputs": dict(step.outputs),
+        "needs": list(step.needs),
+        "key": step.cache.key,
+        "cached": step.cache.hit,
+        "why": step.cache.reason,
+        "resources": asdict(step.resources),
+        "timeout_seconds": step.timeout,
+        "expectation": {"outcome": "fail" if step.expect_failure else "pass", "reason": step.expect_failure},
+        "goldens": [{**asdict(golden), "limit": golden.limit} for golden in step.goldens],
+        "skip": step.skip,
+        "blocked": step.blocked,
+        "notes": list(step.notes),
+    }
+
+
+def _print_plan(plan: Plan) -> None:
+    chain = ""
+    for step in plan.steps:
+        if step.chain != chain:
+            chain = step.chain
+            sys.stdout.write(f"{chain}  ({step.origin.file})\n")
+        state = "skipped" if step.skip else "blocked" if step.blocked else "cached" if step.cache.hit else "runs"
+        why = step.skip or step.blocked or step.cache.reason
+        expected = "; expected to fail" if step.expect_failure else ""
+        sys.stdout.write(f"  {step.id.removeprefix(chain + ':'):<10} {state:<8} {why}{expected}\n")
+        if step.command is not None:
+            sys.stdout.write(f"    $ {shlex.join(step.command.argv)}\n")
+        for note in step.notes:
+            sys.stdout.write(f"    note: {note}\n")
+    cached = sum(step.cache.hit for step in plan.steps)
+    sys.stdout.write(f"{len(plan.steps)} steps, {cached} from the cache\n")
+
+
+def _report_problems(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+
+
+def _format(options: Mapping[str, Any]) -> str:
+    wanted = str(options["format"])
+    if wanted not in ("text", "json"):
+        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
+    return wanted
+
+
+def _print_json(document: object) -> None:
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

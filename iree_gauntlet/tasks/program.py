@@ -1,0 +1,233 @@
+"""The command line: `inv …` in a checkout, `gauntlet …` once installed; one namespace."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.tasks.options import (
+    FORMAT,
+    RUNNING,
+    SELECTION,
+    TOOLCHAIN,
+    Option,
+    gauntlet_task,
+    with_defaults,
+)
+from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["main", "namespace"]
+
+# The sharktank programs' own defaults, so that their command lines mean the same here.
+_THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
+_BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
+_ALL = Defaults(suite=DEFAULT_SUITE)
+
+_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING)
+_STAGES_OPTION = Option(
+    "stages", [], "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark."
+)
+
+
+def _finish(work: Callable[[], ExitCode]) -> None:
+    """Runs a command; a mistake of the user becomes a message, and every end its exit code."""
+    try:
+        code = work()
+    except GauntletError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.OK
+    sys.stdout.flush()
+    if code is not ExitCode.OK:
+        raise Exit(code=int(code))
+
+
+def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
+
+        return execute(options, defaults, stages)
+
+    _finish(work)
+
+
+def _asked_stages(options: Mapping[str, Any]) -> tuple[Stage, ...] | None:
+    from iree_gauntlet.errors import UsageError  # noqa: PLC0415
+
+    found = []
+    for name in options["stages"]:
+        if name not in list(Stage):
+            raise UsageError(f"--stages {name}: unknown stage", f"Stages: {', '.join(Stage)}.")
+        found.append(Stage(name))
+    return tuple(found) or None
+
+
+@gauntlet_task("list", (*SELECTION, FORMAT))
+def list_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show which models, submodels, targets and markers there are."""
+    from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
+
+    _finish(lambda: list_cases(options))
+
+
+@gauntlet_task("plan", (*_RUN_OPTIONS, _STAGES_OPTION, FORMAT))
+def plan_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show what `run` would do, and why each step would or would not come from the cache.
+
+    Touches no network and runs nothing. --format json gives every step with its exact argument vector.
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
+
+        return show_plan(options, _ALL, _asked_stages(options))
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "lint",
+    (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the installed IREE too.")),
+)
+def lint_task(_context: Any, options: dict[str, Any]) -> None:
+    """Check spec files: reads everything that is selected and reports all problems at once."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
+
+        return lint(options)
+
+    _finish(work)
+
+
+@gauntlet_task("fetch", _RUN_OPTIONS)
+def fetch_task(_context: Any, options: dict[str, Any]) -> None:
+    """Download programs, weights, inputs and expected outputs of the selection into the cache."""
+    _execute(options, _ALL, (Stage.FETCH,))
+
+
+@gauntlet_task("compile", _RUN_OPTIONS)
+def compile_task(_context: Any, options: dict[str, Any]) -> None:
+    """Compile the selected models."""
+    _execute(options, _ALL, (Stage.COMPILE,))
+
+
+@gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
+def threshold_task(_context: Any, options: dict[str, Any]) -> None:
+    """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
+
+    Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
+    """
+    _execute(options, _THRESHOLD, (Stage.COMPILE, Stage.THRESHOLD))
+
+
+@gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
+def benchmark_task(_context: Any, options: dict[str, Any]) -> None:
+    """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
+
+    Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
+    """
+    _execute(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK))
+
+
+@gauntlet_task("run", (*_RUN_OPTIONS, _STAGES_OPTION))
+def run_task(_context: Any, options: dict[str, Any]) -> None:
+    """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
+
+    Examples: run --suite suites/cpu.toml -j 2
+              run --model rapidocr --submodel 'det*' --force-recompile
+              run --resume
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
+
+        return execute(options, _ALL, _asked_stages(options))
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "report",
+    (Option("run", "", "Folder of the run (default: the newest in runs/)."),),
+    positional=("run",),
+)
+def report_task(_context: Any, options: dict[str, Any]) -> None:
+    """Make the reports of a run again from its journal, also of a run that was killed."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.records import report  # noqa: PLC0415
+
+        return report(options)
+
+    _finish(work)
+
+
+@gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))
+def doctor_task(_context: Any, options: dict[str, Any]) -> None:
+    """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.records import doctor  # noqa: PLC0415
+
+        return doctor(options)
+
+    _finish(work)
+
+
+@gauntlet_task("record", (*SELECTION, *TOOLCHAIN, *RUNNING))
+def record_task(_context: Any, options: dict[str, Any]) -> None:
+    """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
+
+        return record(options)
+
+    _finish(work)
+
+
+def _namespace() -> Collection:
+    collection = Collection(
+        list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
+        run_task, report_task,
+    )  # fmt: skip
+    collection.add_collection(Collection("golden", record_task))
+    collection.configure({"auto_dash_names": True})
+    return collection
+
+
+namespace = _namespace()
+
+
+class _Gauntlet(Program):
+    """Invoke's program with our exit code for a command line that cannot be read."""
+
+    def run(self, argv: list[str] | None = None, exit: bool = True) -> None:  # noqa: A002 - Invoke's name
+        try:
+            super().run(argv, exit=exit)
+        except ParseError as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(int(ExitCode.USAGE))
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()

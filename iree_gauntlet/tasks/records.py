@@ -1,0 +1,70 @@
+"""The tasks that read what is there: report, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.measuring.machine import benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.workspace import cache_folder, runs_folder
+from iree_gauntlet.toolchains.doctor import Finding, diagnose
+from iree_gauntlet.toolchains.installed import find_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["doctor", "report"]
+
+
+def report(options: Mapping[str, Any]) -> ExitCode:
+    """Makes the reports of a run again; exits as the run did.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    run_dir = Path(options["run"]) if options["run"] else newest_run(runs_folder())
+    if not run_dir.is_dir() and (runs_folder() / options["run"]).is_dir():
+        run_dir = runs_folder() / options["run"]
+    if not run_dir.is_dir():
+        runs = sorted((path.name for path in runs_folder().glob("*") if path.is_dir()), reverse=True)
+        raise UsageError(f"there is no run {run_dir}", f"Newest runs: {', '.join(runs[:5]) or 'none'}.")
+    outcome = write_reports(run_dir, environ=os.environ)
+    print_final(outcome, run_dir, sys.stdout, environ=os.environ)
+    return ExitCode(int(outcome.exit_code))
+
+
+def doctor(options: Mapping[str, Any]) -> ExitCode:
+    """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
+    try:
+        toolchain = find_installed()
+        findings = diagnose(toolchain, cache_folder(options))
+        broken = False
+    except ToolchainError as error:
+        findings = diagnose(error, cache_folder(options))
+        broken = True
+    facts = machine_facts()
+    memory = facts.memory_bytes / (1 << 30)
+    text = f"{facts.cpu}, {facts.cores} cores, {memory:.1f} GiB, {facts.os}"
+    findings.append(Finding("machine", "info", text))
+    warnings = benchmark_warnings(machine_state())
+    findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
+    if not warnings:
+        findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))
+    if options["format"] == "json":
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    elif options["format"] == "text":
+        for finding in findings:
+            sys.stdout.write(f"{finding.status:<8} {finding.area + ':':<16} {finding.text}\n")
+            if finding.hint:
+                sys.stdout.write(f"{'':<25} {finding.hint}\n")
+    else:
+        raise UsageError(f"--format {options['format']}: unknown format", "Known: text, json.")
+    return ExitCode.ERROR if broken else ExitCode.OK

@@ -1,0 +1,143 @@
+"""What planning and running need to know of this machine: toolchain, known flags, caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import worker
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.running.module_key import flag_ingredients, make_key
+from iree_gauntlet.running.plan import Surroundings
+from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.toolchains.host import host_identity, means_host
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
+from iree_gauntlet.toolchains.translate import Translation, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["Machine", "make_machine", "make_surroundings"]
+
+_REGISTRY = "cache/registry.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The parts that a command works with.
+
+    Attributes:
+        toolchain: the IREE; None where there is none.
+        missing: why there is none; None where there is one.
+        known: the flags that its tools know; None where there is none.
+        cache_dir: folder of the caches.
+        store: artifacts.
+        modules: compiled modules.
+    """
+
+    toolchain: Toolchain | None
+    missing: ToolchainError | None
+    known: KnownFlags | None
+    cache_dir: Path
+    store: ArtifactStore
+    modules: ModuleCache
+
+
+def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolchain: bool) -> Machine:
+    """Finds the toolchain and opens the caches.
+
+    Args:
+        options: of the command line.
+        progress: is told of downloads.
+        need_toolchain: whether a missing one is an error.
+
+    Raises:
+        ToolchainError: there is no IREE, and `need_toolchain`.
+        GauntletError: the registry of artifacts cannot be read.
+    """
+    cache_dir = cache_folder(options)
+    toolchain: Toolchain | None = None
+    missing: ToolchainError | None = None
+    try:
+        toolchain = find_installed()
+    except ToolchainError as error:
+        if need_toolchain:
+            raise
+        missing = error
+    known = known_flags(toolchain, cache_dir) if toolchain else None
+    store = ArtifactStore(
+        cache_dir,
+        Registry.read(project_folder() / _REGISTRY),
+        offline=bool(options.get("offline")),
+        stall_timeout=float(options.get("timeout_stall") or 60.0),
+        progress=progress,
+    )
+    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir))
+
+
+def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any]) -> Surroundings:
+    """What planning has to know, from the parts and the options."""
+    toolchain = machine.toolchain
+
+    def translated(flags: Sequence[str], tool: str) -> Translation:
+        if machine.known is None:
+            return Translation(tuple(flags), (), ())
+        return translate(flags, machine.known.of(tool), tool)
+
+    def host_of(flags: Sequence[str]) -> str:
+        return host_identity() if means_host(flags) else ""
+
+    def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
+        if toolchain is None:
+            return CacheLookup(reason="no IREE here: its identity is part of the key")
+        key = make_key(ingredients)
+        found = machine.modules.lookup(key)
+        if found.entry is not None:
+            return CacheLookup(key, hit=True, reason="in the cache")
+        damaged = found.reason.startswith(("damaged", "unreadable"))
+        return CacheLookup(key, reason=found.reason if damaged else machine.modules.explain_miss(name, ingredients))
+
+    compiler = toolchain.identity if toolchain else ""
+    return Surroundings(
+        run_dir=run_dir,
+        compile=toolchain.compile if toolchain else "iree-compile",
+        run_module=toolchain.run_module if toolchain else "iree-run-module",
+        benchmark_module=toolchain.benchmark_module if toolchain else "iree-benchmark-module",
+        python=toolchain.python if toolchain else "python",
+        import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
+        importer=f"{compiler} onnx {toolchain.onnx_version if toolchain else ''}",
+        compiler=compiler,
+        translate=translated,
+        artifact_path=machine.store.path,
+        artifact_hash=machine.store.known_hash,
+        flag_ingredients=lambda flags, folder: flag_ingredients(
+            flags, machine.store.verified.sha256, folder=Path(folder)
+        ),
+        host_of=host_of,
+        lookup=lookup,
+        timeouts=_timeouts(options),
+        force_recompile=bool(options.get("force_recompile")),
+    )
+
+
+def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:
+    found: dict[Stage, float] = {}
+    for stage in (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK):
+        seconds = float(options.get(f"timeout_{stage}") or 0)
+        if seconds < 0:
+            raise UsageError(
+                f"--timeout-{stage} {seconds:g}: expected seconds above 0", "Leave it out for the default."
+            )
+        if seconds:
+            found[stage] = seconds
+    return found

@@ -1,0 +1,201 @@
+"""Where things are for one command: project folder, specs, caches, toolchain; and what was selected."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.dialects.load import CaseSet, load_cases
+from iree_gauntlet.dialects.selection import Include, no_match
+from iree_gauntlet.dialects.suite import DEFAULT_STAGES, Suite, read_suite
+from iree_gauntlet.dialects.trees import read_specs
+from iree_gauntlet.errors import SpecError, UsageError
+from iree_gauntlet.targets import Target, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.cases import Stage
+    from iree_gauntlet.dialects.trees import Spec
+
+__all__ = [
+    "DEFAULT_SUITE",
+    "Defaults",
+    "Selection",
+    "cache_folder",
+    "project_folder",
+    "runs_folder",
+    "select",
+]
+
+DEFAULT_SUITE = "suites/cpu.toml"
+_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a task selects where neither options nor a suite say.
+
+    Attributes:
+        model: glob over models.
+        targets: names of targets.
+        sku: whose golden times are checked.
+        suite: the suite that is run when nothing at all is selected; empty for none.
+    """
+
+    model: str = "*"
+    targets: tuple[str, ...] = ("cpu",)
+    sku: str = ""
+    suite: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a command is about.
+
+    Attributes:
+        name: of the suite, or `custom`; part of a run's name.
+        stages: of the suite, or all.
+        targets: where.
+        specs: every spec that was read.
+        cases: what was selected.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    targets: tuple[Target, ...]
+    specs: tuple[Spec, ...]
+    cases: CaseSet
+
+    def require_sound(self) -> None:
+        """Raises SpecError where a selected spec has problems."""
+        if self.cases.problems:
+            raise SpecError(list(self.cases.problems))
+
+
+def project_folder() -> Path:
+    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "specs").is_dir() and (folder / "suites").is_dir():
+            return folder
+    return here
+
+
+def cache_folder(options: Mapping[str, Any]) -> Path:
+    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
+    named = options.get("cache_dir") or os.environ.get(_CACHE_VARIABLE, "")
+    if named:
+        return Path(named).expanduser().resolve()
+    project = project_folder()
+    if (project / "suites").is_dir():
+        return project / "cache"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "iree-gauntlet"
+
+
+def runs_folder() -> Path:
+    """Where runs are kept: `runs/` of the project."""
+    return project_folder() / "runs"
+
+
+def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool = True) -> Selection:
+    """Reads specs and selects cases as the options say.
+
+    Raises:
+        UsageError: options that do not fit together, or name what does not exist.
+        SpecError: a suite that cannot be read.
+        NothingSelectedError: nothing matches, and `must_match`.
+    """
+    suite = _suite(options, defaults)
+    targets = _targets(options, defaults, suite)
+    folders = [Path(folder) for folder in options["spec_dir"]] or (list(suite.spec_dirs) if suite else [_own_specs()])
+    external = Path(options["external_file_directory"]) if options["external_file_directory"] else None
+    if external is not None and not external.is_dir():
+        raise UsageError(f"--external-file-directory {external} is no folder", "Name the folder of the external files.")
+    specs = read_specs(folders, external)
+    includes = _includes(options, defaults, suite)
+    failures = suite.expected_failures if suite else ()
+    cases = load_cases(specs, includes, targets, failures, options["device"])
+    if must_match and not cases.cases and not cases.problems:
+        raise no_match(includes, specs, {target.family for target in targets})
+    return Selection(
+        name=suite.name if suite else "custom",
+        stages=suite.stages if suite else DEFAULT_STAGES,
+        targets=tuple(targets),
+        specs=tuple(specs),
+        cases=cases,
+    )
+
+
+def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
+    if options["suite"]:
+        return read_suite(_suite_path(options["suite"]))
+    asked = ("model", "submodel", "filename", "markers", "spec_dir", "target", "backend", "rocm_chip")
+    if defaults.suite and not any(options[name] for name in asked):
+        return read_suite(_shown(project_folder() / defaults.suite))
+    return None
+
+
+def _suite_path(text: str) -> Path:
+    """A path, or the name of a suite of the project."""
+    path = Path(text)
+    named = project_folder() / "suites" / f"{text}.toml"
+    return _shown(named) if not path.exists() and path.suffix != ".toml" and named.is_file() else path
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _own_specs() -> Path:
+    folder = project_folder() / "specs"
+    if not folder.is_dir():
+        raise UsageError(
+            f"there are no specs here: {Path.cwd()} is not inside a project with specs/ and suites/",
+            "Give --spec-dir FOLDER, or run inside a checkout.",
+        )
+    return _shown(folder)
+
+
+def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
+    names = [*options["target"], *([options["backend"]] if options["backend"] else [])]
+    chip = options["rocm_chip"]
+    sku = options["sku"]
+    if suite and not names:
+        found = replace(suite.target, sku=sku or suite.target.sku)
+        return [replace(found, chip=chip) if chip and found.family == "rocm" else found]
+    if not names:
+        names = ["rocm"] if chip and len(defaults.targets) == 1 else list(defaults.targets)
+    targets: dict[str, Target] = {}
+    for name in names:
+        target = target_of(name, chip=chip or "gfx942", sku=sku or ("" if suite else defaults.sku))
+        if target is None:
+            raise UsageError(f"unknown target {name!r}", "Known: cpu, rocm, or a chip such as gfx942 or gfx1100.")
+        other = targets.setdefault(target.family, target)
+        if other != target:
+            raise UsageError(
+                f"two targets of one family: {other.name} and {target.name}",
+                "Run once for each of the two chips.",
+            )
+    return list(targets.values())
+
+
+def _includes(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> list[Include]:
+    """The options' globs; beside a suite, its own narrowed down by them."""
+    asked = Include(
+        options["model"] or ("*" if suite else defaults.model),
+        options["submodel"] or "*",
+        options["filename"] or "*",
+        options["markers"],
+    )
+    if suite is None:
+        return [asked]
+    return [_narrowed(include, asked) for include in suite.includes]
+
+
+def _narrowed(include: Include, asked: Include) -> Include:
+    markers = " and ".join(f"({text})" for text in (include.markers, asked.markers) if text)
+    return replace(asked, markers=markers, within=include)

@@ -1,0 +1,285 @@
+"""Prepare an ONNX model and import it to MLIR, in the Python of the toolchain that is measured.
+
+    python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N] [--shape NAME=1x3x48x192]...
+
+The order of preparation matters: input shapes are fixed first, then the opset is converted, then shapes
+are inferred anew. Recorded shapes of outputs and inner values are forgotten before that, because some files
+record wrong ones, and right ones contradict the fixed inputs. Where inference finds no shape for an output,
+its declared rank comes back, because the importer's checker refuses outputs without one.
+
+Prints the name of each imported function, one a line, on stdout. Exit codes: 0 imported, 1 the importer
+failed, 2 the command or the file cannot be used; the reason is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import onnx
+
+__all__ = ["ImportFailedError", "InputError", "Shape", "imported_functions", "main", "parse_shape", "prepare"]
+
+Shape = tuple[int, ...]
+
+_EXIT_IMPORTER_FAILED = 1
+_EXIT_USAGE = 2
+_FUNCTION = re.compile(rb'\s*func\.func @(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))\s*\(')
+_INSTALL = 'install the importer\'s needs beside the compiler: pip install "iree-base-compiler[onnx]"'
+
+
+class InputError(Exception):
+    """The command line or the model file cannot be used as asked; the text is one line."""
+
+
+class ImportFailedError(Exception):
+    """The model could not be converted or imported; the text is one line."""
+
+
+def parse_shape(text: str) -> tuple[str, Shape]:
+    """Read `NAME=1x3x48x192` (`NAME=` for a scalar).
+
+    Raises:
+        InputError: where the text is not of that form, or a dimension is not positive.
+    """
+    # Input names may hold `=` and `:`; dimensions never do, so the last `=` separates.
+    name, separator, dimensions = text.rpartition("=")
+    if not separator or not name:
+        raise InputError(f"--shape {text!r}: expected NAME=1x3x48x192")
+    if not dimensions:
+        return name, ()
+    parts = dimensions.split("x")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"--shape {text!r}: dimensions are positive numbers joined by x, as in 1x3x48x192")
+    return name, tuple(int(part) for part in parts)
+
+
+def _graph_inputs(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Inputs that a caller passes: files of old IR versions list initializers among them."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return {value.name: value for value in model.graph.input if value.name not in constants}
+
+
+def _describe(value: onnx.ValueInfoProto) -> str:
+    dimensions = value.type.tensor_type.shape.dim
+    sizes = [str(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in dimensions]
+    return f"{value.name}=[{', '.join(sizes)}]"
+
+
+def _freeze(model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
+    inputs = _graph_inputs(model)
+    for name, shape in shapes.items():
+        if name not in inputs:
+            known = ", ".join(_describe(value) for value in inputs.values())
+            raise InputError(f"no input is named {name!r}; the model's inputs: {known}")
+        dimensions = inputs[name].type.tensor_type.shape.dim
+        if len(dimensions) != len(shape):
+            raise InputError(
+                f"shape {'x'.join(map(str, shape)) or 'scalar'} has rank {len(shape)}, "
+                f"but input {_describe(inputs[name])} has rank {len(dimensions)}"
+            )
+        for axis, (dimension, size) in enumerate(zip(dimensions, shape, strict=True)):
+            # Some exporters write -1 as the size of a dynamic dimension.
+            if dimension.dim_value > 0 and dimension.dim_value != size:
+                raise InputError(
+                    f"input {_describe(inputs[name])} has a fixed size of {dimension.dim_value} "
+                    f"in dimension {axis}, {size} was asked for"
+                )
+            dimension.dim_value = size
+
+
+def _forget_inferred_shapes(model: onnx.ModelProto) -> dict[str, int]:
+    """Remove the shapes of inner values and outputs; returns the declared ranks of the outputs."""
+    del model.graph.value_info[:]
+    ranks = {}
+    for output in model.graph.output:
+        tensor = output.type.tensor_type
+        if tensor.HasField("shape"):
+            ranks[output.name] = len(tensor.shape.dim)
+            tensor.ClearField("shape")
+    return ranks
+
+
+def _restore_ranks(model: onnx.ModelProto, ranks: dict[str, int]) -> None:
+    """Give outputs that inference says nothing about their declared rank, with every size unknown."""
+    for output in model.graph.output:
+        tensor = output.type.tensor_type
+        if output.name in ranks and not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            for _ in range(ranks[output.name]):
+                tensor.shape.dim.add()
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def prepare(model: onnx.ModelProto, shapes: dict[str, Shape], opset: int | None) -> onnx.ModelProto:
+    """Fix input shapes, convert the opset, infer shapes.
+
+    Args:
+        model: the model as read; it is changed.
+        shapes: static shape by name of a graph input; inputs not named stay as they are.
+        opset: version of the default operator set to convert to; None keeps the file's.
+
+    Returns:
+        The prepared model.
+
+    Raises:
+        InputError: an unknown input, a shape that does not fit, an opset lower than the file's.
+        ImportFailedError: the opset conversion or the shape inference failed.
+    """
+    import onnx.shape_inference  # noqa: PLC0415
+    import onnx.version_converter  # noqa: PLC0415
+
+    current = _opset(model)
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not current <= opset <= newest:
+        limit = f"lower than the file's {current}" if opset < current else f"unknown to onnx {onnx.__version__}"
+        raise InputError(f"opset {opset} is {limit}; {current} to {newest} are possible")
+    ranks: dict[str, int] = {}
+    if shapes:
+        _freeze(model, shapes)
+        ranks = _forget_inferred_shapes(model)
+    try:
+        if opset is not None and opset > current:
+            model = onnx.version_converter.convert_version(model, opset)
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (RuntimeError, ValueError) as error:  # what onnx's converter and inference raise
+        raise ImportFailedError(_first_line(error)) from error
+    _restore_ranks(model, ranks)
+    return model
+
+
+def imported_functions(lines: Iterable[bytes]) -> list[str]:
+    """Names of the functions that a program text defines, in its order.
+
+    Lines are bytes because an imported text is mostly weights in hexadecimal, a hundred megabytes of it.
+    """
+    matches = [match for line in lines if (match := _FUNCTION.match(line))]
+    return [_unescape(match[1]) if match[1] is not None else match[2].decode() for match in matches]
+
+
+def _unescape(quoted: bytes) -> str:
+    r"""Undo MLIR's escapes in a quoted symbol: `\\`, and `\22` for the byte 0x22."""
+    plain = re.sub(
+        rb"\\(\\|[0-9A-Fa-f]{2})",
+        lambda match: b"\\" if match[1] == b"\\" else bytes.fromhex(match[1].decode()),
+        quoted,
+    )
+    return plain.decode()
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    try:
+        import onnx  # noqa: PLC0415
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InputError(f"no module {error.name!r} in {sys.executable}; {_INSTALL}") from error
+    try:
+        model = onnx.load(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (DecodeError, onnx.checker.ValidationError) as error:
+        raise InputError(f"{path} is not a usable ONNX file: {_first_line(error)}") from error
+    if not model.graph.node:
+        raise InputError(f"{path} is not a usable ONNX file: it has no nodes")
+    return model
+
+
+def _import_to_mlir(model: onnx.ModelProto, folder: Path) -> Path:
+    """Run the toolchain's own importer on a prepared model, with its files in a folder of ours."""
+    import onnx  # noqa: PLC0415
+
+    try:
+        from iree.compiler.extras import onnx_importer  # noqa: PLC0415
+        from iree.compiler.ir import MLIRError  # noqa: PLC0415
+        from iree.compiler.tools.import_onnx import __main__ as importer  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InputError(f"no module {error.name!r} in {sys.executable}; {_INSTALL}") from error
+    prepared = folder / "prepared.onnx"
+    imported = folder / "imported.mlir"
+    onnx.save(model, prepared)
+    try:
+        importer.main(importer.parse_arguments([str(prepared), "-o", str(imported)]))
+    except (onnx_importer.OnnxImportError, MLIRError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise ImportFailedError(_first_line(error)) from error
+    return imported
+
+
+def _publish(source: Path, target: Path) -> None:
+    """Move a finished file to its name: a reader sees all of it or nothing."""
+    with source.open("rb") as stream:
+        os.fsync(stream.fileno())
+    source.replace(target)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
+    parser.add_argument("model", type=Path, help="the .onnx file")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the .mlir file to write")
+    parser.add_argument("--opset", type=int, help="convert to this opset version first")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1x3x48x192",
+        help="fix the shape of an input; may be repeated",
+    )
+    return parser
+
+
+def _shapes(texts: Sequence[str]) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {}
+    for name, shape in map(parse_shape, texts):
+        if shapes.setdefault(name, shape) != shape:
+            raise InputError(f"--shape gives input {name!r} two shapes")
+    return shapes
+
+
+def _run(arguments: argparse.Namespace) -> list[str]:
+    """Carry out the command; returns the names of the imported functions."""
+    shapes = _shapes(arguments.shape)
+    output: Path = arguments.output
+    if not output.parent.is_dir():
+        raise InputError(f"no folder {output.parent} to write {output.name} in")
+    model = prepare(_load(arguments.model), shapes, arguments.opset)
+    # Beside the output, so that the last step is a rename within one file system.
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
+        imported = _import_to_mlir(model, Path(folder))
+        with imported.open("rb") as lines:
+            functions = imported_functions(lines)
+        _publish(imported, output)
+    return functions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        functions = _run(arguments)
+    except InputError as error:
+        print(f"import_onnx: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    except ImportFailedError as error:
+        print(f"import_onnx: {arguments.model.name}: {error}", file=sys.stderr)
+        return _EXIT_IMPORTER_FAILED
+    print("\n".join(functions))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

