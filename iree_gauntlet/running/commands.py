@@ -18,11 +18,13 @@ __all__ = [
     "benchmark_argv",
     "compile_flags",
     "import_argv",
+    "makes_dumps",
     "shape_text",
     "threshold_argv",
 ]
 
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
+_DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
 
 
@@ -128,3 +130,8 @@ def _parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str
         if path:
             flags.append(f"--parameters={item.scope}={path}" if item.scope else f"--parameters={path}")
     return flags
+
+
+def makes_dumps(argv: Sequence[str]) -> bool:
+    """Whether a compile is asked for files beside the module, which no cache entry has."""
+    return any(flag.startswith(_DUMP_FLAGS) for flag in argv)

@@ -10,8 +10,8 @@ to it by device, inode, size and time of modification, and not hashed again; not
 as a check costs about 1 ms for each MB and a stamp on disk could outlive what it vouches for.
 
 Files pass between the store and a run's folder as hard links where the file system allows, as copies
-otherwise. A writer to the run's file would thus write into the store: files are read-only to make that hard,
-and checked to make it harmless.
+otherwise. A writer to the run's file would thus write into the store: that is damage, which the next lookup
+sees. The files stay writable, so that a run's compile command can be pasted and run again as it stands.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Entry:
 
     Attributes:
         key: what it is found by.
-        files: where each of its files lies, by role. Read-only; use `materialise`.
+        files: where each of its files lies, by role. Not to be written to; use `materialise`.
         metadata: what was kept with it: statistics, diagnostics, seconds, peak memory.
         name: whom it was compiled for first.
         ingredients: what its key was made from.
@@ -161,7 +161,7 @@ class ModuleCache:
         one gives a note. Where another process was first, its entry stands.
 
         Args:
-            files: what to keep, by role. They become read-only, and share their bytes with the store
+            files: what to keep, by role. They share their bytes with the store
                 where the file system allows.
             name: a human name (the module's id) to explain later misses by.
             ingredients: what the key is made from.
@@ -272,7 +272,7 @@ class ModuleCache:
         for role, source in sources.items():
             path = temporary / role
             _link_or_copy(source, path)
-            path.chmod(0o444)
+            path.chmod(0o644)
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
             described[role] = {"sha256": self._hash(path), "bytes": path.stat().st_size}
@@ -332,4 +332,4 @@ def _link_or_copy(source: Path, destination: Path) -> None:
     except OSError:
         # Another file system, one without links, another owner's file, or too many links.
         shutil.copyfile(source, destination)
-        destination.chmod(0o444)
+        destination.chmod(0o644)

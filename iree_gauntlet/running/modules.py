@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running.commands import makes_dumps
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.results import Result, after_process, first_error
@@ -63,14 +64,15 @@ class ModuleMaker:
         key = make_key(ingredients)
         found = self._cache.lookup(key)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
-        if found.entry is not None and not self._force:
+        fresh = self._force or (step.command is not None and makes_dumps(step.command.argv))
+        if found.entry is not None and not fresh:
             try:
                 return self._from_cache(step, found.entry, key)
             except EntryGoneError:
                 # Somebody cleared the cache between the two lines above: make it again.
                 found = self._cache.lookup(key)
-        if self._force:
-            reason = "--force-recompile"
+        if fresh:
+            reason = "--force-recompile" if self._force else step.cache.reason
         elif found.reason.startswith(("damaged", "unreadable")):
             reason = found.reason
         else:

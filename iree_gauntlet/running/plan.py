@@ -17,6 +17,7 @@ from iree_gauntlet.running.commands import (
     benchmark_argv,
     compile_flags,
     import_argv,
+    makes_dumps,
     shape_text,
     threshold_argv,
 )
@@ -284,7 +285,7 @@ class _Planner:
                     command=Command(argv, step.folder),
                     inputs=(source,),
                     outputs=(("program", output),),
-                    cache=self._lookup(step.id, ingredients),
+                    cache=self._lookup(step.id, ingredients, argv),
                     onnx=options,
                 )
             )
@@ -305,29 +306,29 @@ class _Planner:
         }
         if options is not None:
             ingredients |= {"import": imported, "importer": world.importer}
+        argv = (world.compile, program, *flags, "-o", outputs[0][1])
         own = module.origin.file == case.origin.file
         self._add(
             replace(
                 step,
                 origin=module.origin,
                 needs=needs,
-                command=Command(
-                    (world.compile, program, *flags, "-o", outputs[0][1]),
-                    case.working_directory or step.folder,
-                ),
+                command=Command(argv, case.working_directory or step.folder),
                 inputs=(replace(source, path=program) if options else source,),
                 outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
-                cache=self._lookup(step.id, ingredients),
+                cache=self._lookup(step.id, ingredients, argv),
                 blocked=case.blocked_reason if own and case.kind is not Kind.BENCHMARK else "",
                 skip=case.skip_reason if case.kind is Kind.BENCHMARK else "",
                 notes=notes,
             )
         )
 
-    def _lookup(self, name: str, ingredients: Mapping[str, str]) -> CacheLookup:
+    def _lookup(self, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
         pairs = tuple(ingredients.items())
         if self._world.force_recompile:
             return CacheLookup(reason="--force-recompile", ingredients=pairs)
+        if makes_dumps(argv):
+            return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
         if not ingredients["program"]:
             return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
         return replace(self._world.lookup(name, ingredients), ingredients=pairs)
