@@ -42,12 +42,8 @@ GOLDEN = {
     "random://normal/1x64xf32?seed=1&mean=0&stddev=0.01": (
         "d170ad33ea1b2e3ae937057d430223b1a862bdeb459014c04ef0a5b1c7883226"
     ),
-    "random://normal/64xf8E4M3FN?seed=1": (
-        "b06471113e7e6be72706f1498b4f6da57c8a4484b474e4ea137627de88b18cdf"
-    ),
-    "random://normal/64xf8E4M3FNUZ?seed=1": (
-        "91c89f65a77f7e98b9117a02c0b549716aa1ecf3ae1f556ebf95055bab30cdfa"
-    ),
+    "random://normal/64xf8E4M3FN?seed=1": ("b06471113e7e6be72706f1498b4f6da57c8a4484b474e4ea137627de88b18cdf"),
+    "random://normal/64xf8E4M3FNUZ?seed=1": ("91c89f65a77f7e98b9117a02c0b549716aa1ecf3ae1f556ebf95055bab30cdfa"),
     "random://normal/64xf8E5M2?seed=1": ("4ee0c12bab9f359b59556a688becca8ba03abc8d6aa7c3eb6d1fdc53604546e1"),
     "random://integers/1x64xi64?seed=3&low=0&high=30522": (
         "fc3371a7fd3072e79d5fc88c56c6c25a94e99b45c9847c9b8285ada0badde61f"
@@ -87,9 +83,7 @@ def test_the_stream_is_pcg64_seeded_with_the_canonical_url() -> None:
 
 
 @given(SHAPES, st.sampled_from(FLOATS), st.sampled_from(["uniform", "normal", "zeros", "ones"]))
-def test_floating_point_arrays_have_the_shape_and_type(
-    shape: tuple[int, ...], element: str, kind: str
-) -> None:
+def test_floating_point_arrays_have_the_shape_and_type(shape: tuple[int, ...], element: str, kind: str) -> None:
     spec = parse_seeded(f"random://{kind}/{value_of(shape, element)}")
     array = spec.generate()
     assert array.shape == shape == spec.shape
@@ -102,9 +96,7 @@ def test_floating_point_arrays_have_the_shape_and_type(
 def test_integers_stay_in_their_range(shape: tuple[int, ...], element: str, data: st.DataObject) -> None:
     bits = int(element.lstrip("uis"))
     least, most = (
-        (0, 2**bits - 1)
-        if element.startswith("ui") or bits == 1
-        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        (0, 2**bits - 1) if element.startswith("ui") or bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     )
     low = data.draw(st.integers(least, most))
     high = data.draw(st.integers(low + 1, most + 1))
@@ -178,9 +170,9 @@ def test_zeros_and_ones(element: str) -> None:
 def test_small_floats_are_rounded_from_binary32() -> None:
     bf16 = made("random://uniform/50xbf16?seed=1")
     assert bf16.dtype == np.dtype(ml_dtypes.bfloat16)
-    exact = seeded.SeededSpec(
-        "", "uniform", (50,), "bf16", (("high", 1.0), ("low", 0.0), ("seed", 1))
-    )._uniform(0.0, 1.0)
+    exact = seeded.SeededSpec("", "uniform", (50,), "bf16", (("high", 1.0), ("low", 0.0), ("seed", 1)))._uniform(
+        0.0, 1.0
+    )
     assert bf16.tobytes() == exact.astype("f4").astype(ml_dtypes.bfloat16).tobytes()
 
 

@@ -25,9 +25,7 @@ def test_there_are_enough_models() -> None:
     assert len({path.parents[1].name for path in RECORDED}) >= 8
 
 
-@pytest.mark.parametrize(
-    "provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}"
-)
+@pytest.mark.parametrize("provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}")
 def test_recordings_belong_to_their_spec(provenance: Path) -> None:
     folder = provenance.parent
     record = read(provenance)
@@ -45,9 +43,7 @@ def test_recordings_belong_to_their_spec(provenance: Path) -> None:
     assert total <= LARGEST_BYTES
 
 
-@pytest.mark.parametrize(
-    "provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}"
-)
+@pytest.mark.parametrize("provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}")
 def test_shapes_that_are_fixed_are_those_of_the_inputs(provenance: Path) -> None:
     spec = read(provenance.parent.with_suffix(".json"))
     recorded = {entry["name"]: entry["shape"] for entry in read(provenance)["inputs"]}

@@ -77,7 +77,6 @@ class Engine:
         journal: what happens goes there.
         listener: and is shown there.
         options: how to run.
-        obstacle: why a device cannot be used here; empty where it can.
         available_memory: bytes that are free now.
     """
 
@@ -92,7 +91,6 @@ class Engine:
         journal: Journal,
         listener: Listener,
         options: RunOptions,
-        obstacle: Callable[[str], str],
         available_memory: Callable[[], int],
     ) -> None:
         self._store = store
@@ -101,7 +99,6 @@ class Engine:
         self._journal = journal
         self._listener = listener
         self._options = options
-        self._obstacle = obstacle
         self._available_memory = available_memory
         self._cancelled = cancelled
         self._processes = Processes(supervisor, run_dir)
@@ -157,7 +154,7 @@ class Engine:
         try:
             result = self._locked(step)
         except GauntletError as error:
-            result = Result(Verdict.ERROR, error.what, notes=tuple(filter(None, (*step.notes, error.hint))))
+            result = Result(Verdict.ERROR, error.what, notes=step.notes, tail=tuple(error.hint.splitlines()))
         if self._cancelled.is_set():
             # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
@@ -180,9 +177,6 @@ class Engine:
         if step.blocked:
             return Result(Verdict.ERROR, step.blocked, notes=step.notes)
         device = step.resources.device
-        obstacle = self._obstacle(device) if device else ""
-        if obstacle:
-            return Result(Verdict.ERROR, obstacle, notes=step.notes)
         with ExitStack() as stack:
             if step.resources.cores:
                 exclusive = step.resources.exclusive

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["DEFAULT_TIMEOUTS", "Plan", "Surroundings", "make_plan"]
+__all__ = ["DEFAULT_TIMEOUTS", "Plan", "Surroundings", "blocked", "make_plan"]
 
 # Seconds. A fetch is bounded by its stall timeout, not by its size.
 DEFAULT_TIMEOUTS: dict[Stage, float] = {
@@ -109,6 +109,11 @@ class Plan:
 def make_plan(cases: CaseSet, stages: Iterable[Stage], surroundings: Surroundings) -> Plan:
     """Plans the steps of some stages, and of the stages before them, for the selected cases."""
     return _Planner(cases, frozenset(stages), surroundings).plan()
+
+
+def blocked(step: Step, reason: str) -> Step:
+    """A step that cannot run: it waits for nothing, so that its error is the first thing that is seen."""
+    return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
 class _Planner:
@@ -211,8 +216,8 @@ class _Planner:
         )
 
     def _add(self, step: Step) -> None:
-        needs = tuple(dict.fromkeys(need for need in step.needs))
-        self._steps[step.id] = replace(step, needs=needs)
+        step = replace(step, needs=tuple(dict.fromkeys(step.needs)))
+        self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
     def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> tuple[tuple[str, ...], tuple[str, ...]]:
         result = self._world.translate(flags, tool)
@@ -317,7 +322,9 @@ class _Planner:
                 inputs=(replace(source, path=program) if options else source,),
                 outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
                 cache=self._lookup(step.id, ingredients, argv),
-                blocked=case.blocked_reason if own and case.kind is not Kind.BENCHMARK else "",
+                blocked=case.blocked_reason
+                if own and module.role == "main" and case.kind is not Kind.BENCHMARK
+                else "",
                 skip=case.skip_reason if case.kind is Kind.BENCHMARK else "",
                 notes=notes,
             )

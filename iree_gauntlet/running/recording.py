@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -15,14 +17,27 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["record_outputs"]
+__all__ = ["Recorded", "record_outputs"]
 
 _TIMEOUT_SECONDS = 1800.0
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An output that was written.
+
+    Attributes:
+        path: the file.
+        value: its tensor type where the file does not say it (raw integers), else empty.
+    """
+
+    path: Path
+    value: str
+
+
 def record_outputs(
     case: Case, store: ArtifactStore, supervisor: Supervisor, python: str, script: str, logs: Path
-) -> list[Path]:
+) -> list[Recorded]:
     """Records the expected outputs of a quality case.
 
     Args:
@@ -34,7 +49,7 @@ def record_outputs(
         logs: folder for its output.
 
     Returns:
-        The files that were written.
+        The outputs that were written, in the order of the graph's.
 
     Raises:
         UsageError: the case is none that can be recorded.
@@ -65,7 +80,8 @@ def record_outputs(
             f"{case.origin.file}: nothing was recorded: {' '.join(outcome.tail[-1:]) or 'the recorder failed'}",
             "onnxruntime is needed: pip install 'iree-gauntlet[record]'; see docs/add-a-model.md.",
         )
-    return sorted(folder.glob("output_*.npy"))
+    provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    return [Recorded(folder / item["source"], item.get("value", "")) for item in provenance["outputs"]]
 
 
 def _output_folder(case: Case) -> Path:

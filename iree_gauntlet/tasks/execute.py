@@ -24,7 +24,7 @@ from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, machine_lock_folder
-from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.plan import blocked, make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
@@ -87,6 +87,7 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
             raise SpecError(list(plan.problems))
         if options["last_failed"]:
             plan = _only_last_failed(plan, selection.name, run_dir)
+        plan = _without_missing_devices(plan, machine)
         if not plan.steps:
             raise NothingSelectedError(
                 f"nothing to do: the selected specs have no {' or '.join(wanted)} stage",
@@ -130,12 +131,11 @@ def _run(
             console,
             RunOptions(
                 jobs=_jobs(options),
-                fail_fast=bool(options["fail_fast"]),
+                fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
                 force_recompile=bool(options["force_recompile"]),
                 lenient=bool(options["lenient"]),
                 release=toolchain.compiler_release if toolchain else "",
             ),
-            _obstacle(machine),
             lambda: psutil.virtual_memory().available,
         )
 
@@ -167,16 +167,19 @@ def _interruptible(cancel: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _obstacle(machine: Machine) -> Callable[[str], str]:
-    """Why a device cannot be used here: asked of the driver once, never of the CPU."""
+def _without_missing_devices(plan: Plan, machine: Machine) -> Plan:
+    """Blocks the steps that no device here can run: a demand that cannot be met fails at once."""
 
-    def obstacle(device: str) -> str:
-        if device.startswith("local-") or machine.toolchain is None:
-            return ""
+    def checked(step: Step) -> Step:
+        device = step.resources.device
+        if not device or device.startswith("local-") or machine.toolchain is None:
+            return step
         available = device_available(machine.toolchain, device)
-        return "" if available.ok else f"no device {device!r} here: {available.reason}; {available.hint}"
+        return (
+            step if available.ok else blocked(step, f"no device {device!r} here: {available.reason}; {available.hint}")
+        )
 
-    return obstacle
+    return replace(plan, steps=tuple(checked(step) for step in plan.steps))
 
 
 def _jobs(options: Mapping[str, Any]) -> int:

@@ -20,6 +20,8 @@ from iree_gauntlet.tasks.workspace import Defaults, select
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.running.recording import Recorded
+
 __all__ = ["record"]
 
 
@@ -46,14 +48,19 @@ def record(options: Mapping[str, Any]) -> ExitCode:
             sys.stdout.write(f"{case.origin.file}: running onnxruntime\n")
             sys.stdout.flush()
             written = record_outputs(case, machine.store, supervisor, sys.executable, script, Path(logs))
-            for path in written:
-                sys.stdout.write(f"  wrote {path} ({path.stat().st_size} bytes)\n")
-            if len(written) != len(case.expected_outputs):
+            for item in written:
+                sys.stdout.write(f"  wrote {item.path} ({item.path.stat().st_size} bytes)\n")
+            named = [argument.url for argument in case.expected_outputs]
+            if named != [item.path.resolve().as_uri() for item in written]:
                 sys.stdout.write(_to_paste(Path(case.origin.file), written))
     return ExitCode.OK
 
 
-def _to_paste(spec: Path, written: list[Path]) -> str:
+def _to_paste(spec: Path, written: list[Recorded]) -> str:
+    """The lines by which the spec names what was written."""
     folder = spec.resolve().parent
-    outputs = [{"source": str(path.resolve().relative_to(folder))} for path in written]
+    outputs = [
+        {"source": str(item.path.resolve().relative_to(folder))} | ({"value": item.value} if item.value else {})
+        for item in written
+    ]
     return f'  add to {spec}:\n    "outputs": {json.dumps(outputs)}\n'

@@ -135,7 +135,7 @@ def threshold_task(_context: Any, options: dict[str, Any]) -> None:
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    _execute(options, _THRESHOLD, (Stage.COMPILE, Stage.THRESHOLD))
+    _execute(options, _THRESHOLD, (Stage.THRESHOLD,))
 
 
 @gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))

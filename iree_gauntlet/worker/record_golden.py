@@ -3,7 +3,7 @@
     python record_golden.py --model MODEL.onnx --input x.npy... --output-folder DIR
 
 Runs the model as its authors published it: no opset conversion, no simplification, one thread. Writes
-`output_<i>.npy` in the order of the graph's outputs and `provenance.json`, which says what they were made
+`output_<i>.npy` (`.bin` for integers) in the order of the graph's outputs and `provenance.json`, which says what they were made
 from. Outputs against which every result, or nearly every result, would pass are refused.
 
 Exit codes: 0 recorded, 1 onnxruntime failed, 2 the command cannot be carried out or an output is refused;
@@ -175,6 +175,22 @@ def _npy(array: Array) -> bytes:
     return stream.getvalue()
 
 
+def _file(folder: Path, index: int, array: Array) -> tuple[Path, bytes]:
+    """Path and content of an output: .npy, but raw bytes for integers.
+
+    iree-run-module reads an integer .npy as signed (`si64`), which equals no output of a module (`i64`).
+    """
+    if array.dtype.kind in "iu":
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return folder / f"output_{index}.bin", np.ascontiguousarray(little).tobytes()
+    return folder / f"output_{index}.npy", _npy(array)
+
+
+def _value(array: Array) -> str:
+    """The tensor type in IREE's notation, for a raw file: `1x64xi64`."""
+    return "x".join([*map(str, array.shape), f"i{array.dtype.itemsize * 8}"])
+
+
 def _described(name: str, path: str, array: Array, content_sha256: str) -> dict[str, Any]:
     return {
         "name": name,
@@ -200,7 +216,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
 
     folder: Path = arguments.output_folder
     folder.mkdir(parents=True, exist_ok=True)
-    contents = {folder / f"output_{index}.npy": _npy(array) for index, array in enumerate(outputs.values())}
+    contents = dict(_file(folder, index, array) for index, array in enumerate(outputs.values()))
     urls = arguments.input_url or [path.name for path in arguments.input]
     provenance: dict[str, Any] = {
         "made_by": "onnxruntime",
@@ -224,6 +240,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
                 **_described(name, path.name, array, hashlib.sha256(content).hexdigest()),
                 "min": array.min().item(),
                 "max": array.max().item(),
+                **({"value": _value(array)} if path.suffix == ".bin" else {}),
             }
             for (name, array), (path, content) in zip(outputs.items(), contents.items(), strict=True)
         ],
@@ -235,7 +252,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
     # The provenance last: where it is there and fits, the outputs are all there.
     for path, content in [*contents.items(), (folder / "provenance.json", text.encode())]:
         _write(path, content)
-    for stale in sorted(set(folder.glob("output_*.npy")) - set(contents)):
+    for stale in sorted({*folder.glob("output_*.npy"), *folder.glob("output_*.bin")} - set(contents)):
         stale.unlink()
     return [*contents, folder / "provenance.json"]
 

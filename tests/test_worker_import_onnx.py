@@ -1,0 +1,296 @@
+"""Preparing and importing ONNX models, and recording what they should give."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.worker import import_onnx, record_golden
+from iree_gauntlet.worker.import_onnx import InputError, imported_functions, parse_shape, prepare
+from iree_gauntlet.worker.record_golden import RefusedError, check_output, check_outputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+onnx = pytest.importorskip("onnx")
+helper = onnx.helper
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def model(
+    *,
+    opset: int = 11,
+    shape: tuple[int | str, ...] = ("batch", 3),
+    output: tuple[int | str, ...] | None = ("stale", 7),
+    name: str = "main graph",
+) -> Any:
+    """`y = x @ w`, with a wrongly declared output: real files have those."""
+    weight = helper.make_tensor("w", FLOAT, [3, 4], np.arange(12, dtype=np.float32).tolist())
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        name,
+        [
+            helper.make_tensor_value_info("x", FLOAT, shape),
+            helper.make_tensor_value_info("w", FLOAT, [3, 4]),
+        ],
+        [helper.make_tensor_value_info("y", FLOAT, output)],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(), path)
+    return path
+
+
+def shape_of(value: Any) -> list[int]:
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def test_shapes_are_fixed_and_outputs_inferred_anew() -> None:
+    prepared = prepare(model(), {"x": (2, 3)}, 17)
+    assert shape_of(prepared.graph.input[0]) == [2, 3]
+    assert shape_of(prepared.graph.output[0]) == [2, 4]
+    assert prepared.opset_import[0].version == 17
+
+
+def test_a_declared_rank_that_is_wrong_does_no_harm() -> None:
+    assert shape_of(prepare(model(output=(1, 2, 3)), {"x": (2, 3)}, 17).graph.output[0]) == [2, 4]
+
+
+def test_minus_one_is_a_dynamic_dimension() -> None:
+    assert shape_of(prepare(model(shape=(-1, 3)), {"x": (5, 3)}, None).graph.input[0]) == [5, 3]
+
+
+def test_without_options_the_model_is_as_it_was() -> None:
+    prepared = prepare(model(output=("batch", 4)), {}, None)
+    assert prepared.opset_import[0].version == 11
+    assert shape_of(prepared.graph.output[0]) == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "opset", "said"),
+    [
+        ({"z": (1, 3)}, None, r"no input is named 'z'; the model's inputs: x=\[batch, 3\]$"),
+        ({"w": (3, 4)}, None, "no input is named 'w'"),
+        ({"x": (1, 2, 3)}, None, r"rank 3, but input x=\[batch, 3\] has rank 2"),
+        ({"x": ()}, None, "shape scalar has rank 0"),
+        ({"x": (1, 4)}, None, "fixed size of 3 in dimension 1, 4 was asked for"),
+        ({}, 9, "opset 9 is lower than the file's 11"),
+        ({}, 999, "opset 999 is unknown to onnx"),
+    ],
+)
+def test_mistakes_are_named(shapes: dict[str, tuple[int, ...]], opset: int | None, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        prepare(model(), shapes, opset)
+
+
+@given(st.text(min_size=1), st.lists(st.integers(1, 9999), max_size=5))
+def test_shapes_are_read_back(name: str, shape: list[int]) -> None:
+    assert parse_shape(f"{name}={'x'.join(map(str, shape))}") == (name, tuple(shape))
+
+
+@pytest.mark.parametrize("text", ["x", "=1x2", "x=1x", "x=1xx2", "x=0x3", "x=-1x3", "x=1,3", "x=1 x 3", "x=²"])
+def test_texts_that_are_no_shape(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_shape(text)
+
+
+def test_function_names_are_read_from_the_program() -> None:
+    lines = [
+        b"module {",
+        b"  func.func @main_graph(%arg0: tensor<1xf32>) {",
+        b'  func.func @"Model from PaddlePaddle."(%arg0: tensor<1xf32>) {',
+        b'  func.func @"a\\22b\\\\c"() {',
+        b"  func.func private @helper()",
+        b'  // func.func @no("',
+    ]
+    assert imported_functions(lines) == ["main_graph", "Model from PaddlePaddle.", 'a"b\\c']
+
+
+@pytest.mark.iree
+def test_a_model_is_imported_in_one_process(saved: Path, tmp_path: Path) -> None:
+    pytest.importorskip("iree.compiler")
+    output = tmp_path / "out.mlir"
+    done = subprocess.run(
+        [sys.executable, import_onnx.__file__, saved, "-o", output, "--opset", "17", "--shape", "x=2x3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "main graph\n"
+    assert "!torch.vtensor<[2,4],f32>" in output.read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out.mlir"]
+
+
+@pytest.mark.iree
+def test_what_the_importer_refuses_exits_1_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("iree.compiler")
+    broken = model()
+    broken.graph.node[0].input[1] = "missing"
+    path = tmp_path / "broken.onnx"
+    onnx.save(broken, path)
+    assert import_onnx.main([str(path), "-o", str(tmp_path / "out.mlir")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("import_onnx: broken.onnx: ")
+    assert error.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["broken.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        (None, [], "cannot read"),
+        (b"no model at all", [], "not a usable ONNX file"),
+        (b"", [], "not a usable ONNX file: it has no nodes"),
+        (b"", ["--shape", "x"], "expected NAME=1x3x48x192"),
+        (b"", ["--shape", "x=1", "--shape", "x=2"], "two shapes"),
+    ],
+)
+def test_unusable_commands_exit_2(
+    content: bytes | None,
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "m.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    assert import_onnx.main([str(path), "-o", str(tmp_path / "out.mlir"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.mlir").exists()
+
+
+def test_no_folder_to_write_in(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert import_onnx.main([str(saved), "-o", str(saved.parent / "none" / "out.mlir")]) == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_without_onnx_the_message_says_how_to_get_it(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert import_onnx.main([str(saved), "-o", str(saved.parent / "out.mlir")]) == 2
+    assert 'pip install "iree-base-compiler[onnx]"' in capsys.readouterr().err
+
+
+def array(*values: float) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (np.zeros((1, 1, 0, 0), np.float32), "is empty"),
+        (array(1, np.nan, np.inf), "2 of 3 values that are NaN or infinite"),
+        (array(0.5, 0.5), "0.5 everywhere"),
+        (np.ones(3, np.int64), "1 everywhere"),
+        (array(1e-5, -9e-5), "zeros would pass"),
+        (array(1.0, 1.00005), "a constant would pass"),
+        (np.array(["text"]), "no threshold"),
+    ],
+)
+def test_outputs_that_prove_nothing_are_refused(output: NDArray[Any], said: str) -> None:
+    with pytest.raises(RefusedError, match=said):
+        check_output("y", output, 1e-4)
+
+
+@pytest.mark.parametrize("output", [array(2.0), array(0.0, 1.0), np.array([3, 4]), np.array([True, False])])
+def test_outputs_that_prove_something_pass(output: NDArray[Any]) -> None:
+    check_output("y", output, 1e-4)
+
+
+def test_outputs_stay_small() -> None:
+    with pytest.raises(RefusedError, match="1200008 bytes together"):
+        check_outputs({"a": np.arange(150_000.0), "b": array(1, 2)}, 1e-4)
+
+
+def test_a_model_without_outputs_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no outputs"):
+        check_outputs({}, 1e-4)
+
+
+@pytest.fixture
+def recording(saved: Path, tmp_path: Path) -> list[str]:
+    """A command line that records, as far as onnxruntime is there."""
+    pytest.importorskip("onnxruntime")
+    np.save(tmp_path / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    # The declared output is wrong, which onnxruntime warns about only.
+    return [
+        "--model",
+        str(saved),
+        "--input",
+        str(tmp_path / "x.npy"),
+        "--output-folder",
+        str(tmp_path / "out"),
+    ]
+
+
+def test_outputs_are_recorded_with_their_provenance(recording: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "output_7.npy").write_bytes(b"of an earlier model")
+    urls = ["--model-url", "pypi://d==1/model.onnx", "--input-url", "random://uniform/2x3xf32?seed=1"]
+    assert record_golden.main([*recording, *urls, "--date", "2026-01-02"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["output_0.npy", "provenance.json"]
+    expected = np.arange(6).reshape(2, 3) @ np.arange(12).reshape(3, 4)
+    assert np.array_equal(np.load(out / "output_0.npy"), expected)
+    provenance = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
+    assert provenance["date"] == "2026-01-02"
+    assert provenance["model"]["source"] == "pypi://d==1/model.onnx"
+    assert provenance["model"]["sha256"] == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
+    assert provenance["inputs"][0]["source"] == "random://uniform/2x3xf32?seed=1"
+    assert provenance["outputs"][0]["shape"] == [2, 4]
+    digest = hashlib.sha256((out / "output_0.npy").read_bytes()).hexdigest()
+    assert provenance["outputs"][0]["sha256"] == digest
+
+
+@pytest.mark.parametrize(
+    ("extra", "outcome"),
+    [
+        (["--tolerance", "1000"], (2, "zeros would pass")),
+        (["--input-url", "a", "--input-url", "b"], (2, "--input-url is given 2 times, --input 1 times")),
+        (["--input", "{x}"], (2, "2 inputs were given, the model takes 1: x tensor(float)")),
+        (["--model", "missing.onnx"], (2, "no file missing.onnx")),
+        (["--model", "{x}"], (1, "onnxruntime cannot load x.npy")),
+    ],
+)
+def test_recordings_that_cannot_be(
+    recording: list[str],
+    extra: list[str],
+    outcome: tuple[int, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    extra = [text.replace("{x}", str(tmp_path / "x.npy")) for text in extra]
+    assert record_golden.main([*recording, *extra]) == outcome[0]
+    assert outcome[1] in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_inputs_of_the_wrong_kind(recording: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float64))
+    assert record_golden.main(recording) == 1
+    assert "onnxruntime cannot run model.onnx" in capsys.readouterr().err
+    (tmp_path / "x.npy").write_bytes(b"nothing")
+    assert record_golden.main(recording) == 2
+    assert "cannot read input" in capsys.readouterr().err
