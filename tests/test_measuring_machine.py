@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.measuring.machine import MachineState, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine import CpuWatch, MachineState, benchmark_warnings, machine_facts, machine_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +37,18 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text + "\n")
 
 
+def _watched_state(own_seconds: float = 0.0) -> MachineState:
+    watch = CpuWatch()
+    time.sleep(0.05)
+    return machine_state(watch.shares(own_seconds))
+
+
+def test_our_own_work_is_not_other_work() -> None:
+    assert _watched_state(own_seconds=1e6).busy_share in (None, 0.0)
+
+
 def test_this_machine_can_be_described() -> None:
-    facts, state = machine_facts(), machine_state(window=0.01)
+    facts, state = machine_facts(), _watched_state()
     assert facts.cores >= 1
     assert facts.memory_bytes > 0
     assert facts.cpu
@@ -47,7 +58,7 @@ def test_this_machine_can_be_described() -> None:
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
-    state = machine_state(window=0, root=tmp_path)
+    state = machine_state(root=tmp_path)
     assert (state.governor, state.frequency_mhz, state.throttle_count, state.turbo, state.smt) == (None,) * 5
     assert (state.busy_share, state.steal_share) == (None, None)
     assert machine_facts(root=tmp_path).cpu
@@ -70,7 +81,7 @@ def test_what_linux_says(tmp_path: Path) -> None:
             f"{cpu}/smt/active": "1",
         },
     )
-    state = machine_state(window=0, root=tmp_path)
+    state = machine_state(root=tmp_path)
     assert machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
     assert (state.governor, state.frequency_mhz, state.max_frequency_mhz) == (
         "performance,powersave",
@@ -79,7 +90,7 @@ def test_what_linux_says(tmp_path: Path) -> None:
     )
     assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
     write(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
-    assert machine_state(window=0, root=tmp_path).turbo is False
+    assert machine_state(root=tmp_path).turbo is False
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,7 @@ def test_a_fit_machine_has_no_warnings() -> None:
     [
         (replace(FIT, governor="performance,powersave"), "cpupower"),
         (replace(FIT, busy_share=0.5), "50 % busy"),
-        (replace(FIT, load_1m=3.0), "load average is 3.0 on 4"),
+        (replace(FIT, load_1m=3.0, busy_share=None), "load average is 3.0 on 4"),
         (replace(FIT, steal_share=0.1), "hypervisor"),
         (replace(FIT, turbo=True), "turbo"),
         (replace(FIT, smt=True), "SMT"),

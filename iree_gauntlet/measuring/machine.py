@@ -10,14 +10,13 @@ import math
 import os
 import platform
 import socket
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-__all__ = ["MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
+__all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
 
 _ROOT = Path("/")
 _GIB = 1 << 30
@@ -55,8 +54,8 @@ class MachineState:
     Attributes:
         cores: logical CPUs that this process may use.
         load_1m, load_5m: load averages.
-        busy_share: share of the window in which the CPUs worked, 0 to 1 (all CPUs together).
-        steal_share: share of the window that a hypervisor gave to others.
+        busy_share: share of the watched time in which the CPUs did other work than ours, 0 to 1 (all CPUs together).
+        steal_share: share of the watched time that a hypervisor gave to others.
         governor: frequency governors in use, joined by commas.
         frequency_mhz, max_frequency_mhz: mean current and largest possible frequency.
         throttle_count: thermal throttling events since boot, all CPUs together.
@@ -105,14 +104,37 @@ def machine_facts(root: Path = _ROOT) -> MachineFacts:
     )
 
 
-def machine_state(window: float = 0.2, root: Path = _ROOT) -> MachineState:
+class CpuWatch:
+    """Watches, from its making on, how busy the CPUs are with other work than ours."""
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def shares(self, own_seconds: float = 0.0) -> tuple[float | None, float | None]:
+        """Busy and stolen share of the time since, 0 to 1; None where too little time has passed.
+
+        Args:
+            own_seconds: CPU time of our own that does not count.
+        """
+        after = psutil.cpu_times()
+        spent = {name: getattr(after, name) - getattr(self._before, name) for name in after._fields}
+        # user and nice already hold guest time (proc(5)).
+        total = sum(max(0.0, value) for name, value in spent.items() if not name.startswith("guest"))
+        if total <= 0:
+            return None, None
+        steal = max(0.0, spent.get("steal", 0.0))
+        idle = max(0.0, spent.get("idle", 0.0)) + max(0.0, spent.get("iowait", 0.0))
+        return max(0.0, total - idle - steal - own_seconds) / total, steal / total
+
+
+def machine_state(shares: tuple[float | None, float | None] = (None, None), root: Path = _ROOT) -> MachineState:
     """Reads the state of the machine.
 
     Args:
-        window: seconds over which the busy share is measured; 0 leaves it out.
+        shares: what a `CpuWatch` saw.
         root: where /proc and /sys are looked for.
     """
-    busy, steal = _shares(window)
+    busy, steal = shares
     load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None, None)
     frequencies = [value for value in _cpu_numbers(root, "cpufreq/scaling_cur_freq") if value > 0]
     largest = [value for value in _cpu_numbers(root, "cpufreq/cpuinfo_max_freq") if value > 0]
@@ -174,7 +196,7 @@ def _load_warnings(state: MachineState) -> list[str]:
         warnings.append(
             f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
         )
-    elif state.load_1m is not None and state.load_1m > 0.5 * state.cores:
+    elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
         warnings.append(f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done")
     if state.steal_share is not None and state.steal_share > 0.02:
         warnings.append(
@@ -194,22 +216,6 @@ def _memory_warnings(state: MachineState) -> list[str]:
             " models are measured"
         )
     return warnings
-
-
-def _shares(window: float) -> tuple[float | None, float | None]:
-    if window <= 0:
-        return None, None
-    before = psutil.cpu_times()
-    time.sleep(window)
-    after = psutil.cpu_times()
-    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    # user and nice already hold guest time (proc(5)).
-    total = sum(max(0.0, value) for name, value in spent.items() if not name.startswith("guest"))
-    if total <= 0:
-        return None, None
-    steal = max(0.0, spent.get("steal", 0.0))
-    idle = max(0.0, spent.get("idle", 0.0)) + max(0.0, spent.get("iowait", 0.0))
-    return max(0.0, total - idle - steal) / total, steal / total
 
 
 def _usable_cores(root: Path) -> int:

@@ -10,7 +10,7 @@ from iree_gauntlet.cases import Metric, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.goldens import check_figure, check_time
-from iree_gauntlet.measuring.machine import benchmark_warnings, machine_state
+from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_state
 from iree_gauntlet.running.modules import dispatch_count, read_statistics
 from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
@@ -29,8 +29,9 @@ _TOOL = "iree-benchmark-module"
 
 def run_benchmark(step: Step, processes: Processes) -> Result:
     """Runs a benchmark step: all repetitions are kept, the mean is held against the golden time."""
-    state = machine_state()
+    watch = CpuWatch()
     outcome = processes.run(step)
+    state = machine_state(watch.shares(outcome.cpu_seconds))
     if outcome.exit_code != 0:
         lines = processes.error_lines(step)
         result = after_process(

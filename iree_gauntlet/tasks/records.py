@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.measuring.machine import benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.earlier_runs import newest_run
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["doctor", "report"]
+
+_WATCH_SECONDS = 0.2
 
 
 def report(options: Mapping[str, Any]) -> ExitCode:
@@ -54,7 +57,9 @@ def doctor(options: Mapping[str, Any]) -> ExitCode:
     memory = facts.memory_bytes / (1 << 30)
     text = f"{facts.cpu}, {facts.cores} cores, {memory:.1f} GiB, {facts.os}"
     findings.append(Finding("machine", "info", text))
-    warnings = benchmark_warnings(machine_state())
+    watch = CpuWatch()
+    time.sleep(_WATCH_SECONDS)
+    warnings = benchmark_warnings(machine_state(watch.shares()))
     findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))

@@ -3,7 +3,7 @@
     python record_golden.py --model MODEL.onnx --input x.npy... --output-folder DIR
 
 Runs the model as its authors published it: no opset conversion, no simplification, one thread. Writes
-`output_<i>.npy` (`.bin` for integers) in the order of the graph's outputs and `provenance.json`, which says what they were made
+`output_<i>.npy` (`.bin` for integers) in the order of the graph's outputs, and `provenance.json`: what they were made
 from. Outputs against which every result, or nearly every result, would pass are refused.
 
 Exit codes: 0 recorded, 1 onnxruntime failed, 2 the command cannot be carried out or an output is refused;
