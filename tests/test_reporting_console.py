@@ -229,7 +229,7 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
         ),
         "compiles: 2 from cache, 5 made; downloads: 1 present, 1 fetched",
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.json",
-        "time: 90.5 s, 89.5 s of it inside IREE's tools",
+        "time: 90.5 s; IREE's tools ran for 89.5 s in all",
         "exit code 3: an error kept something from being judged",
     ]
 
@@ -248,7 +248,7 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
         "1 passed",
         "compiles: 1 from cache, 0 made; downloads: 0 present, 0 fetched",
         f"reports in runs/{RUN}: junit.xml, summary.md, summary.json",
-        "time: 1.00 s, 1.25 s of it inside IREE's tools",
+        "time: 1.00 s; IREE's tools ran for 1.25 s in all",
         "exit code 0: all as expected",
     ]
 

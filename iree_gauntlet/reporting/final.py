@@ -76,7 +76,7 @@ def print_final(
     _line(console, headline(outcome), "bold")
     _line(console, cache_line(outcome))
     _line(console, f"reports in {run_dir}: {', '.join(REPORT_NAMES)}")
-    inside = f", {duration(outcome.tool_seconds)} of it inside IREE's tools" if outcome.tool_seconds else ""
+    inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     _line(console, f"time: {duration(outcome.seconds)}{inside}")
     code = int(outcome.exit_code)
     _line(console, f"exit code {code}: {exit_meaning(outcome.exit_code)}", "bold red" if code else "bold green")

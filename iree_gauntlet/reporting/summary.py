@@ -85,7 +85,7 @@ def _facts(outcome: RunOutcome) -> str:
         f"suite {code(outcome.suite)}" if outcome.suite else "",
         f"run {code(outcome.run)}",
         f"exit code {code_number} ({exit_meaning(outcome.exit_code)})",
-        f"{duration(outcome.seconds)}, {duration(outcome.tool_seconds)} of it inside IREE's tools"
+        f"{duration(outcome.seconds)}; IREE's tools ran for {duration(outcome.tool_seconds)} in all"
         if outcome.tool_seconds
         else duration(outcome.seconds),
     ]

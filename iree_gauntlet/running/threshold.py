@@ -7,6 +7,7 @@ same rule, and the two verdicts must agree.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ __all__ = ["check_threshold"]
 
 _TOOL = "iree-run-module"
 _EXPECTED = "--expected_output="
+_FAILED_OUTPUT = re.compile(r"\[FAILED\] result\[(\d+)\]")
 # A model that passed and whose run takes longer is not run again for its figures.
 _LONG_RUN_SECONDS = 120.0
 
@@ -58,11 +60,16 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     if not passed:
         result = replace(result, reason=shorten(complaints[0].removeprefix("[FAILED] ")))
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.command, processes, result)
+        result = _with_figures(step, step.command, processes, result, _failed_outputs(complaints))
     return processes.complete(step, outcome, result)
 
 
-def _with_figures(step: Step, command: Command, processes: Processes, result: Result) -> Result:
+def _failed_outputs(complaints: Sequence[str]) -> frozenset[int]:
+    """Indices of the outputs that the tool found wrong."""
+    return frozenset(int(match[1]) for line in complaints if (match := _FAILED_OUTPUT.match(line)))
+
+
+def _with_figures(step: Step, command: Command, processes: Processes, result: Result, failed: frozenset[int]) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
         expected = read_arguments(
@@ -89,7 +96,10 @@ def _with_figures(step: Step, command: Command, processes: Processes, result: Re
             notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}")),
         )
     try:
-        actual = [_read(path, tensor) for path, tensor in zip(paths, expected, strict=True)]
+        actual = [
+            _read(path, tensor, complained=index in failed)
+            for index, (path, tensor) in enumerate(zip(paths, expected, strict=True))
+        ]
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     comparisons = compare_outputs(actual, expected, tolerances)
@@ -113,8 +123,15 @@ def _output_path(expected: Tensor | None, path: Path) -> Path:
     return path if expected is None or expected.array.dtype.kind in "fiub" else path.with_suffix(".bin")
 
 
-def _read(path: Path, expected: Tensor | None) -> Tensor:
-    return read_output(path, expected.type if path.suffix == ".bin" and expected is not None else None)
+def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:
+    if path.suffix == ".bin" and expected is not None:
+        return read_output(path, expected.type)
+    tensor = read_output(path)
+    if expected is None or complained or tensor.element_type != expected.element_type.removeprefix("s"):
+        return tensor
+    # A .npy does not tell i64 from si64. An output that hands an input through keeps the input's type: where the
+    # tool did not complain, the two were the same.
+    return tensor.with_element_type(expected.element_type)
 
 
 def _status_line(lines: Sequence[str]) -> str:
