@@ -254,3 +254,8 @@ def test_the_downloader_works_for_pooch(server: Server, tmp_path: Path) -> None:
     library = pooch.create(path=tmp_path, base_url="", registry={"m": f"sha256:{_SHA256}"}, urls={"m": url})
     pooch.get_logger().setLevel("ERROR")
     assert Path(library.fetch("m", downloader=HttpDownloader())).read_bytes() == _CONTENT
+
+
+def test_others_may_read_a_shared_cache(tmp_path: Path) -> None:
+    fetched = ArtifactStore(tmp_path, Registry()).fetch("random://zeros/4xf32")
+    assert fetched.path.stat().st_mode & 0o777 == 0o644

@@ -62,7 +62,7 @@ def test_device_of_another_process_is_waited_for_and_freed_by_sigkill(folder: Pa
             locks_in(folder).device_lock("hip://0", told.append),
         ):
             pytest.fail("two hold one device")
-        assert told == [f"waiting for device hip://0: process {process.pid} of another run uses it"]
+        assert told == [f"for device hip://0: process {process.pid} of another run uses it"]
         with locks_in(folder).device_lock("hip://1", silent):
             pass
         process.kill()

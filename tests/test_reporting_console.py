@@ -46,9 +46,7 @@ def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
     console = PlainConsole(stream)
     console.run_started(builder.lines[0])
-    for step, found in zip(
-        builder.steps, [result(cache=HIT), result("failed", "no such op\nat all")], strict=True
-    ):
+    for step, found in zip(builder.steps, [result(cache=HIT), result("failed", "no such op\nat all")], strict=True):
         console.step_started(step)
         console.step_finished(step, found)
     console.close()
@@ -77,7 +75,7 @@ def test_silence_is_broken_by_what_is_running() -> None:
     console.run_started(builder.lines[0])
     console.step_started(builder.steps[0])
     console.download("x", "https://models.example/m.onnx", 2_000_000, 8_000_000)
-    console.waiting("the device lock of hip://0")
+    console.waiting("for the device lock of hip://0")
     deadline = time.monotonic() + 10
     while "still running" not in stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -85,7 +83,7 @@ def test_silence_is_broken_by_what_is_running() -> None:
     line = next(line for line in stream.getvalue().splitlines() if "still running" in line)
     assert line.startswith("[0/2] still running: ocr/s0@cpu compile (0.")
     assert "downloading https://models.example/m.onnx: 2.0 MB of 8.0 MB (25.0 %)" in line
-    assert "waiting: the device lock of hip://0" in line
+    assert "waiting for the device lock of hip://0" in line
 
 
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
@@ -107,11 +105,11 @@ def test_a_download_and_a_wait_are_said_once() -> None:
     console = PlainConsole(stream)
     for done in (0, 500_000, 1_000_000):
         console.download("s", "https://models.example/m.onnx", done, 1_000_000)
-        console.waiting("another run compiles it")
+        console.waiting("for another run, which compiles it")
     console.close()
     assert stream.getvalue().splitlines() == [
         "downloading https://models.example/m.onnx (1.0 MB)",
-        "waiting: another run compiles it",
+        "waiting for another run, which compiles it",
     ]
 
 
@@ -178,7 +176,7 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
     console.step_finished(builder.steps[0], result("failed", "why"))
     console.step_started(builder.steps[1])
     console.download("x", "https://models.example/deep/m.onnx", 2_000_000, 8_000_000)
-    console.waiting("a quiet machine")
+    console.waiting("for a quiet machine")
     now[0] += 12.5
     shown = [line.plain for line in console._lines()]
     console.close()
@@ -186,7 +184,7 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
         "1/3 done · 12.5 s · 1 failed",
         "     12.5 s  ocr/s1@cpu compile",
         "  download m.onnx: 2.0 MB of 8.0 MB (25.0 %)",
-        "  waiting: a quiet machine",
+        "  waiting for a quiet machine",
     ]
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
 
@@ -263,9 +261,7 @@ def test_colours_only_where_they_are_wanted(tmp_path: Path) -> None:
 
 def test_a_command_is_never_broken_on_a_narrow_terminal(tmp_path: Path) -> None:
     text = printed(every_verdict(), tmp_path, io.StringIO(), width=30)
-    command = (
-        "cd steps/minilm/l3@cpu/compile && iree-compile program.mlirbc --iree-hal-target-backends=llvm-cpu"
-    )
+    command = "cd steps/minilm/l3@cpu/compile && iree-compile program.mlirbc --iree-hal-target-backends=llvm-cpu"
     assert command in text
 
 

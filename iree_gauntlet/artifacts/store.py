@@ -228,6 +228,8 @@ class ArtifactStore:
                     raise
                 raise _wrong_content(source, arrived[0], pin) from error
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Pooch's temporary files are for their owner alone; a cache may be shared.
+            temporary.chmod(0o644)
             publish(temporary, path)
         sha256 = arrived[0].sha256
         self.verified.remember(path, sha256)

@@ -65,19 +65,17 @@ class Check:
         figure = "unknown" if self.measured is None else self._figure(self.measured)
         if self.limit is None or self.golden is None or self.measured is None or self.passed is None:
             return f"{title} {figure} ({self.note})"
-        source = f"golden {self._figure(self.golden)}"
-        if self.factor != 1:
-            source += f" × {self.factor:g}"
+        source = f"golden {self._figure(self.golden)} × {self.factor:g}, " if self.factor != 1 else ""
         distance = abs(self.measured - self.limit)
         share = f" ({100 * distance / self.limit:.1f} %)" if self.limit > 0 else ""
         side = "under" if self.passed else "over"
         where = f"{self._figure(distance)}{share} {side}" if distance else "at"
-        return f"{title} {figure} is {where} the limit {self._figure(self.limit)} ({source}, {self.note})"
+        return f"{title} {figure} is {where} the limit {self._figure(self.limit)} ({source}{self.note})"
 
     def _figure(self, value: float) -> str:
         # Counts and bytes in full; times in as many digits as a person can compare.
         number = f"{value:.4g}" if self.unit == "ms" else f"{value:,.10g}".replace(",", " ")
-        return f"{number} {self.unit}"
+        return number if self.metric == Metric.DISPATCH_COUNT else f"{number} {self.unit}"
 
 
 def release_of(version: str) -> str:

@@ -144,7 +144,7 @@ class PlainConsole:
         """Write what is waited for, once."""
         with self._lock:
             if text and text != self._waiting:
-                self._write(f"waiting: {one_line(text)}")
+                self._write(f"waiting {one_line(text)}")
             self._waiting = text
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class PlainConsole:
             if total is None or done < total
         ]
         if self._waiting:
-            parts.append(f"waiting: {one_line(self._waiting)}")
+            parts.append(f"waiting {one_line(self._waiting)}")
         return f"[{self._done}/{self._total}] {'; '.join(parts)}"
 
 

@@ -158,5 +158,5 @@ class LiveConsole:
         if len(under_way) > 3:
             lines.append(Text(f"  and {len(under_way) - 3} more downloads", style="dim"))
         if self._waiting:
-            lines.append(Text(f"  waiting: {one_line(self._waiting)}", style="yellow"))
+            lines.append(Text(f"  waiting {one_line(self._waiting)}", style="yellow"))
         return lines

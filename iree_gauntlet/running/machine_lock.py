@@ -157,7 +157,7 @@ class MachineLocks:
         while not self._acquire(lock, exclusive=exclusive):
             if not told:
                 told = True
-                on_wait(f"waiting for {name}: {_named(lock.holders())}")
+                on_wait(f"for {name}: {_named(lock.holders())}")
             if time.monotonic() - begun > self._patience:
                 raise GauntletError(
                     f"no access to {name} within {self._patience:g} s: {_named(lock.holders())}",
