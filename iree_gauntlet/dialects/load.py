@@ -57,8 +57,12 @@ class _Library:
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self._specs: dict[tuple[str, str], list[Spec]] = {}
+        self._unread: dict[str, list[Spec]] = {}
         for spec in specs:
-            if spec.document is not None and not isinstance(spec.document, Benchmark):
+            if spec.document is None:
+                for stem in {spec.stem, spec.submodel}:
+                    self._unread.setdefault(f"{spec.model}_{stem}", []).append(spec)
+            elif not isinstance(spec.document, Benchmark):
                 for family in spec.families:
                     self._specs.setdefault((f"{spec.model}_{spec.submodel}", family), []).append(spec)
         self._built: dict[tuple[str, str, Target], Regression | None] = {}
@@ -73,7 +77,14 @@ class _Library:
 
     def find(self, name: str, target: Target) -> Regression | None:
         specs = self._specs.get((name, target.family), [])
-        return self.build(specs[0], target) if specs else None
+        if not specs:
+            # It may be the one that is meant: what keeps it from being read is what the user has to know.
+            unread = [spec for spec in self._unread.get(name, []) if target.family in spec.families]
+            self.problems.update(problem for spec in unread for problem in spec.problems)
+            return None
+        for other in specs[1:]:
+            self.problems.add(_defined_twice(f"module {name}", target, other.name, specs[0].name))
+        return self.build(specs[0], target)
 
 
 def load_cases(
@@ -107,12 +118,10 @@ def load_cases(
         if spec.document is None:
             continue
         for target in wanted:
-            case = _build(spec, target, library, problems)
-            if case is None:
-                continue
-            known |= case.markers
-            if any(expressions[include].matches(case.markers) for include in chosen):
-                cases.append(_adjust(case, expected_failures, device))
+            for case in _build(spec, target, library, problems):
+                known |= case.markers
+                if any(expressions[include].matches(case.markers) for include in chosen):
+                    cases.append(_adjust(case, expected_failures, device))
     problems |= library.problems | _duplicates(cases)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
     words = frozenset().union(*(expression.words for expression in expressions.values()))
@@ -125,13 +134,13 @@ def load_cases(
     )
 
 
-def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]) -> Case | None:
+def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]) -> list[Case]:
     if not isinstance(spec.document, Benchmark):
         regression = library.build(spec, target)
-        return regression.case if regression else None
+        return [case for case in (regression.case, regression.beside) if case] if regression else []
     case, found = build_benchmark(spec, target, lambda name: library.find(name, target))
     problems.update(found)
-    return case
+    return [case] if case else []
 
 
 def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Case:
@@ -173,7 +182,12 @@ def _duplicates(cases: Sequence[Case]) -> set[Problem]:
         kind = "benchmark" if case.kind == "benchmark" else "regression"
         key = f"{case.chain}:{kind}"
         other = first.setdefault(key, case)
-        if other is not case:
-            message = f"{case.model}/{case.submodel} on {case.target.name} is already defined by {other.origin.file}"
-            problems.add(Problem(case.origin.file, 0, "", message, "Rename or remove one of the two."))
+        if other.origin.file != case.origin.file:
+            name = f"{case.model}/{case.submodel}"
+            problems.add(_defined_twice(name, case.target, case.origin.file, other.origin.file))
     return problems
+
+
+def _defined_twice(name: str, target: Target, file: str, first: str) -> Problem:
+    message = f"{name} on {target.name} is already defined by {first}"
+    return Problem(file, 0, "", message, "Rename or remove one of the two.")

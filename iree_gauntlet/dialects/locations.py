@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.spec_file import line_of
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["external_file", "problem", "resolve_url"]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+# Of one letter, it would be a drive.
+_LONGEST_NAME = 255  # bytes, on the file systems of Linux, macOS and Windows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 
 def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
@@ -35,7 +37,7 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     """
     if _SCHEME.match(source):
         return source
-    if PurePosixPath(source).is_absolute() or "\\" in source:
+    if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
         message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"
         return problem(spec, path, message, "Write file:///… for a file outside the spec tree.")
     resolved = (spec.path.parent / source).resolve()
@@ -57,6 +59,8 @@ def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Pr
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
         message = f"{name!r} leaves the external files folder: expected a relative path without '..'"
         return problem(spec, path, message, "Name the file alone and put it there.")
+    if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
+        return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
     candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
     candidates.append(spec.tree.external / PurePosixPath(name).name)
     return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Include", "MarkerExpression", "no_match"]
 
+_MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 _TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z0-9_][A-Za-z0-9_.\-]*))")
 
 
@@ -61,6 +62,8 @@ class MarkerExpression:
         self._tokens = self._split(text)
         self._position = 0
         self._words: set[str] = set()
+        if sum(token in ("(", "not") for token in self._tokens) > _MOST_DEPTH:
+            self._fail(f"more than {_MOST_DEPTH} times 'not' or '('")
         if self._tokens:
             self._evaluate_or(frozenset())
             if self._position != len(self._tokens):
@@ -131,28 +134,60 @@ class MarkerExpression:
         )
 
 
-def no_match(includes: Sequence[Include], specs: Iterable[Spec], families: Collection[str]) -> NothingSelectedError:
-    """The error for a selection that matches nothing: what exists, and the nearest names."""
-    known = sorted({(spec.model, spec.submodel) for spec in specs if set(spec.families) & set(families)})
-    elsewhere = sorted({(spec.model, spec.submodel) for spec in specs} - set(known))
-    wanted = "; ".join(_describe(include) for include in includes) or "everything"
-    models = sorted({model for model, _ in known})
-    lines = []
+def no_match(
+    includes: Sequence[Include], specs: Iterable[Spec], families: Collection[str], markers: Collection[str] = ()
+) -> NothingSelectedError:
+    """The error for a selection that matches nothing: what exists, and the nearest names.
+
+    Args:
+        includes: what was asked for.
+        specs: everything that was read.
+        families: of the targets that were asked for.
+        markers: that the specs have which only a marker expression left out.
+    """
+    everywhere = list(specs)
+    inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
+    here = [spec for spec in inside if set(spec.families) & set(families)]
+    models = sorted({spec.model for spec in here})
+    elsewhere = sorted({spec.model for spec in inside} - set(models))
+    lines: list[str] = []
     for include in includes:
-        if not any(fnmatchcase(model, include.model) for model in models):
-            near = nearest(include.model, models)
-            lines.append(f"No model {include.model!r}" + (f"; did you mean {near!r}?" if near else "."))
-            continue
-        submodels = sorted({name for model, name in known if fnmatchcase(model, include.model)})
-        if not any(fnmatchcase(name, include.submodel) for name in submodels):
-            near = nearest(include.submodel, submodels)
-            hint = f"; did you mean {near!r}?" if near else "."
-            lines.append(f"No submodel {include.submodel!r} of {include.model!r}{hint} It has: {_listed(submodels)}.")
+        lines += _explain(include, here, models)
+    if markers:
+        lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
     lines.append(f"Models for {', '.join(sorted(families))}: {_listed(models)}.")
-    if not known and elsewhere:
-        lines.append(f"Models for other targets: {_listed(sorted({model for model, _ in elsewhere}))}; see --target.")
+    if elsewhere and not models:
+        lines.append(f"Models for other targets: {_listed(elsewhere)}; see --target.")
+    if len(inside) < len(everywhere):
+        outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
+        lines.append(f"Models outside the suite: {_listed(outside)}.")
     lines.append("`list` shows every model, submodel and marker.")
-    return NothingSelectedError(f"nothing selected: no case matches {wanted}", "\n  ".join(lines))
+    wanted = "; ".join(dict.fromkeys(_describe(include) for include in includes)) or "everything"
+    return NothingSelectedError(f"nothing selected: no case matches {wanted}", "\n  ".join(dict.fromkeys(lines)))
+
+
+def _is_within(include: Include, spec: Spec) -> bool:
+    return include.within is None or include.within.matches_spec(spec)
+
+
+def _explain(include: Include, specs: Sequence[Spec], models: Sequence[str]) -> list[str]:
+    """Which of the globs matches nothing, and what is spelled like it."""
+    if not any(fnmatchcase(model, include.model) for model in models):
+        return [_unmatched("model", include.model, models)]
+    chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
+    lines = []
+    for option, wanted, names in (
+        ("submodel", include.submodel, sorted({spec.submodel for spec in chosen})),
+        ("filename", include.filename, sorted({spec.stem for spec in chosen})),
+    ):
+        if chosen and not any(fnmatchcase(name, wanted) for name in names):
+            lines.append(f"{_unmatched(option, wanted, names)} {include.model!r} has: {_listed(names)}.")
+    return lines
+
+
+def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
+    near = nearest(wanted, names)
+    return f"No {option} {wanted!r}" + (f"; did you mean {near!r}?" if near else ".")
 
 
 def _describe(include: Include) -> str:

@@ -78,8 +78,8 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         if paired is None:
             missing.append(f"no regression spec defines {spec.model}/{spec.submodel} for {target.name}")
         main = paired.main if paired else Module(own, "main", target, Program(""), (), Origin(spec.name))
-        if paired and not document.modules:
-            parameters = list(_weights(spec, document, paired, problems))
+        if paired:
+            parameters.extend(_weights(spec, document, paired, problems))
     if problems:
         return None, problems
     skip = ""

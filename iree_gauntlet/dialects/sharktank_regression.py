@@ -7,7 +7,7 @@ pipeline module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import (
@@ -40,9 +40,18 @@ DIALECT = "sharktank-regression"
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """What a regression spec means on one target: its case, and the modules that others may use."""
+    """What a regression spec means on one target: its cases, and the modules that others may use.
+
+    Attributes:
+        case: the main module's, with the pipeline where that is loaded.
+        beside: of a pipeline that is compiled and not loaded; None for none.
+        main: the module that other specs refer to.
+        parameters: the archive that it runs with.
+        urls: every file that the spec names.
+    """
 
     case: Case
+    beside: Case | None
     main: Module
     parameters: tuple[Parameters, ...]
     urls: tuple[str, ...]
@@ -112,7 +121,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         kind=Kind.COMPILE if document.compile_only else Kind.QUALITY,
         target=target,
         modules=(main,),
-        extra_modules=pipeline,
+        extra_modules=pipeline if document.add_pipeline_module or document.compile_only else (),
         parameters=parameters,
         inputs=inputs,
         expected_outputs=outputs,
@@ -128,8 +137,13 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
     )
     if problems:
         return None, problems
+    beside = None
+    if pipeline and not case.extra_modules:
+        beside = replace(
+            case, kind=Kind.COMPILE, modules=pipeline, parameters=(), inputs=(), expected_outputs=(), blocked_reason=""
+        )
     urls = tuple(argument.url for argument in (*inputs, *outputs)) + tuple(item.url for item in parameters if item.url)
-    return Regression(case, main, parameters, (main.program.url, *urls)), []
+    return Regression(case, beside, main, parameters, (main.program.url, *urls)), []
 
 
 def _tuner(

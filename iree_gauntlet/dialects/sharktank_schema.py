@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from iree_gauntlet.dialects.spec_file import FieldError
+
 __all__ = ["SPEC_STAGES", "Benchmark", "Blob", "ImportOptions", "RegressionV1", "RegressionV2"]
 
 SPEC_STAGES = ("fetch", "import", "compile", "threshold", "compstat", "benchmark")
@@ -30,8 +32,8 @@ def _tensor_type(text: str) -> str:
 def _input_text(text: str) -> str:
     """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
     head = text.split("=", 1)[0]
-    if not text.strip():
-        raise ValueError("expected an input such as 1x64xi64, found an empty string")
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"expected an input such as 1x64xi64, found {text!r}")
     if head[:1].isdigit() and not _NUMBER.fullmatch(text) and not _TENSOR.fullmatch(head):
         raise ValueError(f"expected an input such as 1x64xi64 or 1xf32=3.0, found {text!r}")
     return text
@@ -63,11 +65,17 @@ def _word(text: str) -> str:
     return text
 
 
+def _whole(number: float) -> float:
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number of repetitions, found {number:g}")
+    return number
+
+
 Flag = Annotated[str, AfterValidator(_flag)]
 Text = Annotated[str, AfterValidator(_not_blank)]
 Word = Annotated[str, AfterValidator(_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class _Document(BaseModel):
@@ -78,7 +86,7 @@ class ImportOptions(_Document):
     """How an `.onnx` program is prepared and imported (*ours*)."""
 
     opset: Annotated[int, Field(ge=1, le=64)] | None = None
-    shapes: dict[str, list[Count]] = Field(default_factory=dict)
+    shapes: dict[Text, list[Count]] = Field(default_factory=dict)
 
 
 class Blob(_Document):
@@ -90,9 +98,10 @@ class Blob(_Document):
     @model_validator(mode="after")
     def _npy_carries_its_type(self) -> Blob:
         if self.value and self.source.split("?")[0].endswith(".npy"):
-            raise ValueError(
-                f"'value' {self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-                "remove 'value', an .npy file carries its own type"
+            raise FieldError(
+                "value",
+                f"{self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+                "remove 'value', an .npy file carries its own type",
             )
         return self
 
@@ -106,7 +115,7 @@ class _Common(_Document):
     def _timeouts_are_of_stages(self) -> _Common:
         for stage in self.timeouts:
             if stage not in SPEC_STAGES:
-                raise ValueError(f"timeouts: unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
+                raise FieldError("timeouts", f"unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
         return self
 
 
@@ -124,9 +133,9 @@ class _Regression(_Common):
     @model_validator(mode="after")
     def _parts_fit(self) -> _Regression:
         if self.add_pipeline_module and not self.pipeline_mlir:
-            raise ValueError("add_pipeline_module is true, but there is no pipeline_mlir to add")
+            raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
         if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise ValueError(f"onnx_import stands beside mlir {self.mlir!r}, which is no .onnx file")
+            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is no .onnx file")
         return self
 
 
@@ -161,7 +170,7 @@ class RegressionV2(_Regression):
     @model_validator(mode="after")
     def _has_a_device(self) -> RegressionV2:
         if not self.compile_only and not self.device:
-            raise ValueError("device is missing: a spec that is not compile_only names the device it runs on")
+            raise FieldError("device", "is missing: a spec that is not compile_only names the device it runs on")
         return self
 
 
@@ -171,7 +180,7 @@ class Benchmark(_Common):
     inputs: list[Annotated[str, AfterValidator(_input_text)]]
     function_run: Text
     device: Text
-    benchmark_repetitions: Positive | None = None
+    benchmark_repetitions: Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)] | None = None
     benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     benchmark_flags: list[Flag] = Field(default_factory=list)
     compilation_required: bool = False
@@ -192,11 +201,12 @@ class Benchmark(_Common):
     @model_validator(mode="after")
     def _compiles_something(self) -> Benchmark:
         if self.compilation_required and not (self.mlir_file_path or self.mlir_file_name):
-            raise ValueError(
-                "compilation_required is true, but neither mlir_file_name nor mlir_file_path says what to compile"
+            raise FieldError(
+                "compilation_required",
+                "is true, but neither mlir_file_name nor mlir_file_path says what to compile",
             )
         if self.mlir_file_path and self.mlir_file_name:
-            raise ValueError("mlir_file_path and mlir_file_name both name the program; keep one")
+            raise FieldError("mlir_file_path", "names the program as mlir_file_name does; keep one of the two")
         return self
 
     @model_validator(mode="after")
@@ -206,8 +216,9 @@ class Benchmark(_Common):
             written = [
                 flag.split("=", 1)[1] for flag in self.benchmark_flags if flag.lstrip("-").startswith(f"{name}=")
             ]
-            if field is not None and any(not _same_number(value, field) for value in written):
-                raise ValueError(f"{name} is {field:g}, but benchmark_flags say {written[0]}; keep one")
+            other = [value for value in written if field is not None and not _same_number(value, field)]
+            if other:
+                raise FieldError(name, f"is {field:g}, but benchmark_flags say {other[0]}; keep one of the two")
         return self
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from iree_gauntlet.errors import Problem
 
@@ -15,9 +16,18 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["line_of", "load_json", "nearest", "problems_of"]
+__all__ = ["FieldError", "line_of", "load_json", "nearest", "problems_of"]
 
 _SPACE = " \t\n\r"
+_MOST_DEPTH = 32
+
+
+class FieldError(ValueError):
+    """A validator's complaint about a document as a whole that belongs to one of its fields."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class _BadFileError(Exception):
@@ -76,19 +86,38 @@ def _parse(text: str) -> dict[str, Any]:
         raise _syntax_error(text, error) from error
     except _DuplicateKeyError as error:
         key = str(error)
-        line = text[: text.rfind(f'"{key}"')].count("\n") + 1
+        found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
+        line = text[: found[-1]].count("\n") + 1 if found else 0
         raise _BadFileError(line, "stands twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
-        line = text[: text.find(str(error))].count("\n") + 1
+        match = re.search(rf"[:\[,]\s*{error}", text)
+        line = text[: match.end()].count("\n") + 1 if match else 1
         raise _BadFileError(line, f"{error} is no JSON number", "Write a finite number.") from error
     except RecursionError as error:
-        raise _BadFileError(0, "is nested too deeply", "A spec is two or three levels deep.") from error
+        raise _too_deep() from error
     except ValueError as error:
         # An integer of more digits than Python converts.
         raise _BadFileError(0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
     if not isinstance(document, dict):
         raise _BadFileError(1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
+    if _is_deeper(document, _MOST_DEPTH):
+        raise _too_deep()
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = f"holds half of a surrogate pair, which is no character: \\u{ord(error.object[error.start]):04x}"
+        raise _BadFileError(0, message, "Write the character itself.") from error
     return document
+
+
+def _too_deep() -> _BadFileError:
+    return _BadFileError(0, "is nested too deeply", "A spec is two or three levels deep.")
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    # Bounded here, so that nothing that walks a document later can run out of stack.
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most == 0 or any(_is_deeper(child, most - 1) for child in children)
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
@@ -115,26 +144,45 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
     """Turns pydantic's errors into problems that name line, field, what was found and what is allowed."""
-    known = list(model.model_fields)
     problems = []
     for item in error.errors(include_url=False):
-        location = [part for part in item["loc"] if not _is_union_tag(part)]
+        location = list(item["loc"])
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, FieldError):
+            location.append(cause.field)
         field = _dotted(location)
         line = line_of(text, location)
         kind, found = item["type"], item.get("input")
         hint = ""
         if kind == "extra_forbidden":
-            near = nearest(str(location[-1]), known) if len(location) == 1 else ""
+            known = _fields_at(model, location[:-1])
+            near = nearest(str(location[-1]), known)
             message = "unknown field" + (f"; did you mean {near!r}?" if near else "")
-            hint = "" if near else f"Known fields: {', '.join(sorted(known))}." if len(location) == 1 else ""
+            hint = "" if near else f"Known fields: {', '.join(sorted(known))}."
         elif kind == "missing":
             message = "is missing: the field is required"
         elif kind == "value_error":
-            message = str(item["ctx"]["error"])
+            message = str(cause)
         else:
             message = f"{_expected(item['msg'])}, found {_describe(found)}"
         problems.append(Problem(name, line, field, message, hint))
     return problems
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Names of the fields that the object at a location may have."""
+    for part in location:
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as `list[Blob]` or `ImportOptions | None`."""
+    if hasattr(annotation, "model_fields"):
+        found: type[BaseModel] = annotation
+        return found
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -190,10 +238,6 @@ def _child(text: str, position: int, part: str | int) -> int | None:
     return None
 
 
-def _is_union_tag(part: str | int) -> bool:
-    return isinstance(part, str) and (part in ("int", "float", "str") or part.startswith(("function-", "constrained-")))
-
-
 def _dotted(location: Sequence[str | int]) -> str:
     text = ""
     for part in location:
@@ -209,6 +253,7 @@ def _expected(message: str) -> str:
         "Input should be a valid boolean": "expected true or false",
         "Input should be a valid integer": "expected a whole number",
         "Input should be a valid number": "expected a number",
+        "Input should be a finite number": "expected a finite number",
     }
     if message.startswith("Input should be a valid dictionary or instance"):
         return "expected an object"

@@ -68,7 +68,7 @@ class _SuiteTable(_Table):
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
     stages: list[Annotated[str, AfterValidator(_stage)]] = Field(
-        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES]
+        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1
     )
     spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
     include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
@@ -112,6 +112,8 @@ def read_suite(path: Path) -> Suite:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
+    except OSError as error:
+        raise SpecError([Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]) from error
     except UnicodeDecodeError as error:
         raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")]) from error
     except tomllib.TOMLDecodeError as error:
@@ -123,8 +125,11 @@ def read_suite(path: Path) -> Suite:
     target = target_of(table.target, sku=table.sku)
     assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
-    for include in includes:
-        MarkerExpression(include.markers)
+    for index, include in enumerate(includes):
+        try:
+            MarkerExpression(include.markers)
+        except UsageError as error:
+            raise SpecError([Problem(name, 0, f"include[{index}].markers", error.what, error.hint)]) from error
     return Suite(
         name=table.name,
         description=table.description,

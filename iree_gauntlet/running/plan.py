@@ -100,7 +100,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps in an order in which each comes after what it needs, and flags that the tools do not know."""
+    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know."""
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
@@ -121,11 +121,16 @@ class _Planner:
         self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
         self._world = surroundings
         self._selected = [case for case in cases.cases if stages & _WORK[case.kind]]
-        required = {module.id for case in self._selected for module in case.modules}
-        self._required = [case for case in cases.required if any(module.id in required for module in case.modules)]
+        self._used = {module.id for case in self._selected for module in case.modules}
+        # A selected case that these stages leave out (a quality case while benchmarking) still makes the module.
+        others = [case for case in cases.cases if not stages & _WORK[case.kind] and case.kind is not Kind.BENCHMARK]
+        self._required = [
+            case for case in (*cases.required, *others) if any(module.id in self._used for module in case.modules)
+        ]
+        self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
         for case in (*self._selected, *self._required):
-            for module in (*case.modules, *case.extra_modules):
+            for module in self._planned(case):
                 if module.program.url and (module.origin.file == case.origin.file or case.kind is not Kind.BENCHMARK):
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
@@ -152,7 +157,12 @@ class _Planner:
 
     def _owned(self, case: Case) -> list[Module]:
         """The modules whose steps belong to a case's chain."""
-        return [module for module in (*case.modules, *case.extra_modules) if self._owners.get(module.id) is case]
+        return [module for module in self._planned(case) if self._owners.get(module.id) is case]
+
+    def _planned(self, case: Case) -> list[Module]:
+        """The modules of a case that are made: all of a selected one, of a required one those that are used."""
+        modules = [*case.modules, *case.extra_modules]
+        return [module for module in modules if case.id not in self._required_ids or module.id in self._used]
 
     def _check(self, case: Case) -> None:
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:

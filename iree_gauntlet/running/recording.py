@@ -68,7 +68,7 @@ def record_outputs(
     for file in files:
         argv += ["--input", str(file.path), "--input-url", file.url]
     tolerance = parse_tolerances(case.run_flags)
-    argv += ["--output-folder", str(folder), "--tolerance", repr(max(tolerance.f32, tolerance.f16))]
+    argv += ["--output-folder", str(folder), "--tolerance", repr(tolerance.f32)]
     outcome = supervisor.run(
         Command(tuple(argv), str(Path.cwd())),
         stdout=logs / "record.stdout.txt",

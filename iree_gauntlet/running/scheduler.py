@@ -43,7 +43,7 @@ class Scheduler:
     """Runs steps in the order of their needs.
 
     Args:
-        steps: the steps, each after what it needs.
+        steps: the steps, in any order; of those that could start, the earlier one starts first.
         finished: verdicts of steps that are not to be run again, by id.
         limits: what may run at once.
         work: runs a step and returns its verdict; called from several threads.
@@ -151,7 +151,8 @@ class Scheduler:
                 devices.add(device)
                 chosen.append(step)
         if not chosen and not running:
-            chosen = [step for step in self._waiting.values() if step.resources.exclusive][:1]
+            exclusive = [step for step in self._waiting.values() if step.resources.exclusive]
+            chosen = [step for step in exclusive if all(need in self._verdicts for need in step.needs)][:1]
         return chosen
 
 

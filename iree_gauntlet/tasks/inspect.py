@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
-from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select
+from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.errors import Problem
@@ -27,22 +29,23 @@ _ANY_TARGET = ("cpu", "rocm")
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(options, Defaults(targets=_ANY_TARGET))
+    _warn_of_markers(selection)
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in selection.cases.cases:
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
+    _report_problems(selection.cases.problems)
+    code = ExitCode.USAGE if selection.cases.problems else ExitCode.OK
     if _format(options) == "json":
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
-        return ExitCode.OK
+        return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
         row = _listed(model, submodel, target, cases)
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
     _print_table(table)
-    for problem in selection.cases.problems:
-        sys.stderr.write(f"{problem}\n")
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{models} models, {len(rows)} chains\n")
-    return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
+    return code
 
 
 def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
@@ -56,6 +59,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
     selection = select(options, defaults)
     selection.require_sound()
+    _warn_of_markers(selection)
     machine = make_machine(options, Silent(), need_toolchain=False)
     run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{selection.name}"
     plan = make_plan(selection.cases, stages or selection.stages, make_surroundings(machine, run_dir, options))
@@ -81,22 +85,40 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
     selection = select(options, Defaults(targets=_ANY_TARGET))
-    problems = list(selection.cases.problems)
-    blocked = [case for case in selection.cases.cases if case.blocked_reason]
+    _warn_of_markers(selection)
+    problems = [*selection.cases.problems, *selection.source_problems()]
+    warnings = {(case.origin.file, text) for case in selection.cases.cases for text in _missing(case)}
     notes: list[str] = []
-    if options["toolchain"]:
+    if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)
         problems += more
-    for case in blocked:
-        sys.stdout.write(f"warning: {case.origin.file}: {case.blocked_reason}\n")
+    for file, text in sorted(warnings):
+        sys.stdout.write(f"warning: {file}: {text}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in selection.cases.cases} | {problem.file for problem in problems})
     if problems:
         raise SpecError(problems)
-    warned = f", {len(blocked)} with warnings" if blocked else ""
+    warned = f", {len({file for file, _ in warnings})} with warnings" if warnings else ""
     sys.stdout.write(f"{files} spec files are sound{warned}\n")
     return ExitCode.OK
+
+
+def _missing(case: Case) -> Iterator[str]:
+    """What a sound case lacks on this machine."""
+    if case.blocked_reason:
+        yield case.blocked_reason
+    for field, url in urls_of(case):
+        path = unquote(urlsplit(url).path)
+        # Path.exists raises for a name that is too long.
+        if url.startswith("file:") and path not in case.blocked_reason and not os.path.exists(path):  # noqa: PTH110
+            yield f"{field}: the file {path} is missing"
+
+
+def _warn_of_markers(selection: Selection) -> None:
+    for marker in selection.cases.unknown_markers:
+        known = ", ".join(selection.cases.known_markers)
+        sys.stderr.write(f"warning: no case has the marker {marker!r}; known: {known}\n")
 
 
 def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
@@ -25,7 +26,7 @@ from iree_gauntlet.tasks.options import (
 from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["main", "namespace"]
 
@@ -220,12 +221,24 @@ namespace = _namespace()
 class _Gauntlet(Program):
     """Invoke's program with our exit code for a command line that cannot be read."""
 
-    def run(self, argv: list[str] | None = None, exit: bool = True) -> None:  # noqa: A002 - Invoke's name
-        try:
-            super().run(argv, exit=exit)
-        except ParseError as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(int(ExitCode.USAGE))
+    def parse_core(self, argv: list[str] | None) -> None:
+        """Parse the options before the first task."""
+        with _usage_errors():
+            super().parse_core(argv)
+
+    def parse_tasks(self) -> None:
+        """Parse the tasks and their options."""
+        with _usage_errors():
+            super().parse_tasks()
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except ParseError as error:
+        sys.stderr.write(f"error: {error}\n  `gauntlet --help TASK` shows what TASK understands.\n")
+        raise Exit(code=int(ExitCode.USAGE)) from error
 
 
 def main() -> None:

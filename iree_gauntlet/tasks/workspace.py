@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.load import CaseSet, load_cases
-from iree_gauntlet.dialects.selection import Include, no_match
-from iree_gauntlet.dialects.suite import DEFAULT_STAGES, Suite, read_suite
-from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.errors import SpecError, UsageError
+from iree_gauntlet.cases import Kind
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cases import Stage
+    from iree_gauntlet.cases import Case, Stage
+    from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.dialects.trees import Spec
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "project_folder",
     "runs_folder",
     "select",
+    "urls_of",
 ]
 
 DEFAULT_SUITE = "suites/cpu.toml"
@@ -42,7 +43,7 @@ class Defaults:
         model: glob over models.
         targets: names of targets.
         sku: whose golden times are checked.
-        suite: the suite that is run when nothing at all is selected; empty for none.
+        suite: the suite that is run when nothing at all is selected, where the project has it; empty for none.
     """
 
     model: str = "*"
@@ -71,8 +72,36 @@ class Selection:
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
-        if self.cases.problems:
-            raise SpecError(list(self.cases.problems))
+        problems = [*self.cases.problems, *self.source_problems()]
+        if problems:
+            raise SpecError(problems)
+
+    def source_problems(self) -> list[Problem]:
+        """URLs of the selected cases that mean no source."""
+        # Random sources bring NumPy; `list` answers without it.
+        from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
+
+        found: set[Problem] = set()
+        for case in (*self.cases.cases, *self.cases.required):
+            for field, url in urls_of(case):
+                try:
+                    parse_source(url)
+                except ArtifactError as error:
+                    found.add(Problem(case.origin.file, 0, field, error.what, error.hint))
+        return sorted(found)
+
+
+def urls_of(case: Case) -> Iterator[tuple[str, str]]:
+    """(field of the spec, URL) of every file that a case itself names."""
+    for module in (*case.modules, *case.extra_modules):
+        if module.program.url and module.origin.file == case.origin.file:
+            yield module.origin.field, module.program.url
+    if case.kind is not Kind.BENCHMARK:
+        yield from (("real_weights", item.url) for item in case.parameters if item.url)
+    for field, arguments in (("inputs", case.inputs), ("outputs", case.expected_outputs)):
+        for index, item in enumerate(arguments):
+            if item.url:
+                yield f"{field}[{index}].source", item.url
 
 
 def project_folder() -> Path:
@@ -109,6 +138,11 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
         SpecError: a suite that cannot be read.
         NothingSelectedError: nothing matches, and `must_match`.
     """
+    # Specs bring pydantic; `--help` answers without it.
+    from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES  # noqa: PLC0415
+    from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
+
     suite = _suite(options, defaults)
     targets = _targets(options, defaults, suite)
     folders = [Path(folder) for folder in options["spec_dir"]] or (list(suite.spec_dirs) if suite else [_own_specs()])
@@ -120,7 +154,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, options["device"])
     if must_match and not cases.cases and not cases.problems:
-        raise no_match(includes, specs, {target.family for target in targets})
+        raise no_match(includes, specs, {target.family for target in targets}, cases.known_markers)
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -131,11 +165,14 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
 
 
 def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
+    from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415
+
     if options["suite"]:
         return read_suite(_suite_path(options["suite"]))
     asked = ("model", "submodel", "filename", "markers", "spec_dir", "target", "backend", "rocm_chip")
-    if defaults.suite and not any(options[name] for name in asked):
-        return read_suite(_shown(project_folder() / defaults.suite))
+    default = project_folder() / defaults.suite
+    if defaults.suite and default.is_file() and not any(options[name] for name in asked):
+        return read_suite(_shown(default))
     return None
 
 
@@ -185,6 +222,8 @@ def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None
 
 def _includes(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> list[Include]:
     """The options' globs; beside a suite, its own narrowed down by them."""
+    # By itself: inside parentheses, `a) or (b` would mean something.
+    MarkerExpression(options["markers"])
     asked = Include(
         options["model"] or ("*" if suite else defaults.model),
         options["submodel"] or "*",

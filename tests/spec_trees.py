@@ -1,0 +1,143 @@
+"""Small spec trees, and plans of them in surroundings that hold no real machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
+from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.dialects.trees import read_specs
+from iree_gauntlet.running.plan import Plan, Surroundings, make_plan
+from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.targets import Target
+from iree_gauntlet.toolchains.translate import Translation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.cases import Stage
+    from iree_gauntlet.errors import Problem
+    from iree_gauntlet.running.steps import Step
+
+__all__ = [
+    "BENCHMARK",
+    "CPU",
+    "FIRST",
+    "SECOND",
+    "argv_of",
+    "load",
+    "plan",
+    "problems_of_tree",
+    "step_of",
+    "write_tree",
+]
+
+CPU = Target("cpu")
+RUN = "/run/steps"
+
+FIRST: dict[str, Any] = {
+    "inputs": [{"source": "https://h/in0.bin", "value": "1x64xi64"}, {"source": "https://h/in1.npy"}],
+    "outputs": [{"source": "https://h/out0.bin", "value": "2x1280xf16"}],
+    "real_weights": "https://h/weights.irpa",
+    "mlir": "https://h/model.mlir",
+    "cpu_compiler_flags": ["--cpu-a", "--cpu-b=1"],
+    "rocm_compiler_flags": ["--rocm-a"],
+    "cpu_threshold_args": ["--expected_f16_threshold=1.0f"],
+    "rocm_threshold_args": ["--expected_f16_threshold=0.5f"],
+    "run_cpu_function": "encode_cpu",
+    "run_rocm_function": "encode_rocm",
+}
+SECOND: dict[str, Any] = {
+    "inputs": [{"source": "https://h/in0.bin", "value": "1x64xi64"}],
+    "outputs": [{"source": "https://h/out0.npy"}],
+    "real_weights": "https://h/weights.irpa",
+    "mlir": "https://h/model.mlir",
+    "device": "hip",
+    "compiler_flags": ["--iree-hal-target-device=hip", "--x"],
+    "threshold_args": ["--expected_f16_threshold=1.0f"],
+    "run_function": "main",
+}
+BENCHMARK: dict[str, Any] = {
+    "inputs": ["1x64xi64", "1xf16"],
+    "function_run": "main",
+    "benchmark_repetitions": 10,
+    "benchmark_min_warmup_time": 3.0,
+    "benchmark_flags": ["--device_allocator=caching"],
+    "device": "hip",
+    "golden_time_ms": {"mi300": 7.5, "mi250": 9},
+    "golden_time_tolerance_multiplier": {"mi300": 1.1},
+    "golden_dispatch": {"mi300": 792},
+    "golden_size": {"mi300": 460000},
+}
+
+
+def write_tree(folder: Path, files: Mapping[str, Any]) -> Path:
+    """Writes files by relative path: text and bytes as they are, everything else as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content, indent=2), encoding="utf-8")
+    return folder
+
+
+def load(
+    folders: Path | Sequence[Path],
+    *targets: Target,
+    includes: Sequence[Include] = (Include(),),
+    external: Path | None = None,
+    expected: Sequence[ExpectedFailure] = (),
+    device: str = "",
+) -> CaseSet:
+    specs = read_specs([folders] if isinstance(folders, Path) else folders, external)
+    return load_cases(specs, includes, targets or (CPU,), expected, device)
+
+
+def problems_of_tree(folder: Path, content: Any, name: str = "regression_tests/m/s_cpu.json") -> list[Problem]:
+    """What is wrong with one file that both targets select."""
+    write_tree(folder, {name: content})
+    return list(load(folder, CPU, Target("rocm", "gfx942", "mi300")).problems)
+
+
+def surroundings(**changes: Any) -> Surroundings:
+    def artifact(url: str) -> Path:
+        return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(url[7:])
+
+    known: dict[str, Any] = {
+        "run_dir": Path("/run"),
+        "compile": "iree-compile",
+        "run_module": "iree-run-module",
+        "benchmark_module": "iree-benchmark-module",
+        "python": "python",
+        "import_script": "import_onnx.py",
+        "importer": "importer",
+        "compiler": "compiler",
+        "translate": lambda flags, _tool: Translation(tuple(flags), (), ()),
+        "artifact_path": artifact,
+        "artifact_hash": lambda url: "ab" * 32 if url.startswith("https:") else "",
+        "flag_ingredients": lambda flags, _folder: tuple(flags),
+        "host_of": lambda _flags: "",
+        "lookup": lambda name, _ingredients: CacheLookup(key="00", reason=f"looked for {name}"),
+    }
+    return Surroundings(**(known | changes))
+
+
+def plan(cases: CaseSet, stages: Iterable[Stage], **changes: Any) -> Plan:
+    return make_plan(cases, stages, surroundings(**changes))
+
+
+def step_of(made: Plan, step_id: str) -> Step:
+    found = [step for step in made.steps if step.id == step_id]
+    assert len(found) == 1, [step.id for step in made.steps]
+    return found[0]
+
+
+def argv_of(made: Plan, step_id: str) -> list[str]:
+    command = step_of(made, step_id).command
+    assert command is not None
+    return list(command.argv)

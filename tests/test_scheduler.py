@@ -1,0 +1,297 @@
+"""Which step runs when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.running.scheduler import Limits, Scheduler
+from iree_gauntlet.running.steps import Resources, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+PAUSE = 0.01
+
+
+def step(
+    name: str,
+    *needs: str,
+    stage: Stage = Stage.COMPILE,
+    cores: int = 1,
+    exclusive: bool = False,
+    device: str = "",
+) -> Step:
+    return Step(
+        id=name,
+        chain="m/s@cpu",
+        dialect="d",
+        model="m",
+        submodel="s",
+        target="cpu",
+        sku="",
+        stage=stage,
+        folder="",
+        timeout=1.0,
+        origin=Origin("x"),
+        needs=needs,
+        resources=Resources(cores, exclusive, device),
+    )
+
+
+class Run:
+    """A run whose steps do nothing but note who ran beside whom."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        verdicts: Mapping[str, Verdict] | None = None,
+        *,
+        jobs: int = 4,
+        fail_fast: bool = False,
+        finished: Mapping[str, Verdict] | None = None,
+        fits: Callable[[Step], bool] = lambda _step: True,
+        pause: float = PAUSE,
+        hook: Callable[[Step], None] = lambda _step: None,
+    ) -> None:
+        self.wanted = verdicts or {}
+        self.pause = pause
+        self.hook = hook
+        self.lock = threading.Lock()
+        self.running: set[str] = set()
+        self.beside: dict[str, set[str]] = {}
+        self.events: list[str] = []
+        self.skips: dict[str, str] = {}
+        self.scheduler = Scheduler(steps, finished or {}, Limits(jobs, fail_fast, fits), self.work, self.skip)
+
+    def work(self, work: Step) -> Verdict:
+        with self.lock:
+            self.events.append(f"+{work.id}")
+            self.beside[work.id] = set(self.running)
+            for other in self.running:
+                self.beside[other].add(work.id)
+            self.running.add(work.id)
+        try:
+            self.hook(work)
+            time.sleep(self.pause)
+        finally:
+            with self.lock:
+                self.running.remove(work.id)
+                self.events.append(f"-{work.id}")
+        return self.wanted.get(work.id, Verdict.PASSED)
+
+    def skip(self, work: Step, reason: str) -> Verdict:
+        self.skips[work.id] = reason
+        return Verdict.SKIPPED
+
+    def run(self) -> dict[str, Verdict]:
+        before = threading.active_count()
+        try:
+            return self.scheduler.run()
+        finally:
+            assert threading.active_count() == before
+
+    @property
+    def ran(self) -> list[str]:
+        return [event[1:] for event in self.events if event[0] == "+"]
+
+
+def test_steps_run_after_what_they_need() -> None:
+    run = Run([step("c", "b"), step("b", "a"), step("a")])
+    assert run.run() == dict.fromkeys("abc", Verdict.PASSED)
+    assert run.events == ["+a", "-a", "+b", "-b", "+c", "-c"]
+
+
+def test_no_steps() -> None:
+    assert Run([]).run() == {}
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_no_more_run_at_once_than_jobs_allow(jobs: int) -> None:
+    run = Run([step(str(number)) for number in range(8)], jobs=jobs)
+    run.run()
+    assert max(len(others) for others in run.beside.values()) >= jobs - 1
+    most = 0
+    running = 0
+    for event in run.events:
+        running += 1 if event[0] == "+" else -1
+        most = max(most, running)
+    assert most == jobs
+
+
+def test_fetches_and_bookkeeping_take_no_core() -> None:
+    fetch = [step(f"f{number}", stage=Stage.FETCH, cores=0) for number in range(3)]
+    run = Run([step("a"), *fetch, step("c", stage=Stage.COMPSTAT, cores=0)], jobs=1, pause=0.05)
+    run.run()
+    assert run.beside["a"] == {"f0", "f1", "f2", "c"}
+
+
+def test_at_most_four_fetches_at_once() -> None:
+    run = Run([step(f"f{number}", stage=Stage.FETCH, cores=0) for number in range(9)], pause=0.03)
+    run.run()
+    assert max(len(others) for others in run.beside.values()) <= 6  # three beside it at each of its ends
+    assert len(run.ran) == 9
+
+
+def test_exclusive_steps_run_alone_and_last() -> None:
+    steps = [
+        step("x", exclusive=True),
+        step("a"),
+        step("y", "a", exclusive=True),
+        step("f", stage=Stage.FETCH, cores=0),
+        step("b", "a"),
+        step("c", "b", stage=Stage.COMPSTAT, cores=0),
+    ]
+    run = Run(steps)
+    run.run()
+    assert run.beside["x"] == run.beside["y"] == set()
+    assert run.ran[-2:] == ["x", "y"]
+
+
+def test_exclusive_steps_wait_for_each_other_in_any_order() -> None:
+    run = Run([step("x", "y", exclusive=True), step("y", exclusive=True), step("z", "x")])
+    run.run()
+    assert run.ran == ["y", "x", "z"]
+
+
+def test_a_device_has_one_step_at_a_time_and_the_cpu_several() -> None:
+    steps = [step(f"g{number}", device="hip://0") for number in range(3)]
+    steps += [step(f"h{number}", device="hip://1") for number in range(2)]
+    steps += [step(f"c{number}", device="local-task") for number in range(3)]
+    run = Run(steps, jobs=8, pause=0.03)
+    run.run()
+    for number in range(3):
+        assert not run.beside[f"g{number}"] & {"g0", "g1", "g2"}
+    assert not run.beside["h0"] & {"h1"}
+    assert {"c1", "c2", "g0", "h0"} <= run.beside["c0"]
+
+
+def test_steps_wait_for_memory_but_one_always_runs() -> None:
+    run = Run([step(name) for name in "abc"], fits=lambda _step: False)
+    run.run()
+    assert run.ran == ["a", "b", "c"]
+    assert run.beside == {"a": set(), "b": set(), "c": set()}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"),
+    [
+        (Verdict.FAILED, "a failed"),
+        (Verdict.ERROR, "a ended in an error"),
+        (Verdict.SKIPPED, "a was skipped"),
+        (Verdict.XFAILED, "a failed as expected"),
+        (Verdict.INCONCLUSIVE, "a was inconclusive"),
+    ],
+)
+def test_what_needs_a_step_that_did_not_come_well_out_is_skipped(verdict: Verdict, reason: str) -> None:
+    run = Run([step("a"), step("b", "a"), step("c", "b"), step("d")], {"a": verdict})
+    assert run.run() == {"a": verdict, "b": Verdict.SKIPPED, "c": Verdict.SKIPPED, "d": Verdict.PASSED}
+    assert run.skips == {"b": reason, "c": "b was skipped"}
+
+
+def test_an_unexpected_pass_made_its_outputs() -> None:
+    assert Run([step("a"), step("b", "a")], {"a": Verdict.XPASSED}).run()["b"] is Verdict.PASSED
+
+
+def test_a_need_outside_of_the_run_is_a_reason() -> None:
+    run = Run([step("a", "nowhere")])
+    assert run.run() == {"a": Verdict.SKIPPED}
+    assert run.skips == {"a": "nowhere is not part of this run"}
+
+
+def test_finished_steps_are_not_run_again() -> None:
+    steps = [step("a"), step("b", "a"), step("c"), step("d", "c")]
+    run = Run(steps, finished={"a": Verdict.PASSED, "c": Verdict.FAILED})
+    assert run.run() == {"a": Verdict.PASSED, "b": Verdict.PASSED, "c": Verdict.FAILED, "d": Verdict.SKIPPED}
+    assert run.ran == ["b"]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.ERROR, Verdict.XPASSED])
+def test_fail_fast_starts_nothing_more(verdict: Verdict) -> None:
+    run = Run([step(name) for name in "abcd"], {"b": verdict}, jobs=1, fail_fast=True)
+    assert run.run() == {"a": Verdict.PASSED, "b": verdict, "c": Verdict.SKIPPED, "d": Verdict.SKIPPED}
+    assert run.skips["c"] == "stopped by --fail-fast after b"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.XFAILED, Verdict.SKIPPED, Verdict.INCONCLUSIVE])
+def test_fail_fast_goes_on_after_what_is_no_failure(verdict: Verdict) -> None:
+    assert Run([step("a"), step("b")], {"a": verdict}, jobs=1, fail_fast=True).run()["b"] is Verdict.PASSED
+
+
+def test_cancel_ends_what_runs_and_starts_nothing() -> None:
+    started = threading.Event()
+
+    def cancel(work: Step) -> None:
+        started.set()
+        run.scheduler.cancel()
+
+    run = Run([step(name) for name in "abcd"], jobs=1, hook=cancel)
+    assert run.run() == {"a": Verdict.PASSED}
+    assert started.is_set()
+    assert run.events == ["+a", "-a"]
+
+
+def test_an_exception_in_work_ends_the_run_and_leaves_no_thread() -> None:
+    def fail(work: Step) -> None:
+        if work.id == "a":
+            raise RuntimeError("a defect")
+
+    run = Run([step("a"), step("b"), step("c", "b"), step("d", "a")], jobs=2, hook=fail, pause=0.05)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run.run()
+    assert set(run.ran) == {"a", "b"}
+    assert run.events[-1] == "-b"
+
+
+KINDS = st.sampled_from(["compile", "fetch", "compstat", "exclusive", "hip"])
+VERDICTS = st.sampled_from([Verdict.PASSED] * 4 + [Verdict.FAILED, Verdict.ERROR, Verdict.XFAILED, Verdict.XPASSED])
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[Step], dict[str, Verdict]]:
+    steps = []
+    for number in range(draw(st.integers(0, 10))):
+        needs = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
+        kind = draw(KINDS)
+        stage = {"fetch": Stage.FETCH, "compstat": Stage.COMPSTAT}.get(kind, Stage.COMPILE)
+        steps.append(
+            step(
+                str(number),
+                *(str(need) for need in sorted(needs)),
+                stage=stage,
+                cores=0 if kind in ("fetch", "compstat") else 1,
+                exclusive=kind == "exclusive",
+                device="hip" if kind == "hip" else "",
+            )
+        )
+    verdicts = {one.id: draw(VERDICTS) for one in steps}
+    return draw(st.permutations(steps)), verdicts
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=graphs(), jobs=st.integers(1, 3))
+def test_every_step_runs_once_or_is_skipped_for_a_need(graph: tuple[list[Step], dict[str, Verdict]], jobs: int) -> None:
+    steps, wanted = graph
+    run = Run(steps, wanted, jobs=jobs, pause=0.0)
+    verdicts = run.run()
+    assert set(verdicts) == {one.id for one in steps}
+    assert sorted([*run.ran, *run.skips]) == sorted(verdicts)
+    good = {Verdict.PASSED, Verdict.XPASSED}
+    for one in steps:
+        bad = [need for need in one.needs if verdicts[need] not in good]
+        if one.id in run.skips:
+            assert verdicts[one.id] is Verdict.SKIPPED
+            assert any(run.skips[one.id].startswith(f"{need} ") for need in bad)
+        else:
+            assert not bad
+            assert all(run.events.index(f"-{need}") < run.events.index(f"+{one.id}") for need in one.needs)
+        if one.resources.exclusive:
+            assert not run.beside.get(one.id)
+    on_device = {one.id for one in steps if one.resources.device}
+    assert all(not run.beside[name] & on_device for name in on_device & set(run.beside))
