@@ -153,9 +153,7 @@ class JournalBuilder:
         self.lines.append({"event": line["event"], "time": time, **line})
 
 
-def check(
-    metric: str, measured: float, golden: float | None, factor: float = 1.0, **changes: Any
-) -> dict[str, Any]:
+def check(metric: str, measured: float, golden: float | None, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
     """A check of a golden, as the journal has it."""
     unit = {"time_ms": "ms", "dispatch_count": "dispatches", "binary_size_bytes": "bytes"}[metric]
     limit = None if golden is None else golden * factor
@@ -299,9 +297,7 @@ def every_verdict() -> JournalBuilder:
     )
     builder.result(crash[2], "skipped", "minilm/l3@cpu:compile came out error")
     builder.result(crash[3], "skipped", "minilm/l3@cpu:threshold was skipped")
-    builder.result(
-        hang, "error", "timed out after 60 s", timed_out=True, signal="SIGKILL", seconds=60.0, cache=MISS
-    )
+    builder.result(hang, "error", "timed out after 60 s", timed_out=True, signal="SIGKILL", seconds=60.0, cache=MISS)
     builder.result(expected, "xfailed", "no scatter", exit_code=1, cache=MISS)
     builder.result(surprise, "xpassed", "it was expected to fail: no scatter", cache=MISS)
     builder.result(pipeline, cache=HIT)

@@ -114,9 +114,7 @@ def _nothing_there(root: Path) -> bool:
     return not [path for path in (root / "artifacts").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("code", "hint"), [(404, "no such file"), (410, "no such"), (403, "netrc"), (418, "browser")]
-)
+@pytest.mark.parametrize(("code", "hint"), [(404, "no such file"), (410, "no such"), (403, "netrc"), (418, "browser")])
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, hint: str) -> None:
     url = server.url("/m.mlir", _status(code))
     with pytest.raises(ArtifactError, match=f"HTTP {code}") as caught:
@@ -316,9 +314,7 @@ def _set_writable(root: Path, *, writable: bool) -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_a_read_only_cache(
-    server: Server, tmp_path: Path, unprivileged: tuple[str, ...], *, pinned: bool
-) -> None:
+def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[str, ...], *, pinned: bool) -> None:
     url, absent = server.url("/m.mlir", whole(_CONTENT)), server.url("/absent.mlir", whole(_CONTENT))
     _store(tmp_path).fetch(url)
     shutil.rmtree(tmp_path / "verified")
@@ -344,9 +340,7 @@ def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> Non
         _store(tmp_path / "cache").fetch(server.url("/m.mlir", whole(_CONTENT)))
 
 
-def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", _status(404))
     registry = Registry().with_entries([Entry(local_name(url), _SHA256, url)])
     store = ArtifactStore(tmp_path, registry)

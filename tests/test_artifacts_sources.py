@@ -166,15 +166,11 @@ def test_only_exact_versions(url: str) -> None:
         parse_source(url)
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/x", "gs://b/x", "hf://m/x", "az://c/x", "ftp://h/x", "model.mlir", ""]
-)
+@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://b/x", "hf://m/x", "az://c/x", "ftp://h/x", "model.mlir", ""])
 def test_unknown_schemes_list_the_known(url: str) -> None:
     with pytest.raises(ArtifactError) as caught:
         parse_source(url)
-    assert all(
-        scheme in caught.value.hint for scheme in ("https://", "http://", "file:", "pypi://", "random://")
-    )
+    assert all(scheme in caught.value.hint for scheme in ("https://", "http://", "file:", "pypi://", "random://"))
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,7 @@ JSON = st.recursive(
 )
 
 
-@given(
-    fields=st.dictionaries(st.text().filter(lambda k: k not in {"event", "time", "step"}), JSON, max_size=4)
-)
+@given(fields=st.dictionaries(st.text().filter(lambda k: k not in {"event", "time", "step"}), JSON, max_size=4))
 def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     with Journal(path, clock) as journal:

@@ -59,9 +59,7 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in (*FLOATS, *INTEGERS, *OTHERS):
         mlir = "complex<f32>" if name == "cf64" else name
         source = folder / f"{name}.mlir"
-        source.write_text(
-            f"func.func @f(%a: tensor<?x{mlir}>) -> tensor<?x{mlir}> {{ return %a : tensor<?x{mlir}> }}"
-        )
+        source.write_text(f"func.func @f(%a: tensor<?x{mlir}>) -> tensor<?x{mlir}> {{ return %a : tensor<?x{mlir}> }}")
         modules[name] = source.with_suffix(".vmfb")
         assert compile_program(source, modules[name])
     return modules
@@ -283,12 +281,9 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
         *inputs,
     ]
     judged = subprocess.run([*command, *outputs], cwd=case, capture_output=True, text=True, check=False)
-    expected = [
-        tensor for tensor in read_arguments((flag.partition("=")[2] for flag in outputs), case) if tensor
-    ]
+    expected = [tensor for tensor in read_arguments((flag.partition("=")[2] for flag in outputs), case) if tensor]
     files = [
-        folder / f"{index}.{'bin' if tensor.element_type == 'bf16' else 'npy'}"
-        for index, tensor in enumerate(expected)
+        folder / f"{index}.{'bin' if tensor.element_type == 'bf16' else 'npy'}" for index, tensor in enumerate(expected)
     ]
     run = subprocess.run(
         [*command, *(f"--output=@{file}" for file in files)], cwd=case, capture_output=True, check=False

@@ -74,9 +74,7 @@ def test_byte_counts_follow_the_tool() -> None:
     ],
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
-def test_npy_types_are_the_tools(
-    dtype: Any, element_type: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_npy_types_are_the_tools(dtype: Any, element_type: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     array = np.ones(shape).astype(dtype)
     np.save(tmp_path / "a.npy", array)
     tensor = read_npy(tmp_path / "a.npy")
@@ -100,10 +98,7 @@ def damaged(tmp_path: Path) -> dict[str, bytes]:
     np.save(tmp_path / "record.npy", np.ones(2, [("a", "f4")]))
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.save(tmp_path / "object.npy", np.array([None]), allow_pickle=True)
-    cases = {
-        name: (tmp_path / f"{name}.npy").read_bytes()
-        for name in ("fortran", "big", "record", "text", "object")
-    }
+    cases = {name: (tmp_path / f"{name}.npy").read_bytes() for name in ("fortran", "big", "record", "text", "object")}
     return cases | {
         "empty": b"",
         "not npy": b"PK\x03\x04 something else",

@@ -175,9 +175,7 @@ def test_values_that_overflow_are_no_crash() -> None:
 
 
 def test_the_record_is_the_journals() -> None:
-    result = compare_outputs(
-        [tensor([1, math.nan], source="a.npy")], [tensor([1, 2], source="e.npy")], Tolerances()
-    )
+    result = compare_outputs([tensor([1, math.nan], source="a.npy")], [tensor([1, 2], source="e.npy")], Tolerances())
     record = result[0].as_dict()
     assert set(record) == RECORD
     assert record["worst_index"] == [1]

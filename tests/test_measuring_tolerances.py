@@ -47,11 +47,7 @@ def test_unknown_modes_are_errors(mode: str) -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.text(max_size=30).filter(lambda flag: "expected_" not in flag and "equality_mode" not in flag)
-    )
-)
+@given(st.lists(st.text(max_size=30).filter(lambda flag: "expected_" not in flag and "equality_mode" not in flag)))
 def test_other_flags_are_left_alone(flags: list[str]) -> None:
     assert parse_tolerances(flags) == Tolerances()
 

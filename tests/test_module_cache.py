@@ -227,9 +227,7 @@ def test_read_only_store_serves_and_stores_nothing(cache: ModuleCache, tmp_path:
         folder.chmod(0o555)
     try:
         assert cache.lookup(make_key(INGREDIENTS)).entry is not None
-        assert (
-            publish(cache, tmp_path / "run", {"other": ""}).note == "not kept in the cache: Permission denied"
-        )
+        assert publish(cache, tmp_path / "run", {"other": ""}).note == "not kept in the cache: Permission denied"
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -265,9 +263,7 @@ def test_mistakes_of_a_caller_are_errors(cache: ModuleCache, tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError):
         cache.publish({"m": tmp_path / "none"}, name="n", ingredients={}, metadata={}, created=NOW)
     with pytest.raises(ValueError, match="JSON"):
-        cache.publish(
-            {"m": tmp_path / "m"}, name="n", ingredients={}, metadata={"x": float("nan")}, created=NOW
-        )
+        cache.publish({"m": tmp_path / "m"}, name="n", ingredients={}, metadata={"x": float("nan")}, created=NOW)
 
 
 PUBLISHER = """
@@ -441,16 +437,12 @@ def test_outputs_are_left_out_and_the_rest_is_kept(flags: list[str], expected: t
 def test_word_that_is_also_a_file_stays_itself(tmp_path: Path) -> None:
     (tmp_path / "host").touch()
     (tmp_path / "generic").touch()
-    host, generic = (
-        flag_ingredients([f"--cpu={word}"], content_hash, folder=tmp_path) for word in ("host", "generic")
-    )
+    host, generic = (flag_ingredients([f"--cpu={word}"], content_hash, folder=tmp_path) for word in ("host", "generic"))
     assert host != generic
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    flags=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=9), max_size=4)
-)
+@given(flags=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=9), max_size=4))
 def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) -> None:
     flags = [f"--gauntlet{flag}" for flag in flags]
     assert flag_ingredients(flags, content_hash, folder=tmp_path / "empty") == tuple(flags)

@@ -103,6 +103,4 @@ def test_comparison_lines() -> None:
     )
     bare = {"index": 3, "passed": False}
     assert comparison_line(OutputComparison.from_json(bare)) == "output 3: differs"
-    assert (
-        comparison_line(OutputComparison.from_json({"index": 3, "passed": True})) == "output 3: as expected"
-    )
+    assert comparison_line(OutputComparison.from_json({"index": 3, "passed": True})) == "output 3: as expected"

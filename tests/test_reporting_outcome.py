@@ -89,9 +89,7 @@ def test_exit_code_of_one_verdict(tmp_path: Path, verdict: str, code: int) -> No
         (("error", "failed"), True, 130),
     ],
 )
-def test_the_worst_exit_code_wins(
-    tmp_path: Path, verdicts: tuple[str, ...], interrupted: bool, code: int
-) -> None:
+def test_the_worst_exit_code_wins(tmp_path: Path, verdicts: tuple[str, ...], interrupted: bool, code: int) -> None:
     builder = JournalBuilder()
     steps = [builder.step("m", f"s{index}", "compile") for index in range(len(verdicts))]
     builder.begin()
@@ -103,9 +101,7 @@ def test_the_worst_exit_code_wins(
 
 def test_a_skip_behind_a_failure_names_the_failure_and_counts_once(tmp_path: Path) -> None:
     builder = JournalBuilder()
-    compiled, threshold, benchmark = (
-        builder.step("m", "s", s) for s in ("compile", "threshold", "benchmark")
-    )
+    compiled, threshold, benchmark = (builder.step("m", "s", s) for s in ("compile", "threshold", "benchmark"))
     builder.begin()
     builder.result(compiled, "failed", "no such op")
     builder.result(threshold, "skipped", "compile failed")

@@ -137,9 +137,7 @@ def test_a_code_block_holds_all_of_its_text(text: str) -> None:
 
 
 @given(
-    st.lists(
-        st.sampled_from(["text", "```", "````", "```sh", "```a```", "", "ä" * 5]), min_size=150, max_size=300
-    ),
+    st.lists(st.sampled_from(["text", "```", "````", "```sh", "```a```", "", "ä" * 5]), min_size=150, max_size=300),
     st.integers(700, 1500),
 )
 def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str], limit: int) -> None:
@@ -244,9 +242,7 @@ def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
         assert len(outcome.steps) == (18 if cut > first_end else 0)
 
 
-def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = every_verdict().write(tmp_path / RUN)
     write_reports(folder, environ={})
     before = (folder / "junit.xml").read_bytes()

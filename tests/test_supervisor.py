@@ -36,9 +36,7 @@ def supervisor() -> Iterator[Supervisor]:
 
 @pytest.fixture
 def run(supervisor: Supervisor, tmp_path: Path) -> Callable[..., Outcome]:
-    def run(
-        *argv: str, timeout: float = 30, env: tuple[tuple[str, str], ...] = (), name: str = "out"
-    ) -> Outcome:
+    def run(*argv: str, timeout: float = 30, env: tuple[tuple[str, str], ...] = (), name: str = "out") -> Outcome:
         return supervisor.run(
             Command(argv, str(tmp_path), env),
             stdout=tmp_path / f"{name}.out",
@@ -208,9 +206,7 @@ def test_second_cancel_does_not_wait(tmp_path: Path) -> None:
         command = Command(("sh", "-c", "trap '' TERM; touch ready; while :; do sleep 1; done"), str(tmp_path))
         thread = threading.Thread(
             target=lambda: outcomes.append(
-                supervisor.run(
-                    command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=60, tmpdir=tmp_path
-                )
+                supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=60, tmpdir=tmp_path)
             )
         )
         thread.start()
@@ -224,9 +220,7 @@ def test_second_cancel_does_not_wait(tmp_path: Path) -> None:
         assert outcomes[0].cancelled
 
 
-def test_cancel_from_a_signal_handler_while_waiting(
-    supervisor: Supervisor, run: Callable[..., Outcome]
-) -> None:
+def test_cancel_from_a_signal_handler_while_waiting(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.cancel_all())
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
@@ -284,9 +278,7 @@ def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, number: signal.S
 
 
 @linux
-def test_death_of_the_warden_is_told_and_leaves_no_process(
-    supervisor: Supervisor, run: Callable[..., Outcome]
-) -> None:
+def test_death_of_the_warden_is_told_and_leaves_no_process(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
     mark = marked()
     assert run("true").exit_code == 0
     assert supervisor._warden is not None
@@ -302,9 +294,7 @@ def test_stuck_process_is_given_up(tmp_path: Path) -> None:
     # No SIGKILL reaches it in time: none is waited for.
     with Supervisor(grace=0.0, kill_patience=0.0) as supervisor:
         command = Command(("sh", "-c", "trap '' TERM; while :; do sleep 1; done"), "")
-        outcome = supervisor.run(
-            command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=0.2, tmpdir=tmp_path
-        )
+        outcome = supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=0.2, tmpdir=tmp_path)
         assert outcome.timed_out
         assert outcome.stuck or outcome.signal == "SIGKILL"
         assert outcome.exit_code is None
@@ -368,9 +358,7 @@ def test_folders_that_are_missing(supervisor: Supervisor, tmp_path: Path) -> Non
         supervisor.run(Command(("true",), ""), stdout=log, stderr=log, timeout=9, tmpdir=tmp_path / "none")
     (tmp_path / "folder").mkdir()
     with pytest.raises(GauntletError, match="folder: cannot write the log"):
-        supervisor.run(
-            Command(("true",), ""), stdout=tmp_path / "folder", stderr=log, timeout=9, tmpdir=tmp_path
-        )
+        supervisor.run(Command(("true",), ""), stdout=tmp_path / "folder", stderr=log, timeout=9, tmpdir=tmp_path)
 
 
 def test_long_command_lines_pass(run: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -431,9 +419,7 @@ def test_closed_supervisor_refuses(tmp_path: Path) -> None:
     supervisor.close()
     supervisor.close()
     with pytest.raises(RuntimeError):
-        supervisor.run(
-            Command(("true",), ""), stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=9, tmpdir=tmp_path
-        )
+        supervisor.run(Command(("true",), ""), stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=9, tmpdir=tmp_path)
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -508,9 +494,7 @@ def test_clean_line(raw: str, clean: str) -> None:
 
 
 @given(data=st.binary(max_size=2000), lines=st.integers(0, 30))
-def test_tail_of_anything_is_printable(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int
-) -> None:
+def test_tail_of_anything_is_printable(tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "log"
     path.write_bytes(data)
     tail = read_tail(path, lines)

@@ -51,9 +51,7 @@ def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> l
 
 @pytest.mark.iree
 def test_what_the_installed_tools_have(toolchain: Toolchain) -> None:
-    assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(
-        compile_backends(toolchain)
-    )
+    assert {"llvm-cpu", "rocm", "cuda", "vulkan-spirv", "metal-spirv", "vmvx"} <= set(compile_backends(toolchain))
     names = {driver.name for driver in drivers(toolchain)}
     assert {"local-sync", "local-task", "hip"} <= names
     assert all(driver.description for driver in drivers(toolchain))
@@ -166,9 +164,7 @@ def test_a_healthy_installation(toolchain: Toolchain, tmp_path: Path) -> None:
     assert by_area["target rocm"].text.startswith("compiles (rocm)")
     assert "to the compiler" in by_area["host"].text
     assert any(toolchain.compiler_commit[:8] in finding.text for finding in found)
-    assert not [
-        finding for finding in found if finding.status in {"missing", "warn"} and finding.area == "iree"
-    ]
+    assert not [finding for finding in found if finding.status in {"missing", "warn"} and finding.area == "iree"]
     for finding in found:
         assert "\n" not in finding.text + finding.hint
         assert finding.hint or finding.status in {"ok", "info"}

@@ -117,9 +117,7 @@ def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known:
 
 @pytest.mark.iree
 @pytest.mark.parametrize("name", ["iree-rocm-target", "iree-opt-level", "o", "iree-opt-const-eval", "verify"])
-def test_the_compiler_agrees_on_what_takes_the_next_word(
-    toolchain: Toolchain, known: KnownFlags, name: str
-) -> None:
+def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, known: KnownFlags, name: str) -> None:
     # A flag that takes the next word takes --version, which is then not obeyed.
     argv = [toolchain.compile, f"--{name}", "--version", "/nowhere.mlir"]
     obeyed = "LLVM version" in subprocess.run(argv, capture_output=True, text=True, check=False).stdout

@@ -72,17 +72,13 @@ def test_equal_machines_have_one_identity() -> None:
     assert parse_cpuinfo(_X86).identity.startswith(f"AMD EPYC 9654 ({platform.machine()}, 3 features, ")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("avx2", "avx512f"), (" avx2", ""), (": 17", ": 18"), ("AuthenticAMD", "x")]
-)
+@pytest.mark.parametrize(("old", "new"), [("avx2", "avx512f"), (" avx2", ""), (": 17", ": 18"), ("AuthenticAMD", "x")])
 def test_other_machines_have_another_identity(old: str, new: str) -> None:
     assert parse_cpuinfo(_X86.replace(old, new)).identity != parse_cpuinfo(_X86).identity
 
 
 def test_a_machine_with_two_kinds_of_cores() -> None:
-    cpu = parse_cpuinfo(
-        _ARM.format(n=0, extra="sve", part="0xd40") + "\n" + _ARM.format(n=1, extra="", part="0xd41")
-    )
+    cpu = parse_cpuinfo(_ARM.format(n=0, extra="sve", part="0xd40") + "\n" + _ARM.format(n=1, extra="", part="0xd41"))
     assert cpu.features == {"fp", "asimd"}
     assert {"CPU part=0xd40", "CPU part=0xd41"} <= set(cpu.kind)
 

@@ -194,9 +194,7 @@ def test_no_word_is_dropped_silently(words: list[str]) -> None:
     assert list(translation.flags) == words
 
 
-@given(
-    st.sampled_from([r for r in RENAMED if COMPILE in r.tools and not r.to_new and not r.with_new]), st.text()
-)
+@given(st.sampled_from([r for r in RENAMED if COMPILE in r.tools and not r.to_new and not r.with_new]), st.text())
 def test_a_round_trip_says_the_same(rename: object, value: str) -> None:
     old, new = getattr(rename, "old", ""), getattr(rename, "new", "")
     forward = translate([f"--{old}={value}"], FlagSet(frozenset({new})), COMPILE)
@@ -218,11 +216,7 @@ def _flags_of(document: object, key: str = "") -> list[tuple[str, list[str]]]:
 @pytest.mark.skipif(not _CORPUS.is_dir(), reason="the spec corpus is not beside this checkout")
 def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: KnownFlags) -> None:
     gone = "--iree-codegen-gpu-native-math-precision=true"
-    specs = [
-        path
-        for name in ("sharktank_models", "sharktank_models_v1")
-        for path in (_CORPUS / name).rglob("*.json")
-    ]
+    specs = [path for name in ("sharktank_models", "sharktank_models_v1") for path in (_CORPUS / name).rglob("*.json")]
     assert specs
     for spec in specs:
         for field, flags in _flags_of(json.loads(spec.read_text(encoding="utf-8"))):
