@@ -117,8 +117,9 @@ class Module:
         role: `main`, or `pipeline` for the second module of a submodel.
         program: what is compiled.
         flags: compile flags as the dialect means them, without input and output paths.
-        splat: whether parameters are replaced by a splat archive made at compile time.
         origin: where it is defined.
+        splat: whether parameters are replaced by a splat archive made at compile time.
+        file_flags: (flag, URL) of further flags, each with the fetched file of its URL as value.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Module:
     flags: tuple[str, ...]
     origin: Origin
     splat: bool = False
+    file_flags: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.running.plan import Plan, Surroundings, make_plan
+from iree_gauntlet.running.plan import Plan, make_plan
 from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation
 

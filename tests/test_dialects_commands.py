@@ -548,3 +548,47 @@ def test_corpus_kinds() -> None:
         ("scheduler_rocm", Kind.COMPILE),
         ("unet_fp16_rocm", Kind.QUALITY),
     }
+
+
+def test_a_tuner_file_may_be_a_url(tmp_path: Path) -> None:
+    spec = {
+        "mlir": "https://example.com/m.mlir",
+        "compiler_flags": ["--iree-hal-target-device=hip"],
+        "compile_only": True,
+        "tuner_file": {"mi300": "https://example.com/tuners/spec_mi300.mlir"},
+    }
+    write_tree(tmp_path, {"quality_tests/m/s_rocm.json": spec})
+    unknown = "https://example.com/tuners/spec_mi300.mlir"
+    made = plan(
+        load(tmp_path, Target("rocm", "gfx942", "mi300")),
+        [Stage.THRESHOLD],
+        artifact_hash=lambda url: "" if url == unknown else "ab" * 32,
+    )
+    steps = {step.stage: step for step in made.steps}
+    argv = argv_of(made, "m/s@rocm-gfx942:compile")
+    flag = next(word for word in argv if word.startswith("--iree-codegen-transform-dialect-library="))
+    fetched = {item.url: item.path for item in steps[Stage.FETCH].inputs}
+    assert flag.partition("=")[2] == fetched[unknown]
+    # Its content is part of the key, and not known before it is fetched.
+    ingredients = dict(steps[Stage.COMPILE].cache.ingredients)
+    assert ingredients["file --iree-codegen-transform-dialect-library"] == ""
+    assert "tuners" not in ingredients["flags"]
+    assert not steps[Stage.COMPILE].cache.key
+
+
+def test_a_benchmark_may_compile_a_program_from_a_url(tmp_path: Path) -> None:
+    spec = {
+        "inputs": ["1xf16"],
+        "function_run": "main",
+        "device": "hip",
+        "compilation_required": True,
+        "compiled_file_name": "m",
+        "mlir_url": "https://example.com/m.mlir",
+        "compile_flags": ["--iree-hal-target-backends=rocm"],
+    }
+    write_tree(tmp_path, {"benchmarks/m/e2e_rocm.json": spec})
+    made = plan(load(tmp_path, Target("rocm", "gfx942", "mi300")), [Stage.BENCHMARK])
+    steps = {step.stage: step for step in made.steps}
+    assert [item.url for item in steps[Stage.FETCH].inputs] == ["https://example.com/m.mlir"]
+    assert steps[Stage.COMPILE].id == "m/e2e@rocm-gfx942:compile"
+    assert not steps[Stage.BENCHMARK].blocked

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.trees import Spec
 
-__all__ = ["external_file", "problem", "resolve_url"]
+__all__ = ["external_file", "is_url", "problem", "resolve_url"]
 
 # Of one letter, it would be a drive.
 _LONGEST_NAME = 255  # bytes, on the file systems of Linux, macOS and Windows
@@ -29,13 +29,18 @@ def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "")
     return Problem(spec.name, line_of(spec.text, path) if spec.text else 0, field, message, hint)
 
 
+def is_url(source: str) -> bool:
+    """Whether a source says its scheme; another is a path."""
+    return _SCHEME.match(source) is not None
+
+
 def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Problem:
     """The absolute URL that a `source` means.
 
     A source with a scheme stays as it is; another is a path relative to the spec's folder, must stay inside
     the spec tree, and becomes a `file:` URL.
     """
-    if _SCHEME.match(source):
+    if is_url(source):
         return source
     if PurePosixPath(source).is_absolute() or PureWindowsPath(source).drive or "\\" in source:
         message = f"{source!r} is an absolute path or has backslashes: expected a URL or a path relative to the spec"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +21,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.locations import external_file, problem
+from iree_gauntlet.dialects.locations import external_file, problem, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.errors import Problem
 
@@ -113,16 +114,21 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
 
 def _own_module(spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]) -> Module:
     """Completes the module that a benchmark compiles for itself."""
-    field = "mlir_file_name" if document.mlir_file_name else "mlir_file_path"
-    found = external_file(spec, [field], document.mlir_file_name or document.mlir_file_path or "")
     chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
-    if isinstance(found, Problem):
-        problems.append(found)
+    if document.mlir_url:
+        field = "mlir_url"
+        url = resolve_url(spec, [field], document.mlir_url)
+    else:
+        field = "mlir_file_name" if document.mlir_file_name else "mlir_file_path"
+        found = external_file(spec, [field], document.mlir_file_name or document.mlir_file_path or "")
+        if isinstance(found, Path) and not found.is_file():
+            missing.append(f"the program {found} is missing ({field})")
+        url = found.as_uri() if isinstance(found, Path) else found
+    if isinstance(url, Problem):
+        problems.append(url)
         return module
-    if not found.is_file():
-        missing.append(f"the program {found} is missing ({field})")
     flags = (*document.compile_flags, *chip)
-    return replace(module, program=Program(found.as_uri()), flags=flags, origin=Origin(spec.name, field))
+    return replace(module, program=Program(url), flags=flags, origin=Origin(spec.name, field))
 
 
 def _weights(spec: Spec, document: Benchmark, paired: Regression, problems: list[Problem]) -> tuple[Parameters, ...]:

@@ -22,7 +22,7 @@ from iree_gauntlet.cases import (
     Program,
     Stage,
 )
-from iree_gauntlet.dialects.locations import external_file, resolve_url
+from iree_gauntlet.dialects.locations import external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, ImportOptions, RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Regression", "build_regression"]
 
 DIALECT = "sharktank-regression"
+_TUNER_FLAG = "--iree-codegen-transform-dialect-library"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,11 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
             return ""
         return resolved
 
-    tuner, blocked = _tuner(spec, document, target, problems)
-    fields = _first(document, target, tuner) if isinstance(document, RegressionV1) else _second(document, target, tuner)
+    tuner = _tuner(spec, document, target, problems)
+    if isinstance(document, RegressionV1):
+        fields = _first(document, target, tuner.flags)
+    else:
+        fields = _second(document, target, tuner.flags)
     name = f"{spec.model}_{spec.submodel}"
     main = Module(
         name=name,
@@ -100,6 +104,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         flags=fields.flags,
         origin=Origin(spec.name, "mlir"),
         splat=fields.splat,
+        file_flags=tuner.file_flags,
     )
     pipeline: tuple[Module, ...] = ()
     if document.pipeline_mlir:
@@ -131,7 +136,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         expectations=_expectations(spec, fields, target),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "quality"}),
         timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
-        blocked_reason=blocked,
+        blocked_reason=tuner.blocked,
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         origin=Origin(spec.name),
     )
@@ -146,18 +151,27 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
     return Regression(case, beside, main, parameters, (main.program.url, *urls)), []
 
 
-def _tuner(
-    spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]
-) -> tuple[tuple[str, ...], str]:
-    """The flag of the SKU's tuner file, and what blocks the compile where the file is missing."""
+@dataclass(frozen=True, slots=True)
+class _Tuner:
+    """The SKU's tuner file: a flag with a local file, or one with the file of a URL; and what blocks the compile."""
+
+    flags: tuple[str, ...] = ()
+    file_flags: tuple[tuple[str, str], ...] = ()
+    blocked: str = ""
+
+
+def _tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, problems: list[Problem]) -> _Tuner:
     if target.family != "rocm" or target.sku not in document.tuner_file:
-        return (), ""
-    found = external_file(spec, ("tuner_file", target.sku), document.tuner_file[target.sku])
+        return _Tuner()
+    field, name = ("tuner_file", target.sku), document.tuner_file[target.sku]
+    found = resolve_url(spec, field, name) if is_url(name) else external_file(spec, field, name)
     if isinstance(found, Problem):
         problems.append(found)
-        return (), ""
+        return _Tuner()
+    if isinstance(found, str):
+        return _Tuner(file_flags=((_TUNER_FLAG, found),))
     blocked = "" if found.is_file() else f"the tuner file {found} is missing (tuner_file.{target.sku})"
-    return (f"--iree-codegen-transform-dialect-library={found}",), blocked
+    return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked=blocked)
 
 
 def _onnx_import(document: RegressionV1 | RegressionV2) -> OnnxImport | None:

@@ -188,6 +188,7 @@ class Benchmark(_Common):
     compile_flags: list[Flag] = Field(default_factory=list)
     mlir_file_path: Text | None = None
     mlir_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    mlir_url: Text | None = None
     modules: list[Text] = Field(default_factory=list)
     real_weights_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
     specific_chip_to_ignore: list[Text] = Field(default_factory=list)
@@ -200,13 +201,14 @@ class Benchmark(_Common):
 
     @model_validator(mode="after")
     def _compiles_something(self) -> Benchmark:
-        if self.compilation_required and not (self.mlir_file_path or self.mlir_file_name):
+        named = [name for name in ("mlir_file_name", "mlir_file_path", "mlir_url") if getattr(self, name)]
+        if self.compilation_required and not named:
             raise FieldError(
                 "compilation_required",
-                "is true, but neither mlir_file_name nor mlir_file_path says what to compile",
+                "is true, but neither mlir_file_name nor mlir_file_path nor mlir_url says what to compile",
             )
-        if self.mlir_file_path and self.mlir_file_name:
-            raise FieldError("mlir_file_path", "names the program as mlir_file_name does; keep one of the two")
+        if len(named) > 1:
+            raise FieldError(named[1], f"names the program as {named[0]} does; keep one of the two")
         return self
 
     @model_validator(mode="after")

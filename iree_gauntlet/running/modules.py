@@ -13,6 +13,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.commands import makes_dumps
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.running.plan_modules import FILE_ROLE
 from iree_gauntlet.running.results import Result, after_process, first_error
 from iree_gauntlet.running.supervisor import disk_full
 
@@ -61,6 +62,9 @@ class ModuleMaker:
         ingredients = dict(step.cache.ingredients)
         source = next(item for item in step.inputs if item.role == "program")
         ingredients["program"] = ingredients["program"] or self._program_hash(source.url)
+        for item in step.inputs:
+            if item.role.startswith(FILE_ROLE):
+                ingredients[item.role] = ingredients[item.role] or self._program_hash(item.url)
         key = make_key(ingredients)
         found = self._cache.lookup(key)
         Path(step.folder).mkdir(parents=True, exist_ok=True)

@@ -5,42 +5,26 @@ Everything that it needs to know comes in through `Surroundings`: no network, no
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Case, Kind, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.running.commands import (
-    Paths,
-    benchmark_argv,
-    compile_flags,
-    import_argv,
-    makes_dumps,
-    shape_text,
-    threshold_argv,
-)
-from iree_gauntlet.running.module_key import join_flags
+from iree_gauntlet.running.commands import Paths, benchmark_argv, threshold_argv
+from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step
+from iree_gauntlet.running.plan_places import Places, step_id
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["DEFAULT_TIMEOUTS", "Plan", "Surroundings", "blocked", "make_plan"]
-
-# Seconds. A fetch is bounded by its stall timeout, not by its size.
-DEFAULT_TIMEOUTS: dict[Stage, float] = {
-    Stage.FETCH: 24 * 3600.0,
-    Stage.IMPORT: 600.0,
-    Stage.COMPILE: 1800.0,
-    Stage.THRESHOLD: 600.0,
-    Stage.COMPSTAT: 60.0,
-    Stage.BENCHMARK: 900.0,
-}
+__all__ = ["Plan", "blocked", "make_plan"]
 
 _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
     Stage.IMPORT: (Stage.FETCH,),
@@ -58,44 +42,6 @@ _WORK: dict[Kind, frozenset[Stage]] = {
     Kind.COMPSTAT: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.COMPSTAT}),
     Kind.BENCHMARK: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.COMPSTAT, Stage.BENCHMARK}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What planning has to know of the world.
-
-    Attributes:
-        run_dir: the run's folder, absolute.
-        compile, run_module, benchmark_module, python: paths of the tools.
-        import_script: the program that imports ONNX.
-        importer: identity of the importer (compiler and onnx package).
-        compiler: identity of the compiler.
-        translate: a tool's flags as this toolchain spells them.
-        artifact_path: where the file of a URL lies or will lie.
-        artifact_hash: its SHA-256 where known, else an empty string.
-        flag_ingredients: compile flags as they enter the key, given the folder of relative paths.
-        host_of: what `host` in some flags means here; empty where they do not say host.
-        lookup: whether the module cache holds something (name for people, ingredients).
-        timeouts: seconds by stage; they override defaults and specs.
-        force_recompile: whether lookups are bypassed.
-    """
-
-    run_dir: Path
-    compile: str
-    run_module: str
-    benchmark_module: str
-    python: str
-    import_script: str
-    importer: str
-    compiler: str
-    translate: Callable[[Sequence[str], str], Translation]
-    artifact_path: Callable[[str], Path]
-    artifact_hash: Callable[[str], str]
-    flag_ingredients: Callable[[Sequence[str], str], tuple[str, ...]]
-    host_of: Callable[[Sequence[str]], str]
-    lookup: Callable[[str, Mapping[str, str]], CacheLookup]
-    timeouts: Mapping[Stage, float] = field(default_factory=dict)
-    force_recompile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +81,20 @@ class _Planner:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        self._paths = Paths(self._module_path, self._splat_path, lambda url: str(surroundings.artifact_path(url)))
+        self._places = Places(surroundings.run_dir, self._owners)
+        self._paths = Paths(
+            self._places.module_path, self._places.splat_path, lambda url: str(surroundings.artifact_path(url))
+        )
+        self._chains: dict[str, list[Case]] = {}
+        for case in (*self._required, *self._selected):
+            self._chains.setdefault(case.chain, []).append(case)
 
     def plan(self) -> Plan:
-        everything = (*self._required, *self._selected)
-        chains: dict[str, list[Case]] = {}
-        for case in everything:
-            chains.setdefault(case.chain, []).append(case)
         if Stage.FETCH in self._stages:
-            for cases in chains.values():
+            for cases in self._chains.values():
                 self._fetch(cases)
         if Stage.COMPILE in self._stages:
-            for case in everything:
+            for case in (*self._required, *self._selected):
                 for module in self._owned(case):
                     self._module_steps(case, module)
         for case in self._selected:
@@ -172,46 +120,19 @@ class _Planner:
         if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
             self._benchmark(case)
 
-    # Names and places
-
-    def _step_id(self, chain: str, stage: Stage, role: str = "main") -> str:
-        return f"{chain}:{stage}" if role == "main" else f"{chain}:{stage}.{role}"
-
-    def _folder(self, chain: str, stage: Stage, role: str = "main") -> str:
-        model, _, rest = chain.partition("/")
-        name = stage.value if role == "main" else f"{stage}.{role}"
-        # Not '@': iree-run-module reads `--module=path@entry`.
-        return str(self._world.run_dir / "steps" / model / rest.replace("@", ".") / name)
-
-    def _module_path(self, module: Module) -> str:
-        return str(Path(self._module_folder(module)) / "module.vmfb")
-
-    def _module_folder(self, module: Module) -> str:
-        owner = self._owners.get(module.id)
-        if owner is None:
-            return str(self._world.run_dir / "steps" / f"{module.name}.{module.target.name}" / "compile")
-        return self._folder(owner.chain, Stage.COMPILE, module.role)
-
-    def _splat_path(self, module_id: str) -> str:
-        owner = self._owners.get(module_id)
-        if owner is None:
-            return str(self._world.run_dir / "steps" / module_id.replace("@", ".") / "splat.irpa")
-        module = next(item for item in owner.modules if item.id == module_id)
-        return str(Path(self._module_folder(module)) / "splat.irpa")
-
     def _module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
         owners = [(self._owners.get(module.id), module) for module in modules]
-        return tuple(self._step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
+        return tuple(step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
     def _timeout(self, case: Case, stage: Stage) -> float:
         return self._world.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
 
     def _step(self, case: Case, stage: Stage, role: str = "main") -> Step:
         """What all steps of a case have in common."""
-        siblings = [other for other in (*self._selected, *self._required) if other.chain == case.chain]
+        siblings = self._chains[case.chain]
         expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == "main"]
         return Step(
-            id=self._step_id(case.chain, stage, role),
+            id=step_id(case.chain, stage, role),
             chain=case.chain,
             dialect=case.dialect,
             model=case.model,
@@ -219,7 +140,7 @@ class _Planner:
             target=case.target.name,
             sku=case.target.sku,
             stage=stage,
-            folder=self._folder(case.chain, stage, role),
+            folder=self._places.folder(case.chain, stage, role),
             timeout=self._timeout(case, stage),
             origin=case.origin,
             expect_failure=f"{expected[0].reason} ({expected[0].origin.file})" if expected else "",
@@ -229,11 +150,11 @@ class _Planner:
         step = replace(step, needs=tuple(dict.fromkeys(step.needs)))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
-    def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> Translation:
         result = self._world.translate(flags, tool)
         for unknown in result.unknown:
             self._problems.add(Problem(origin.file, 0, "", unknown.message, unknown.hint))
-        return tuple(result.flags), tuple(result.notes)
+        return result
 
     # Steps
 
@@ -257,8 +178,10 @@ class _Planner:
         """(role, URL) of the files that the planned stages of a case read."""
         for module in self._owned(case):
             yield "program", module.program.url
+            for flag, url in module.file_flags:
+                yield FILE_ROLE + flag, url
         everything = self._stages == {Stage.FETCH}
-        required = case in self._required
+        required = case.id in self._required_ids
         stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
         if not everything and (case.kind is Kind.COMPILE or stage not in self._stages):
             return
@@ -271,100 +194,54 @@ class _Planner:
                 yield "expected_output", argument.url
 
     def _fetch_needs(self, chains: Iterable[str]) -> tuple[str, ...]:
-        ids = [self._step_id(chain, Stage.FETCH) for chain in chains]
-        return tuple(step_id for step_id in ids if step_id in self._steps)
+        ids = [step_id(chain, Stage.FETCH) for chain in chains]
+        return tuple(name for name in ids if name in self._steps)
 
     def _module_steps(self, case: Case, module: Module) -> None:
-        world = self._world
         needs = self._fetch_needs([case.chain])
-        program = str(world.artifact_path(module.program.url))
-        digest = world.artifact_hash(module.program.url)
-        source = StepInput("program", program, module.program.url, digest)
-        options = module.program.onnx
         imported = ""
-        if options is not None:
-            step = self._step(case, Stage.IMPORT, module.role)
-            output = str(Path(step.folder) / "program.mlir")
-            imported = json.dumps([options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]])
-            ingredients = {
-                "kind": "import",
-                "program": digest,
-                "options": imported,
-                "importer": world.importer,
-            }
-            argv = import_argv(world.python, world.import_script, program, output, options)
-            self._add(
-                replace(
-                    step,
-                    needs=needs,
-                    command=Command(argv, step.folder),
-                    inputs=(source,),
-                    outputs=(("program", output),),
-                    cache=self._lookup(step.id, ingredients, argv),
-                    onnx=options,
-                )
-            )
-            needs = (step.id,)
-            program = output
+        if module.program.onnx is not None:
+            step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._world)
+            self._add(replace(step, needs=needs))
+            needs, imported = (step.id,), step.output("program")
         step = self._step(case, Stage.COMPILE, module.role)
-        folder = Path(step.folder)
-        splat = str(folder / "splat.irpa") if module.splat else ""
-        flags = compile_flags(module, str(folder / "statistics.json"), splat)
-        flags, notes = self._translated(flags, "iree-compile", module.origin)
-        outputs = [("module", str(folder / "module.vmfb")), ("statistics", str(folder / "statistics.json"))]
-        ingredients = {
-            "kind": "compile",
-            "program": digest,
-            "flags": join_flags(world.flag_ingredients(flags, case.working_directory or step.folder)),
-            "compiler": world.compiler,
-            "host": world.host_of(flags),
-        }
-        if options is not None:
-            ingredients |= {"import": imported, "importer": world.importer}
-        argv = (world.compile, program, *flags, "-o", outputs[0][1])
-        own = module.origin.file == case.origin.file
+        step = compile_step(
+            step,
+            module,
+            imported,
+            case.working_directory or step.folder,
+            self._world,
+            lambda flags, tool: self._translated(flags, tool, module.origin),
+        )
+        benchmark = case.kind is Kind.BENCHMARK
+        blocks = module.role == "main" and module.origin.file == case.origin.file and not benchmark
         self._add(
             replace(
                 step,
-                origin=module.origin,
                 needs=needs,
-                command=Command(argv, case.working_directory or step.folder),
-                inputs=(replace(source, path=program) if options else source,),
-                outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
-                cache=self._lookup(step.id, ingredients, argv),
-                blocked=case.blocked_reason
-                if own and module.role == "main" and case.kind is not Kind.BENCHMARK
-                else "",
-                skip=case.skip_reason if case.kind is Kind.BENCHMARK else "",
-                notes=notes,
+                blocked=case.blocked_reason if blocks else "",
+                skip=case.skip_reason if benchmark else "",
             )
         )
 
-    def _lookup(self, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
-        pairs = tuple(ingredients.items())
-        if self._world.force_recompile:
-            return CacheLookup(reason="--force-recompile", ingredients=pairs)
-        if makes_dumps(argv):
-            return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
-        if not ingredients["program"]:
-            return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
-        return replace(self._world.lookup(name, ingredients), ingredients=pairs)
-
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
         world = self._world
-        modules = [StepInput("module", self._module_path(module)) for module in (*case.modules, *case.extra_modules)]
+        modules = [
+            StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
+        ]
         files = [("input", item.url) for item in case.inputs]
         files += [("expected_output", item.url) for item in case.expected_outputs]
         files += [("parameters", item.url) for item in case.parameters]
-        made = [StepInput("parameters", self._splat_path(p.splat_of)) for p in case.parameters if p.splat_of]
+        made = [StepInput("parameters", self._places.splat_path(p.splat_of)) for p in case.parameters if p.splat_of]
         fetched = [
             StepInput(role, str(world.artifact_path(url)), url, world.artifact_hash(url)) for role, url in files if url
         ]
         return (*modules, *made, *fetched)
 
     def _threshold(self, case: Case) -> None:
-        flags, notes = self._translated(case.run_flags, "iree-run-module", case.origin)
-        argv = threshold_argv(self._world.run_module, case, flags, self._paths)
+        translation = self._translated(case.run_flags, "iree-run-module", case.origin)
+        notes = tuple(translation.notes)
+        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths)
         step = self._step(case, Stage.THRESHOLD)
         if not case.expected_outputs:
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
@@ -394,7 +271,7 @@ class _Planner:
     def _compstat(self, case: Case) -> None:
         step = self._step(case, Stage.COMPSTAT)
         main = case.modules[-1]
-        folder = Path(self._module_folder(main))
+        folder = Path(self._places.module_folder(main))
         files = (
             StepInput("module", str(folder / "module.vmfb")),
             StepInput("statistics", str(folder / "statistics.json")),
@@ -413,8 +290,8 @@ class _Planner:
         )
 
     def _benchmark(self, case: Case) -> None:
-        flags, notes = self._translated(case.run_flags, "iree-benchmark-module", case.origin)
-        argv = benchmark_argv(self._world.benchmark_module, case, flags, self._paths)
+        translation = self._translated(case.run_flags, "iree-benchmark-module", case.origin)
+        argv = benchmark_argv(self._world.benchmark_module, case, translation.flags, self._paths)
         step = self._step(case, Stage.BENCHMARK)
         self._add(
             replace(
@@ -428,6 +305,6 @@ class _Planner:
                 golden_keys=case.golden_keys,
                 blocked=case.blocked_reason,
                 skip=case.skip_reason,
-                notes=notes,
+                notes=tuple(translation.notes),
             )
         )

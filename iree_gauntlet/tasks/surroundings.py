@@ -13,8 +13,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_key import flag_ingredients, make_key
-from iree_gauntlet.running.plan import Surroundings
 from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed

@@ -1,0 +1,123 @@
+"""The steps that make a module: import where the program is ONNX, and compile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.running.commands import compile_flags, import_argv, makes_dumps, shape_text
+from iree_gauntlet.running.module_key import join_flags
+from iree_gauntlet.running.steps import CacheLookup, Command, Step, StepInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.cases import Module
+    from iree_gauntlet.running.surroundings import Surroundings
+    from iree_gauntlet.toolchains.translate import Translation
+
+__all__ = ["FILE_ROLE", "compile_step", "import_step"]
+
+# Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
+FILE_ROLE = "file "
+
+
+def import_step(step: Step, module: Module, world: Surroundings) -> Step:
+    """Completes the step that prepares and imports an ONNX program."""
+    assert module.program.onnx is not None, "only ONNX programs are imported"
+    source = _source(module, world)
+    output = str(Path(step.folder) / "program.mlir")
+    ingredients = {
+        "kind": "import",
+        "program": source.sha256,
+        "options": _options(module),
+        "importer": world.importer,
+    }
+    argv = import_argv(world.python, world.import_script, source.path, output, module.program.onnx)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(source,),
+        outputs=(("program", output),),
+        cache=_lookup(world, step.id, ingredients, argv),
+        onnx=module.program.onnx,
+    )
+
+
+def compile_step(
+    step: Step,
+    module: Module,
+    imported: str,
+    working_directory: str,
+    world: Surroundings,
+    translate: Callable[[Sequence[str], str], Translation],
+) -> Step:
+    """Completes the step that compiles a module.
+
+    Args:
+        step: what all steps of the case have in common.
+        module: what is compiled.
+        imported: path of the imported program; empty where the program is MLIR.
+        working_directory: where relative paths in flags resolve.
+        world: the surroundings.
+        translate: spells flags as the compiler does, and notes those that it does not know.
+    """
+    folder = Path(step.folder)
+    source = _source(module, world)
+    program = imported or source.path
+    splat = str(folder / "splat.irpa") if module.splat else ""
+    translation = translate(compile_flags(module, str(folder / "statistics.json"), splat), "iree-compile")
+    files = [
+        (flag, StepInput(FILE_ROLE + flag, str(world.artifact_path(url)), url, world.artifact_hash(url)))
+        for flag, url in module.file_flags
+    ]
+    outputs = [("module", str(folder / "module.vmfb")), ("statistics", str(folder / "statistics.json"))]
+    ingredients = {
+        "kind": "compile",
+        "program": source.sha256,
+        "flags": join_flags(world.flag_ingredients(translation.flags, working_directory)),
+        "compiler": world.compiler,
+        "host": world.host_of(translation.flags),
+        **{item.role: item.sha256 for _, item in files},
+    }
+    if imported:
+        ingredients |= {"import": _options(module), "importer": world.importer}
+    named = (f"{flag}={item.path}" for flag, item in files)
+    argv = (world.compile, program, *translation.flags, *named, "-o", outputs[0][1])
+    return replace(
+        step,
+        origin=module.origin,
+        command=Command(argv, working_directory),
+        inputs=(replace(source, path=program), *(item for _, item in files)),
+        outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
+        cache=_lookup(world, step.id, ingredients, argv),
+        notes=tuple(translation.notes),
+    )
+
+
+def _source(module: Module, world: Surroundings) -> StepInput:
+    url = module.program.url
+    return StepInput("program", str(world.artifact_path(url)), url, world.artifact_hash(url))
+
+
+def _options(module: Module) -> str:
+    options = module.program.onnx
+    assert options is not None, "only ONNX programs are imported"
+    return json.dumps([options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]])
+
+
+def _lookup(world: Surroundings, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
+    pairs = tuple(ingredients.items())
+    if world.force_recompile:
+        return CacheLookup(reason="--force-recompile", ingredients=pairs)
+    if makes_dumps(argv):
+        return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
+    if not ingredients["program"]:
+        return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
+    unknown = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]
+    if unknown:
+        reason = f"the {unknown[0].removeprefix(FILE_ROLE)} file is not known before it is fetched"
+        return CacheLookup(reason=reason, ingredients=pairs)
+    return replace(world.lookup(name, ingredients), ingredients=pairs)
