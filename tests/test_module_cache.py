@@ -125,10 +125,7 @@ def test_any_changed_byte_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
             found = ModuleCache(cache.folder).lookup(key)
             assert found.entry is None, (name, index)
             assert found.reason.startswith("damaged: ")
-            assert not place.exists()
-            place.mkdir()
-            for other, data in intact.items():
-                (place / other).write_bytes(data)
+            path.write_bytes(content)
     assert ModuleCache(cache.folder).lookup(key).entry is not None
     assert leftovers(cache) == []
 
@@ -139,9 +136,10 @@ def test_cut_or_missing_file_is_damage(cache: ModuleCache, tmp_path: Path, name:
     path = cache.folder / "modules" / key[:2] / key / name
     publish(cache, tmp_path / "run")
     path.unlink()
-    assert cache.lookup(key).reason == "damaged: a file is missing"
-    assert cache.lookup(key).reason == "not in the cache"
-    publish(cache, tmp_path / "run")
+    for _ in range(2):
+        assert cache.lookup(key).reason == "damaged: a file is missing"
+    assert publish(cache, tmp_path / "run").entry is not None
+    assert cache.lookup(key).entry is not None
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content[:-1])

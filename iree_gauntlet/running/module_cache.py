@@ -129,7 +129,7 @@ class ModuleCache:
         return self.folder / "modules"
 
     def lookup(self, key: str) -> Lookup:
-        """Find an entry and check it; a damaged one is removed and counts as missing."""
+        """Find an entry and check it; a damaged one counts as missing, and gives way to the next that is published."""
         place = self._place_of(key)
         try:
             return Lookup(self._read(key, place), "found")
@@ -141,10 +141,7 @@ class ModuleCache:
             what = damage.what
         except OSError as error:
             return Lookup(None, f"unreadable: {error.strerror}")
-        reason = f"damaged: {what}"
-        with contextlib.suppress(OSError):
-            self._remove(place)
-        return Lookup(None, reason)
+        return Lookup(None, f"damaged: {what}")
 
     def publish(
         self,
@@ -281,7 +278,7 @@ class ModuleCache:
         temporary.chmod(0o755)
         place = self._place_of(key)
         place.parent.mkdir(exist_ok=True)
-        # Twice: what stands there may turn out to be damaged, and is removed by the lookup then.
+        # Twice: what stands there may turn out to be damaged, and is removed then.
         for _ in range(2):
             try:
                 temporary.rename(place)
@@ -293,6 +290,8 @@ class ModuleCache:
             found = self.lookup(key)
             if found.entry is not None:
                 return Publication(found.entry)
+            with contextlib.suppress(FileNotFoundError):
+                self._remove(place)
         return Publication(None, f"not kept in the cache: {found.reason}")
 
     def _remove(self, place: Path) -> None:
