@@ -145,7 +145,8 @@ class Project:
         return self.journal.results[step]
 
     def tool(self, script: str) -> str:
-        """A program in place of one of IREE's tools."""
+        """A program in place of one of IREE's tools, whose flags are asked of the real one before."""
+        assert self.gauntlet("plan").code == 0
         path = self.folder / "tool.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)

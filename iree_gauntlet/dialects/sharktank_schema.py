@@ -103,6 +103,8 @@ class Blob(_Document):
                 f"{self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
                 "remove 'value', an .npy file carries its own type",
             )
+        if self.value and self.source.startswith("random:"):
+            raise FieldError("value", f"{self.value!r} with a random:// source: its URL says the type; remove 'value'")
         return self
 
 

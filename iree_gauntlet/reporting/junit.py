@@ -6,9 +6,10 @@ a few attributes more (`disabled`), and times in exponent form, which the schema
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import junit_xml
 
@@ -154,7 +155,7 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome) -> list[tuple[str, str
     found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
         found.append((f"{step.name}.flags", " ".join(step.flags)))
-        found += [(f"{step.name}.{key}", value) for key, value in sorted(step.statistics.items())]
+        found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
         if step.samples is not None and step.samples.real_ms:
             found.append((f"{step.name}.mean_ms", f"{step.samples.mean_ms:.6g}"))
             found.append((f"{step.name}.min_ms", f"{step.samples.min_ms:.6g}"))
@@ -187,3 +188,8 @@ def _bounded(text: str) -> str:
         return text
     kept = re.sub(r"[^\n]*\Z", "", text[:_SIZE_LIMIT]) or text[:_SIZE_LIMIT]
     return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
+
+
+def _flat(value: Any) -> Any:
+    """A property's value; one with parts as JSON."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value

@@ -176,6 +176,10 @@ class Engine:
             return Result(Verdict.SKIPPED, step.skip)
         if step.blocked:
             return Result(Verdict.ERROR, step.blocked, notes=step.notes)
+        gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
+        if gone:
+            what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
+            return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again; `--resume` makes what is missing.",))
         device = step.resources.device
         with ExitStack() as stack:
             if step.resources.cores:

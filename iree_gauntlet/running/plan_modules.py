@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,13 +61,16 @@ def compile_step(
         step: what all steps of the case have in common.
         module: what is compiled.
         imported: path of the imported program; empty where the program is MLIR.
-        working_directory: where relative paths in flags resolve.
+        working_directory: where relative paths in flags resolve; an imported program is compiled in the step's folder.
         world: the surroundings.
         translate: spells flags as the compiler does, and notes those that it does not know.
     """
     folder = Path(step.folder)
     source = _source(module, world)
-    program = imported or source.path
+    program = source.path
+    if imported:
+        # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
+        program, working_directory = os.path.relpath(imported, step.folder), step.folder
     splat = str(folder / "splat.irpa") if module.splat else ""
     translation = translate(compile_flags(module, str(folder / "statistics.json"), splat), "iree-compile")
     files = [
@@ -90,7 +94,7 @@ def compile_step(
         step,
         origin=module.origin,
         command=Command(argv, working_directory),
-        inputs=(replace(source, path=program), *(item for _, item in files)),
+        inputs=(replace(source, path=imported or source.path), *(item for _, item in files)),
         outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
         cache=_lookup(world, step.id, ingredients, argv),
         notes=tuple(translation.notes),

@@ -76,10 +76,9 @@ def record_outputs(
         timeout=_TIMEOUT_SECONDS,
     )
     if outcome.exit_code != 0:
-        raise GauntletError(
-            f"{case.origin.file}: nothing was recorded: {' '.join(outcome.tail[-1:]) or 'the recorder failed'}",
-            "onnxruntime is needed: pip install 'iree-gauntlet[record]'; see docs/add-a-model.md.",
-        )
+        lines = (logs / "record.stderr.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
+        raise GauntletError(f"{case.origin.file}: nothing was recorded: {why}", "docs/add-a-model.md shows each step.")
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     return [Recorded(folder / item["source"], item.get("value", "")) for item in provenance["outputs"]]
 

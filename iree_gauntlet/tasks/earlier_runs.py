@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["failed_chains", "finished_verdicts", "newest_run"]
+__all__ = ["Asked", "asked_for", "failed_chains", "finished_verdicts", "newest_run"]
 
 _JOURNAL = "journal.jsonl"
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
@@ -23,22 +23,47 @@ _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, V
 _GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
 
 
-def newest_run(folder: Path, name: str = "", *, other_than: Path | None = None) -> Path:
-    """The newest run of a suite (or of any).
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run was asked for, as its journal keeps it.
+
+    Attributes:
+        selection: the options that select.
+        defaults: what the task selects by itself.
+        stages: what is done; None for what the suite says.
+    """
+
+    selection: dict[str, Any]
+    defaults: dict[str, Any]
+    stages: tuple[Stage, ...] | None
+
+
+def newest_run(folder: Path) -> Path:
+    """The run that was written to last.
 
     Raises:
         UsageError: there is none.
     """
-    runs = [path.parent for path in folder.glob(f"*/{_JOURNAL}") if path.parent != other_than]
-    runs = [path for path in runs if not name or (read_journal(path / _JOURNAL).runs[:1] and _suite_of(path) == name)]
+    runs = [path.parent for path in folder.glob(f"*/{_JOURNAL}")]
     if not runs:
-        what = f"no run of {name!r}" if name else "no run"
-        raise UsageError(f"{what} in {folder}", "Start one with `run`, or name its folder with --run-dir.")
+        raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
     return max(runs, key=lambda path: (path / _JOURNAL).stat().st_mtime_ns)
 
 
-def _suite_of(run_dir: Path) -> str:
-    return str(read_journal(run_dir / _JOURNAL).runs[0].get("suite", ""))
+def asked_for(run_dir: Path) -> Asked:
+    """What a run was asked for.
+
+    Raises:
+        UsageError: its journal does not say.
+        GauntletError: it has no journal that can be read.
+    """
+    record = read_journal(run_dir / _JOURNAL)
+    asked = record.runs[-1].get("asked") if record.runs else None
+    if not isinstance(asked, dict):
+        raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
+    stages = asked["stages"]
+    defaults = {**asked["defaults"], "targets": tuple(asked["defaults"]["targets"])}
+    return Asked(asked["selection"], defaults, tuple(Stage(stage) for stage in stages) if stages else None)
 
 
 def failed_chains(run_dir: Path) -> set[str]:
@@ -75,9 +100,10 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
         if result is None or step.id not in planned or result["verdict"] not in _STANDING:
             continue
         verdict = Verdict(result["verdict"])
-        made = verdict is not Verdict.PASSED or all(
-            Path(path).is_file() for role, path in step.outputs if role in ("program", "module", "statistics")
-        )
+        files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
+        if step.stage is Stage.FETCH:
+            files += [item.path for item in step.inputs]
+        made = verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if made and _essence(planned[step.id]) == _essence(asdict(step)):
             finished[step.id] = verdict
     return finished

@@ -26,9 +26,10 @@ from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, machine_lock_folder
 from iree_gauntlet.running.plan import blocked, make_plan
 from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.earlier_runs import failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.options import SELECTION_NAMES
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select
+from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
 from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
     Raises:
         GauntletError: what keeps the run from starting.
     """
+    options, defaults, stages = _as_before(options, defaults, stages)
     selection = select(options, defaults)
     selection.require_sound()
     wanted = tuple(stages if stages is not None else selection.stages)
@@ -86,18 +88,19 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
         if plan.problems:
             raise SpecError(list(plan.problems))
         if options["last_failed"]:
-            plan = _only_last_failed(plan, selection.name, run_dir)
+            plan = _only_last_failed(plan, newest_run(runs_folder()))
         plan = _without_missing_devices(plan, machine)
         if not plan.steps:
             raise NothingSelectedError(
                 f"nothing to do: the selected specs have no {' or '.join(wanted)} stage",
                 "`plan` shows what each task would do with a selection.",
             )
-        _run(plan, run_dir, machine, selection, options, console, downloads)
+        asked = Asked({name: options[name] for name in SELECTION_NAMES}, asdict(defaults), tuple(stages or ()) or None)
+        _run(plan, run_dir, machine, selection, asked, options, console, downloads)
     finally:
         console.close()
     outcome = write_reports(run_dir, environ=os.environ, append_step_summary=True)
-    print_final(outcome, _as_typed(run_dir), sys.stdout, environ=os.environ)
+    print_final(outcome, shown(run_dir), sys.stdout, environ=os.environ)
     return ExitCode(int(outcome.exit_code))
 
 
@@ -106,6 +109,7 @@ def _run(
     run_dir: Path,
     machine: Machine,
     selection: Selection,
+    asked: Asked,
     options: Mapping[str, Any],
     console: Console,
     downloads: _Downloads,
@@ -117,7 +121,7 @@ def _run(
     run_dir.mkdir(parents=True, exist_ok=True)
     cancelled = threading.Event()
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
-        event = _run_event(plan, run_dir, machine, selection, resumed=bool(options["resume"]))
+        event = _run_event(plan, run_dir, machine, selection, asked, resumed=bool(options["resume"]))
         journal.run(event)
         console.run_started(event)
         engine = Engine(
@@ -189,15 +193,41 @@ def _jobs(options: Mapping[str, Any]) -> int:
     return jobs or machine_facts().cores
 
 
+def _as_before(
+    options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None
+) -> tuple[Mapping[str, Any], Defaults, Sequence[Stage] | None]:
+    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for.
+
+    Raises:
+        UsageError: there is no such run, or a resumed run is asked for something else.
+    """
+    if options["resume"] and options["last_failed"]:
+        raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
+    if not (options["resume"] or options["last_failed"]):
+        return options, defaults, stages
+    named = Path(options["run_dir"]).resolve() if options["resume"] and options["run_dir"] else None
+    earlier = named or newest_run(runs_folder())
+    asked = asked_for(earlier)
+    given = {name: options[name] for name in asked.selection if options[name]}
+    if given and options["last_failed"]:
+        return options, defaults, stages
+    other = [name for name, value in given.items() if value != asked.selection[name]]
+    if other:
+        raise UsageError(
+            f"--{other[0].replace('_', '-')}: a resumed run keeps the selection of {shown(earlier)}",
+            "Leave the selection out, or start a new run.",
+        )
+    options = {**options, **asked.selection}
+    if options["resume"]:
+        options["run_dir"] = str(earlier)
+    return options, Defaults(**asked.defaults), asked.stages if stages is None else stages
+
+
 def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
     """The folder of this run; for `--resume` that of the run to go on with."""
     named = Path(options["run_dir"]).resolve() if options["run_dir"] else None
-    if options["resume"]:
-        if options["last_failed"]:
-            raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
-        return named or newest_run(runs_folder(), selection.name)
     if named is not None:
-        if (named / "journal.jsonl").exists():
+        if not options["resume"] and (named / "journal.jsonl").exists():
             raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
         return named
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"
@@ -209,11 +239,12 @@ def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
     return folder
 
 
-def _only_last_failed(plan: Plan, name: str, run_dir: Path) -> Plan:
-    earlier = newest_run(runs_folder(), name, other_than=run_dir)
+def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
     chains = failed_chains(earlier)
     if not chains:
-        raise NothingSelectedError(f"nothing failed in {earlier}", "Run without --last-failed to run everything.")
+        raise NothingSelectedError(
+            f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
+        )
     by_id = {step.id: step for step in plan.steps}
     keep: set[str] = set()
     waiting = [step.id for step in plan.steps if step.chain in chains]
@@ -225,7 +256,9 @@ def _only_last_failed(plan: Plan, name: str, run_dir: Path) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _run_event(plan: Plan, run_dir: Path, machine: Machine, selection: Selection, *, resumed: bool) -> dict[str, Any]:
+def _run_event(
+    plan: Plan, run_dir: Path, machine: Machine, selection: Selection, asked: Asked, *, resumed: bool
+) -> dict[str, Any]:
     return {
         "run": run_dir.name,
         "version": __version__,
@@ -236,13 +269,10 @@ def _run_event(plan: Plan, run_dir: Path, machine: Machine, selection: Selection
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
         "machine": machine_facts().as_dict(),
         "resumed": resumed,
+        "asked": asdict(asked),
         "steps": [_plain(step) for step in plan.steps],
     }
 
 
 def _plain(step: Step) -> dict[str, Any]:
     return asdict(step)
-
-
-def _as_typed(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -11,7 +11,7 @@ from invoke.tasks import Task, task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FORMAT", "RUNNING", "SELECTION", "TOOLCHAIN", "Option", "gauntlet_task", "with_defaults"]
+__all__ = ["FORMAT", "RUNNING", "SELECTION", "SELECTION_NAMES", "TOOLCHAIN", "Option", "gauntlet_task", "with_defaults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ SELECTION = (
     Option("device", "", "IREE device in place of the specs', such as hip://1 or local-sync."),
 )
 
+SELECTION_NAMES = tuple(option.name for option in SELECTION)
+
 TOOLCHAIN = (Option("cache_dir", "", "Folder of downloads and modules (default: cache/ of the project)."),)
 
 RUNNING = (
@@ -57,8 +59,10 @@ RUNNING = (
     Option("fail_fast", False, "Stop at the first failure."),
     Option("keep_going", True, "Go on after failures (the default)."),
     Option("force_recompile", False, "Compile again even what is in the cache, and compare."),
-    Option("resume", False, "Continue the newest run of this suite (or --run-dir) where it was killed."),
-    Option("last_failed", False, "Only what failed in the newest run of this suite."),
+    Option("resume", False, "Continue the newest run (or --run-dir), with its own selection, where it was killed."),
+    Option(
+        "last_failed", False, "Only what failed in the newest run; without a selection, of what that run had selected."
+    ),
     Option("run_dir", "", "Folder of this run (default: runs/<time>-<suite>)."),
     Option("lenient", False, "An unexpected pass does not fail the run."),
     Option("offline", False, "Never touch the network; missing files are errors that name them."),

@@ -167,15 +167,22 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
 
 @gauntlet_task(
     "report",
-    (Option("run", "", "Folder of the run (default: the newest in runs/)."),),
+    (Option("run", None, "Folder of the run, its name in runs/, or `latest`."),),
     positional=("run",),
 )
 def report_task(_context: Any, options: dict[str, Any]) -> None:
-    """Make the reports of a run again from its journal, also of a run that was killed."""
+    """Make the reports of a run again from its journal, also of a run that was killed.
+
+    Examples: report latest
+              report runs/20261121-051800-cpu
+    """
 
     def work() -> ExitCode:
         from iree_gauntlet.tasks.records import report  # noqa: PLC0415
 
+        if options["run"] in ("--help", "-h"):  # Invoke takes it for the run
+            sys.stdout.write(f"Usage: report RUN\n\nDocstring:\n  {report_task.__doc__}\n")
+            return ExitCode.OK
         return report(options)
 
     _finish(work)

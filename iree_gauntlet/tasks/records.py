@@ -15,7 +15,7 @@ from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machin
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.earlier_runs import newest_run
-from iree_gauntlet.tasks.workspace import cache_folder, runs_folder
+from iree_gauntlet.tasks.workspace import cache_folder, runs_folder, shown
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor", "report"]
 
+_LATEST = "latest"
 _WATCH_SECONDS = 0.2
 
 
@@ -33,14 +34,15 @@ def report(options: Mapping[str, Any]) -> ExitCode:
     Raises:
         UsageError: there is no such run.
     """
-    run_dir = Path(options["run"]) if options["run"] else newest_run(runs_folder())
-    if not run_dir.is_dir() and (runs_folder() / options["run"]).is_dir():
-        run_dir = runs_folder() / options["run"]
+    named = str(options["run"])
+    run_dir = newest_run(runs_folder()) if named == _LATEST else Path(named)
+    if not run_dir.is_dir() and (runs_folder() / named).is_dir():
+        run_dir = runs_folder() / named
     if not run_dir.is_dir():
         runs = sorted((path.name for path in runs_folder().glob("*") if path.is_dir()), reverse=True)
         raise UsageError(f"there is no run {run_dir}", f"Newest runs: {', '.join(runs[:5]) or 'none'}.")
     outcome = write_reports(run_dir, environ=os.environ)
-    print_final(outcome, run_dir, sys.stdout, environ=os.environ)
+    print_final(outcome, shown(run_dir), sys.stdout, environ=os.environ)
     return ExitCode(int(outcome.exit_code))
 
 

@@ -172,7 +172,7 @@ def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
     asked = ("model", "submodel", "filename", "markers", "spec_dir", "target", "backend", "rocm_chip")
     default = project_folder() / defaults.suite
     if defaults.suite and default.is_file() and not any(options[name] for name in asked):
-        return read_suite(_shown(default))
+        return read_suite(shown(default))
     return None
 
 
@@ -180,10 +180,11 @@ def _suite_path(text: str) -> Path:
     """A path, or the name of a suite of the project."""
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
-    return _shown(named) if not path.exists() and path.suffix != ".toml" and named.is_file() else path
+    return shown(named) if not path.exists() and path.suffix != ".toml" and named.is_file() else path
 
 
-def _shown(path: Path) -> Path:
+def shown(path: Path) -> Path:
+    """A path as a user would type it: from the working folder where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -194,7 +195,7 @@ def _own_specs() -> Path:
             f"there are no specs here: {Path.cwd()} is not inside a project with specs/ and suites/",
             "Give --spec-dir FOLDER, or run inside a checkout.",
         )
-    return _shown(folder)
+    return shown(folder)
 
 
 def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
