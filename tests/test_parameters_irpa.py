@@ -1,0 +1,239 @@
+"""Parameter archives, read back by IREE's own tools and by a program that runs with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import resource
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.artifacts.parameters.irpa import archive_name, archives_by_scope, write_archive
+from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError
+from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PARAMETERS = [
+    Parameter("m", "zeta", (3, 5), "f32"),
+    Parameter("m", "alpha", (7,), "i4"),
+    Parameter("m", "üml/aut.weight", (3,), "f64"),
+    Parameter("m", "empty", (0, 4), "f16"),
+    Parameter("m", "scalar", (), "bf16"),
+]
+
+PROGRAM = """
+util.global private @w = #stream.parameter.named<"model"::"w"> : tensor<3x4xf32>
+util.global private @h = #stream.parameter.named<"model"::"h"> : tensor<7xf16>
+util.global private @d = #stream.parameter.named<"model"::"d"> : tensor<3xf64>
+util.global private @q = #stream.parameter.named<"model"::"q"> : tensor<6xi4>
+util.global private @f8 = #stream.parameter.named<"model"::"f8"> : tensor<9xf8E4M3FN>
+util.global private @b = #stream.parameter.named<"other"::"b"> : tensor<5xbf16>
+util.global private @flag = #flow.parameter.named<"flag"> : tensor<4xi1>
+util.global private @l = #stream.parameter.named<"other"::"l"> : tensor<2xi64>
+func.func @main(%x: tensor<2x3xf32>) -> (tensor<2x4xf32>, tensor<7xf16>, tensor<3xf64>, tensor<6xi8>, tensor<9xi8>,
+    tensor<5xi16>, tensor<4xi8>, tensor<2xi64>) {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<2x4xf32>
+  %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<2x4xf32>) -> tensor<2x4xf32>
+  %w = util.global.load @w : tensor<3x4xf32>
+  %y = linalg.matmul ins(%x, %w : tensor<2x3xf32>, tensor<3x4xf32>) outs(%init : tensor<2x4xf32>) -> tensor<2x4xf32>
+  %h = util.global.load @h : tensor<7xf16>
+  %d = util.global.load @d : tensor<3xf64>
+  %q = util.global.load @q : tensor<6xi4>
+  %q8 = arith.extsi %q : tensor<6xi4> to tensor<6xi8>
+  %f8 = util.global.load @f8 : tensor<9xf8E4M3FN>
+  %f8b = arith.bitcast %f8 : tensor<9xf8E4M3FN> to tensor<9xi8>
+  %b = util.global.load @b : tensor<5xbf16>
+  %bb = arith.bitcast %b : tensor<5xbf16> to tensor<5xi16>
+  %flag = util.global.load @flag : tensor<4xi1>
+  %flag8 = arith.extui %flag : tensor<4xi1> to tensor<4xi8>
+  %l = util.global.load @l : tensor<2xi64>
+  return %y, %h, %d, %q8, %f8b, %bb, %flag8, %l : tensor<2x4xf32>, tensor<7xf16>, tensor<3xf64>, tensor<6xi8>,
+    tensor<9xi8>, tensor<5xi16>, tensor<4xi8>, tensor<2xi64>
+}
+"""
+
+
+def native(package: str, name: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} is not installed")
+    return str(Path(spec.submodule_search_locations[0]) / name)
+
+
+def flag(scope: str, archive: Path) -> str:
+    return f"--parameters={scope}={archive}" if scope else f"--parameters={archive}"
+
+
+def dumped(archive: Path, scope: str = "m", *extract: str) -> dict[str, tuple[str, str, int]]:
+    """Start, end and length of every key, as IREE sees them."""
+    argv = [native("iree._runtime_libs", "iree-dump-parameters"), flag(scope, archive)]
+    # It extracts from memory alone.
+    argv += ["--parameter_mode=preload", *(f"--extract={text}" for text in extract)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert not done.stderr
+    rows = re.findall(r"^ *(\S+) \| +(\S+) \| +(\d+) \| `(.*)`$", done.stdout, re.MULTILINE)
+    return {key: (start, end, int(length)) for start, end, length, key in rows}
+
+
+@pytest.mark.iree
+def test_iree_reads_random_archives(tmp_path: Path) -> None:
+    archive = tmp_path / "m.irpa"
+    write_archive(archive, PARAMETERS, RandomContent(7))
+    rows = dumped(archive)
+    assert list(rows) == sorted(parameter.name for parameter in PARAMETERS)
+    for parameter in PARAMETERS:
+        start, end, length = rows[parameter.name]
+        assert length == parameter.byte_size == int(end) - int(start)
+        assert int(start) % 64 == 0
+        stored = archive.read_bytes()[int(start) : int(end)]
+        assert stored == b"".join(random_bytes(parameter, 7))
+    assert archive.stat().st_size % 4096 == 0
+
+
+@pytest.mark.iree
+def test_iree_extracts_what_was_made(tmp_path: Path) -> None:
+    archive, extracted = tmp_path / "m.irpa", tmp_path / "zeta.bin"
+    write_archive(archive, PARAMETERS, RandomContent(7))
+    dumped(archive, "m", f"m::zeta={extracted}")
+    assert extracted.read_bytes() == b"".join(random_bytes(PARAMETERS[0], 7))
+
+
+@pytest.mark.iree
+def test_one_value_takes_no_room(tmp_path: Path) -> None:
+    archive = tmp_path / "m.irpa"
+    huge = Parameter("m", "huge", (1 << 20, 1 << 20), "f32")
+    write_archive(archive, [huge, Parameter("m", "wide", (3,), "f64")], SplatContent(1.5))
+    assert archive.stat().st_size == 4096
+    rows = dumped(archive)
+    assert rows["huge"] == ("-", "-", 1 << 42)
+    # IREE cannot fill with 8 bytes: such values are written out.
+    start, end, _ = rows["wide"]
+    assert np.frombuffer(archive.read_bytes()[int(start) : int(end)], "<f8").tolist() == [1.5, 1.5, 1.5]
+
+
+@pytest.mark.iree
+def test_iree_makes_the_same_archive(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.irpa", tmp_path / "theirs.irpa"
+    write_archive(ours, [Parameter("", "w", (6,), "f32")], SplatContent(2.5))
+    argv = [native("iree._runtime_libs", "iree-create-parameters"), "--quiet", "--splat=w=6xf32=2.5"]
+    subprocess.run([*argv, f"--output={theirs}"], check=True, capture_output=True)
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.mlir").write_text(PROGRAM)
+    argv = [
+        native("iree.compiler._mlir_libs", "iree-compile"),
+        str(folder / "program.mlir"),
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        "--iree-llvmcpu-target-cpu=host",
+        "--iree-input-demote-f64-to-f32=false",
+        "--mlir-disable-threading",
+        f"-o={folder / 'program.vmfb'}",
+    ]
+    subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "TMPDIR": str(folder)})
+    return folder / "program.vmfb"
+
+
+def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarray]:
+    x = np.array([[1, 2, 3], [-1, 0.5, 4]], dtype=np.float32)
+    np.save(folder / "x.npy", x)
+    outputs = [folder / f"{number}.npy" for number in range(8)]
+    argv = [native("iree._runtime_libs", "iree-run-module"), "--device=local-task", f"--module={module}"]
+    argv += ["--function=main", f"--input=@{folder / 'x.npy'}", *(f"--output=@{path}" for path in outputs)]
+    argv += [flag(scope, archive) for scope, archive in archives.items()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [x, *(np.load(path) for path in outputs)]
+
+
+def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike) -> np.ndarray:
+    parameter = next(parameter for parameter in parameters if parameter.name == name)
+    return np.frombuffer(b"".join(random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
+
+
+@pytest.mark.iree
+def test_a_program_runs_with_random_weights(module: Path, tmp_path: Path) -> None:
+    parameters = collect_parameters(module.with_suffix(".mlir"), "no-tool")
+    archives = archives_by_scope(tmp_path / "weights", parameters, RandomContent(11))
+    assert set(archives) == {"model", "other", ""}
+    x, y, h, d, q, f8, b, flags, wide = run(module, archives, tmp_path)
+    np.testing.assert_allclose(y, x @ held(parameters, "w", "<f4"), rtol=1e-5)
+    assert h.tobytes() == held(parameters, "h", "<f2").tobytes()
+    assert d.tobytes() == held(parameters, "d", "<f8").tobytes()
+    packed = next(random_bytes(next(p for p in parameters if p.name == "q"), 11))
+    nibbles = [code for byte in packed for code in (byte & 15, byte >> 4)]
+    assert q.tolist() == [code - 16 if code > 7 else code for code in nibbles]
+    assert f8.view(ml_dtypes.float8_e4m3fn).tobytes() == held(parameters, "f8", ml_dtypes.float8_e4m3fn).tobytes()
+    assert b.tobytes() == held(parameters, "b", ml_dtypes.bfloat16).tobytes()
+    assert flags.tolist() == held(parameters, "flag", np.uint8).tolist()
+    assert wide.tolist() == held(parameters, "l", "<i8").tolist()
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_program_runs_with_one_value(value: int, module: Path, tmp_path: Path) -> None:
+    parameters = collect_parameters(module.with_suffix(".mlir"), "no-tool")
+    archives = archives_by_scope(tmp_path / "weights", parameters, SplatContent(value))
+    x, y, h, d, q, f8, b, flags, wide = run(module, archives, tmp_path)
+    np.testing.assert_allclose(y, np.repeat(x.sum(axis=1, keepdims=True), 4, axis=1) * value, rtol=1e-6)
+    for array in (h, d, q, f8.view(ml_dtypes.float8_e4m3fn), b.view(ml_dtypes.bfloat16), flags, wide):
+        assert (array.astype(np.float64) == value).all()
+
+
+def test_order_does_not_matter(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.irpa", PARAMETERS, RandomContent(1))
+    write_archive(tmp_path / "b.irpa", PARAMETERS[::-1], RandomContent(1))
+    assert (tmp_path / "a.irpa").read_bytes() == (tmp_path / "b.irpa").read_bytes()
+
+
+def test_an_archive_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    archive = tmp_path / "m.irpa"
+    write_archive(archive, PARAMETERS, RandomContent(1))
+    before = archive.read_bytes()
+    with pytest.raises(ParameterError, match="i4 holds whole numbers"):
+        write_archive(archive, PARAMETERS, SplatContent(99))
+    with pytest.raises(ArtifactError, match="no room for"):
+        write_archive(archive, [Parameter("m", "huge", (1 << 50,), "f32")], RandomContent(1))
+    assert archive.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m.irpa"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(ArtifactError, match="disk full"):
+            write_archive(tmp_path / "m.irpa", [Parameter("m", "w", (1 << 20,), "f32")], RandomContent(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_is_of_one_scope_and_of_different_names(tmp_path: Path) -> None:
+    for parameters in ([], [*PARAMETERS, Parameter("other", "w", (), "f32")], [PARAMETERS[0], PARAMETERS[0]]):
+        with pytest.raises(ValueError, match="archive"):
+            write_archive(tmp_path / "m.irpa", parameters, RandomContent(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_names_are_safe_and_different() -> None:
+    scopes = ["", "model", "Model", "a/b", "../up", ".", "scope", "x" * 300, "a=b", "ü", "\udcff", "a.b"]
+    names = [archive_name(scope) for scope in scopes]
+    assert names[1] == "model.irpa"
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}\.irpa", name) for name in names)
