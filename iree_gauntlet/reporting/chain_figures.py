@@ -72,6 +72,9 @@ class ChainFigures:
         if output.passed:
             allowed = "" if output.atol is None else f" (atol {error_figure(output.atol)})"
             return f"{error}{allowed}" if error else "equal"
+        if output.mismatches == 0:
+            # Nothing was compared value by value.
+            return "another type or shape than expected"
         differing = (
             f"{whole(output.mismatches)} of {whole(output.count)} differ ({percent(output.mismatches, output.count)})"
             if output.count

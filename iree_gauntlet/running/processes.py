@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ __all__ = ["Processes"]
 
 # Bytes of a log that are looked through for the first error.
 _MOST_LOG = 1 << 20
+# Paths that a shell leaves alone: iree-compile starts its linker by a shell line that does not quote TMPDIR.
+_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 
 
 class Processes:
@@ -51,7 +54,8 @@ class Processes:
             stdout=folder / f"{name}stdout.txt",
             stderr=folder / f"{name}stderr.txt",
             timeout=step.timeout,
-            tmpdir=folder,
+            # Beside the outputs, where there is room for them; a path with a space goes to the system's folder.
+            tmpdir=folder if _PLAIN_PATH.fullmatch(str(folder)) else None,
         )
 
     def typed(self, step: Step) -> str:
