@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_trees import BENCHMARK, CPU, SECOND, write_tree
+from spec_trees import BENCHMARK, CPU, SECOND, load, write_tree
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
@@ -179,3 +180,14 @@ def test_options_that_do_not_fit(project: Path, options: dict[str, Any], says: s
     with pytest.raises(UsageError, match=says) as caught:
         chosen(project, **options)
     assert caught.value.hint
+
+
+def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"regression_tests/m/s_cpu.json": SECOND})
+    origin = Origin("suites/s.toml", "expect_failure[0]")
+    fits = ExpectedFailure("m/*", Stage.COMPILE, "broken", origin)
+    lost = ExpectedFailure("m/z", Stage.COMPILE, "broken", origin)
+    assert not load(tmp_path, expected=[fits]).problems
+    (problem,) = load(tmp_path, expected=[fits, lost]).problems
+    assert problem.field == "expect_failure[0].case"
+    assert "did you mean 'm/s'" in problem.message

@@ -11,6 +11,7 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def load_cases(
                 known |= case.markers
                 if any(expressions[include].matches(case.markers) for include in chosen):
                     cases.append(_adjust(case, expected_failures, device))
-    problems |= library.problems | _duplicates(cases)
+    problems |= library.problems | _duplicates(cases) | _aimless(expected_failures, specs)
     cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
     words = frozenset().union(*(expression.words for expression in expressions.values()))
     return CaseSet(
@@ -185,6 +186,19 @@ def _duplicates(cases: Sequence[Case]) -> set[Problem]:
         if other.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"
             problems.add(_defined_twice(name, case.target, case.origin.file, other.origin.file))
+    return problems
+
+
+def _aimless(expected: Sequence[ExpectedFailure], specs: Sequence[Spec]) -> set[Problem]:
+    """Expected failures whose glob fits no spec at all: misspelt, or left behind."""
+    names = {f"{spec.model}/{spec.submodel}" for spec in specs}
+    problems: set[Problem] = set()
+    for item in expected:
+        if not any(fnmatchcase(name, item.case) for name in names):
+            near = nearest(item.case, names)
+            message = f"{item.case!r} fits no spec" + (f"; did you mean {near!r}?" if near else "")
+            hint = "Write a glob over model/submodel, or remove the entry."
+            problems.add(Problem(item.origin.file, 0, f"{item.origin.field}.case", message, hint))
     return problems
 
 
