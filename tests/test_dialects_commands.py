@@ -11,7 +11,7 @@ from iree_gauntlet.cases import Case, Kind, Stage
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.targets import Target
 
-CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
+CORPUS = (Path(__file__).parents[2] / "shared" / "corpus").resolve()
 MI300 = Target("rocm", "gfx942", "mi300")
 MI308 = Target("rocm", "gfx942", "mi308")
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)

@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.tolerances import parse_tolerances
 
 pytestmark = pytest.mark.iree
 
-ONNX_OPS = Path(__file__).parents[2] / "shared" / "corpus" / "onnx_ops" / "onnx" / "node" / "generated"
+ONNX_OPS = (Path(__file__).parents[2] / "shared" / "corpus").resolve() / "onnx_ops" / "onnx" / "node" / "generated"
 SAMPLE = 40
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "si8", "ui8", "i16", "i32", "si32", "ui32", "i64")

@@ -15,7 +15,7 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 from iree_gauntlet.toolchains.translate import translate
 
 _DATA = Path(__file__).parent / "data" / "toolchains"
-_CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
+_CORPUS = (Path(__file__).parents[2] / "shared" / "corpus").resolve()
 # 3.13.0 still takes these under the old name.
 _BOTH = {"iree-opt-export-parameters", "iree-opt-splat-parameters"}
 _OLD = parse_compiler_help((_DATA / "iree-compile-3.9.0.txt").read_text(encoding="utf-8"))
