@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -19,10 +21,9 @@ from iree_gauntlet.running.scheduler import Limits, Scheduler
 from iree_gauntlet.running.threshold import check_threshold
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.module_cache import ModuleCache
@@ -207,7 +208,7 @@ class Engine:
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
-            got = self._store.fetch(item.url)
+            got = self._get(item.url)
             fetched.append(
                 {
                     "url": item.url,
@@ -221,7 +222,28 @@ class Engine:
         cache = {"hit": every, "key": "", "reason": "all files present" if every else "downloaded"}
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=step.notes)
 
+    def _get(self, url: str) -> Fetched:
+        """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.
 
+        Raises:
+            GauntletError: it cannot be had, or the run was cancelled.
+        """
+        future: Future[Fetched] = Future()
+
+        def fetch() -> None:
+            try:
+                future.set_result(self._store.fetch(url))
+            except BaseException as error:  # noqa: BLE001 - raised again in the step's own thread
+                future.set_exception(error)
+
+        threading.Thread(target=fetch, name="fetch", daemon=True).start()
+        while not wait([future], _CANCEL_POLL_SECONDS).done:
+            if self._cancelled.is_set():
+                raise GauntletError(f"{url}: interrupted")
+        return future.result()
+
+
+_CANCEL_POLL_SECONDS = 0.2
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8
 _EXIT_CODES = {

@@ -18,6 +18,8 @@ __all__ = ["Result", "after_process", "first_error", "with_expectation"]
 
 _ERROR_LINE = re.compile(r"\berror: ")
 _LONGEST_REASON = 300
+# Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
+_SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Result:
         log: path of the full output, relative to the run's folder.
         tail: its last lines.
         fetched: files of a fetch.
-        crashed: whether a signal that nobody sent ended the tool.
+        disk_full: whether the disk was full when the process ended; not part of the record.
     """
 
     verdict: Verdict
@@ -61,15 +63,18 @@ class Result:
     log: str = ""
     tail: tuple[str, ...] = ()
     fetched: tuple[dict[str, Any], ...] = ()
+    disk_full: bool = False
 
     @property
     def crashed(self) -> bool:
-        """A signal that nobody sent ended the tool."""
-        return bool(self.signal) and not self.timed_out
+        """The tool's own fault ended it by a signal."""
+        return self.signal not in ("", *_SENT_SIGNALS) and not self.timed_out and not self.disk_full
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal."""
-        return asdict(self)
+        record = asdict(self)
+        del record["disk_full"]
+        return record
 
 
 def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, disk_full: bool) -> Result:
@@ -92,6 +97,10 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
             Verdict.ERROR,
             f"{tool} ran out of disk space; free some (see `doctor`) and run again",
         )
+    elif outcome.signal == "SIGKILL":
+        verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
+    elif outcome.signal in _SENT_SIGNALS:
+        verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
     elif outcome.signal:
         verdict, reason = Verdict.ERROR, f"{tool} crashed with {outcome.signal}"
     else:
@@ -105,6 +114,7 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
         timed_out=outcome.timed_out,
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
+        disk_full=disk_full,
     )
 
 

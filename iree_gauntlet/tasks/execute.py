@@ -28,6 +28,7 @@ from iree_gauntlet.running.plan import blocked, make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.options import SELECTION_NAMES
+from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
 from iree_gauntlet.toolchains.devices import device_available
@@ -79,29 +80,58 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
     for marker in selection.cases.unknown_markers:
         known = ", ".join(selection.cases.known_markers)
         sys.stderr.write(f"warning: no case has the marker {marker!r}; known: {known}\n")
-    console = open_console(sys.stdout, os.environ)
+    output = Output(sys.stdout)
+    console = open_console(output.stream, os.environ)
     downloads = _Downloads(console)
     try:
         machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
-        run_dir = _run_folder(options, selection)
-        plan = make_plan(selection.cases, wanted, make_surroundings(machine, run_dir, options))
-        if plan.problems:
-            raise SpecError(list(plan.problems))
-        if options["last_failed"]:
-            plan = _only_last_failed(plan, newest_run(runs_folder()))
-        plan = _without_missing_devices(plan, machine)
-        if not plan.steps:
-            raise NothingSelectedError(
-                f"nothing to do: the selected specs have no {' or '.join(wanted)} stage",
-                "`plan` shows what each task would do with a selection.",
-            )
+        run_dir, plan = _planned(options, selection, wanted, machine)
+        while not _claim(run_dir, options):
+            run_dir, plan = _planned(options, selection, wanted, machine)
         asked = Asked({name: options[name] for name in SELECTION_NAMES}, asdict(defaults), tuple(stages or ()) or None)
         _run(plan, run_dir, machine, selection, asked, options, console, downloads)
     finally:
         console.close()
     outcome = write_reports(run_dir, environ=os.environ, append_step_summary=True)
-    print_final(outcome, shown(run_dir), sys.stdout, environ=os.environ)
+    print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
+    if output.lost:
+        sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
     return ExitCode(int(outcome.exit_code))
+
+
+def _planned(
+    options: Mapping[str, Any], selection: Selection, stages: Sequence[Stage], machine: Machine
+) -> tuple[Path, Plan]:
+    """The folder of the run, and what is to be done in it."""
+    run_dir = _run_folder(options, selection)
+    plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, options))
+    if plan.problems:
+        raise SpecError(list(plan.problems))
+    if options["last_failed"]:
+        plan = _only_last_failed(plan, newest_run(runs_folder()))
+    plan = _without_missing_devices(plan, machine)
+    if not plan.steps:
+        raise NothingSelectedError(
+            f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
+            "`plan` shows what each task would do with a selection.",
+        )
+    return run_dir, plan
+
+
+def _claim(run_dir: Path, options: Mapping[str, Any]) -> bool:
+    """Makes the run's folder; False where a run that began in the same second has taken its name."""
+    named = bool(options["run_dir"])
+    try:
+        run_dir.mkdir(parents=True, exist_ok=named)
+    except FileExistsError as error:
+        if named:
+            raise UsageError(f"{run_dir} is a file", "Give the folder of a run as --run-dir.") from error
+        return False
+    except OSError as error:
+        raise UsageError(
+            f"{run_dir}: cannot make the run's folder: {error.strerror}", "Give another place with --run-dir."
+        ) from error
+    return True
 
 
 def _run(
@@ -118,7 +148,6 @@ def _run(
     finished: dict[str, Verdict] = {}
     if options["resume"]:
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
-    run_dir.mkdir(parents=True, exist_ok=True)
     cancelled = threading.Event()
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
         event = _run_event(plan, run_dir, machine, selection, asked, resumed=bool(options["resume"]))
@@ -226,6 +255,11 @@ def _as_before(
 def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
     """The folder of this run; for `--resume` that of the run to go on with."""
     named = Path(options["run_dir"]).resolve() if options["run_dir"] else None
+    # iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
+    if set(str(named or runs_folder())) & set("@%"):
+        raise UsageError(
+            f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
+        )
     if named is not None:
         if not options["resume"] and (named / "journal.jsonl").exists():
             raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")

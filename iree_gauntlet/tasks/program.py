@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
@@ -243,11 +244,18 @@ class _Gauntlet(Program):
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except ParseError as error:
-        sys.stderr.write(f"error: {error}\n  `gauntlet --help TASK` shows what TASK understands.\n")
+    except (ParseError, ValueError) as error:
+        # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
+        what = str(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"
+        sys.stderr.write(f"error: {what}\n  `gauntlet --help TASK` shows what TASK understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
 
 
 def main() -> None:
     """Entry point of the console command."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
+        sys.exit(ExitCode.USAGE)
     _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()

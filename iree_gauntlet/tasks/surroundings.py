@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Machine", "make_machine", "make_surroundings"]
 
 _REGISTRY = "cache/registry.txt"
+_STALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
         cache_dir,
         Registry.read(project_folder() / _REGISTRY),
         offline=bool(options.get("offline")),
-        stall_timeout=float(options.get("timeout_stall") or 60.0),
+        stall_timeout=_seconds(options, "timeout_stall") or _STALL_SECONDS,
         progress=progress,
     )
     return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir))
@@ -133,11 +135,21 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
 def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:
     found: dict[Stage, float] = {}
     for stage in (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK):
-        seconds = float(options.get(f"timeout_{stage}") or 0)
-        if seconds < 0:
-            raise UsageError(
-                f"--timeout-{stage} {seconds:g}: expected seconds above 0", "Leave it out for the default."
-            )
+        seconds = _seconds(options, f"timeout_{stage}")
         if seconds:
             found[stage] = seconds
     return found
+
+
+def _seconds(options: Mapping[str, Any], name: str) -> float:
+    """The value of an option; 0 where it is not given.
+
+    Raises:
+        UsageError: it is negative, or not finite.
+    """
+    seconds = float(options.get(name) or 0)
+    if seconds < 0 or not math.isfinite(seconds):
+        raise UsageError(
+            f"--{name.replace('_', '-')} {seconds:g}: expected seconds above 0", "Leave it out for the default."
+        )
+    return seconds
