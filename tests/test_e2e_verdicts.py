@@ -205,3 +205,13 @@ def test_summary_json_holds_the_figures(project: Project) -> None:
     summary = json.loads((project.newest / "summary.json").read_text())
     assert summary["exit_code"] == 0
     assert "toy/abs@cpu" in json.dumps(summary)
+
+
+def test_a_step_summary_that_cannot_be_written_hides_no_verdict(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.folder))
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3
+    assert "2 passed" in done.out
+    assert "GITHUB_STEP_SUMMARY" in done.err

@@ -92,10 +92,12 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
         _run(plan, run_dir, machine, selection, asked, options, console, downloads)
     finally:
         console.close()
-    outcome = write_reports(run_dir, environ=os.environ, append_step_summary=True)
+    outcome = write_reports(run_dir, environ=os.environ)
     print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
+    # Last, so that a summary file that cannot be written hides no verdict.
+    write_reports(run_dir, environ=os.environ, append_step_summary=True)
     return ExitCode(int(outcome.exit_code))
 
 
