@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Argument",
+    "ArgumentOrder",
     "Case",
     "Expectation",
     "Golden",
     "Kind",
+    "MadeValues",
     "Metric",
     "Module",
     "OnnxImport",
@@ -46,10 +48,18 @@ class Stage(StrEnum):
 
     FETCH = "fetch"
     IMPORT = "import"
+    PARAMETERS = "parameters"
     COMPILE = "compile"
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
     BENCHMARK = "benchmark"
+
+
+class ArgumentOrder(StrEnum):
+    """In which order the tools get a case's arguments: of a repeated flag, the last one counts."""
+
+    DEVICE_FIRST = "device-first"
+    MODULES_FIRST = "modules-first"
 
 
 class Verdict(StrEnum):
@@ -138,12 +148,40 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeValues:
+    """Values for the parameters of one scope that a module's program names: seeded, or one value everywhere.
+
+    Attributes:
+        module: whose program names the parameters.
+        seed: of random values; None where `value` is given.
+        value: what every parameter is filled with; None where `seed` is given.
+    """
+
+    module: Module
+    seed: int | None = None
+    value: float | None = None
+
+    @property
+    def label(self) -> str:
+        """`random-42` or `splat-0.5`: unique for a module and scope."""
+        return f"splat-{self.value!r}" if self.seed is None else f"random-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
 class Parameters:
-    """An archive of parameters under a scope: from a URL, or made by a splat compile of a module."""
+    """An archive of parameters under a scope.
+
+    Attributes:
+        scope: empty for the anonymous one.
+        url: where it is fetched from.
+        splat_of: id of the module whose splat compile makes it.
+        made: how its values are made up.
+    """
 
     scope: str
     url: str = ""
     splat_of: str = ""
+    made: MadeValues | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +245,9 @@ class Case:
         function: exported function to call; empty for the module's only one.
         device: `--device=` of the run.
         run_flags: further flags as written (threshold or benchmark flags).
+        outputs: files that a run is asked to write its outputs to.
+        order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
+        compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
         goldens: expected figures that may be checked on this target.
         golden_keys: SKUs that the spec has golden times for, for a message where none fits.
         expectations: stages expected to fail.
@@ -233,6 +274,9 @@ class Case:
     function: str = ""
     device: str = ""
     run_flags: tuple[str, ...] = ()
+    outputs: tuple[Argument, ...] = ()
+    order: ArgumentOrder = ArgumentOrder.DEVICE_FIRST
+    compile_statistics: bool = False
     goldens: tuple[Golden, ...] = ()
     golden_keys: tuple[str, ...] = ()
     expectations: tuple[Expectation, ...] = ()

@@ -116,6 +116,8 @@ def surroundings(**changes: Any) -> Surroundings:
         "benchmark_module": "iree-benchmark-module",
         "python": "python",
         "import_script": "import_onnx.py",
+        "own_python": "python",
+        "ir_tool": "iree-opt",
         "importer": "importer",
         "compiler": "compiler",
         "translate": lambda flags, _tool: Translation(tuple(flags), (), ()),

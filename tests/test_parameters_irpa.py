@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.irpa import archive_name, archives_by_scope, write_archive
+from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.names import archive_name
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes
 from iree_gauntlet.errors import ArtifactError
@@ -164,6 +165,15 @@ def run(module: Path, archives: dict[str, Path], folder: Path) -> list[np.ndarra
 def held(parameters: Sequence[Parameter], name: str, dtype: np.typing.DTypeLike) -> np.ndarray:
     parameter = next(parameter for parameter in parameters if parameter.name == name)
     return np.frombuffer(b"".join(random_bytes(parameter, 11)), dtype=dtype).reshape(parameter.shape)
+
+
+def archives_by_scope(
+    folder: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent
+) -> dict[str, Path]:
+    archives = {scope: folder / archive_name(scope) for scope in {parameter.scope for parameter in parameters}}
+    for scope, path in archives.items():
+        write_archive(path, [parameter for parameter in parameters if parameter.scope == scope], content)
+    return archives
 
 
 @pytest.mark.iree

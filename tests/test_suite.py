@@ -169,7 +169,7 @@ def test_expected_failures_of_a_suite_reach_the_cases_they_match(project: Path) 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"target": ["vulkan"]}, "unknown target 'vulkan'"),
+        ({"target": ["tpu"]}, "unknown target 'tpu'"),
         ({"target": ["gfx942", "gfx90a"]}, "two targets of one family"),
         ({"external_file_directory": "/nowhere"}, "is no folder"),
         ({"spec_dir": ["/nowhere"]}, "does not exist"),

@@ -1,4 +1,4 @@
-"""From spec files and a selection to cases: pairs benchmarks with their regressions, finds duplicates."""
+"""From spec files and a selection to cases: pairs tests with what defines their modules, finds duplicates."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Case, Expectation, Module, Stage
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Module, Stage
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
-from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.torch_models import build_test
+from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
-__all__ = ["CaseSet", "ExpectedFailure", "load_cases"]
+__all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
+
+# What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
+DEFAULT_CHIP = "gfx942"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class CaseSet:
         problems: of the files that were selected, and of those that they need.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
+        elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
     cases: tuple[Case, ...]
@@ -51,6 +57,7 @@ class CaseSet:
     problems: tuple[Problem, ...]
     unknown_markers: tuple[str, ...] = ()
     known_markers: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 class _Library:
@@ -60,10 +67,12 @@ class _Library:
         self._specs: dict[tuple[str, str], list[Spec]] = {}
         self._unread: dict[str, list[Spec]] = {}
         for spec in specs:
+            if spec.torch:
+                continue
             if spec.document is None:
                 for stem in {spec.stem, spec.submodel}:
                     self._unread.setdefault(f"{spec.model}_{stem}", []).append(spec)
-            elif not isinstance(spec.document, Benchmark):
+            elif isinstance(spec.document, RegressionV1 | RegressionV2):
                 for family in spec.families:
                     self._specs.setdefault((f"{spec.model}_{spec.submodel}", family), []).append(spec)
         self._built: dict[tuple[str, str, Target], Regression | None] = {}
@@ -100,39 +109,101 @@ def load_cases(
     Args:
         specs: everything that was read; benchmarks find their modules among all of them.
         includes: a spec is selected by matching any.
-        targets: each family at most once.
+        targets: each family at most once; without a chip, sharktank's specs get `DEFAULT_CHIP`, and torch models
+            are meant whatever their chip.
         expected_failures: a suite's list, added to what the specs say.
         device: replaces the specs' devices where given.
     """
-    expressions = {include: MarkerExpression(include.markers) for include in includes}
-    library = _Library(specs)
-    problems: set[Problem] = set()
-    cases: list[Case] = []
-    known: set[str] = set()
+    loader = _Loader(specs, includes, targets, expected_failures, device)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
-        if not chosen:
-            continue
-        wanted = [target for target in targets if target.family in spec.families]
+        if chosen and spec.torch:
+            loader.add_torch(spec, chosen)
+        elif chosen:
+            loader.add_sharktank(spec, chosen)
+    return loader.result()
+
+
+class _Loader:
+    """Collects the cases of one selection."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        includes: Sequence[Include],
+        targets: Sequence[Target],
+        expected_failures: Sequence[ExpectedFailure],
+        device: str,
+    ) -> None:
+        self._specs = specs
+        self._expressions = {include: MarkerExpression(include.markers) for include in includes}
+        self._targets = targets
+        self._expected = expected_failures
+        self._device = device
+        self._library = _Library(specs)
+        self._modules = TorchModules(specs)
+        self._cases: list[Case] = []
+        self._required: dict[str, Case] = {}
+        self._problems: set[Problem] = set()
+        self._known: set[str] = set()
+        self._elsewhere: set[str] = set()
+
+    def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
+        """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
+        wanted = [_with_chip(target) for target in self._targets if target.family in spec.families]
         if wanted:
-            problems.update(spec.problems)
+            self._problems.update(spec.problems)
         if spec.document is None:
-            continue
+            return
         for target in wanted:
-            for case in _build(spec, target, library, problems):
-                known |= case.markers
-                if any(expressions[include].matches(case.markers) for include in chosen):
-                    cases.append(_adjust(case, expected_failures, device))
-    problems |= library.problems | _duplicates(cases) | _aimless(expected_failures, specs)
-    cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
-    words = frozenset().union(*(expression.words for expression in expressions.values()))
-    return CaseSet(
-        tuple(cases),
-        _required(cases, library, expected_failures, device),
-        tuple(sorted(problems)),
-        tuple(sorted(words - known)),
-        tuple(sorted(known)),
-    )
+            for case in _build(spec, target, self._library, self._problems):
+                self._add(case, chosen)
+
+    def add_torch(self, spec: Spec, chosen: Sequence[Include]) -> None:
+        """Adds what a test of torch models means; of a module definition, only what is wrong with it."""
+        self._problems.update(spec.problems)
+        if spec.defines_module:
+            self._problems.update(self._modules.define(spec))
+        if spec.document is None or spec.defines_module:
+            return
+        test, found = build_test(spec, self._modules, self._targets)
+        self._problems.update(found)
+        if test is None:
+            return
+        if not any(target.covers(test.case.target) for target in self._targets):
+            self._elsewhere.add(test.case.target.name)
+        elif self._add(test.case, chosen):
+            self._required.update({case.id: case for case in test.required})
+
+    def _add(self, case: Case, chosen: Sequence[Include]) -> bool:
+        self._known |= case.markers
+        matches = any(self._expressions[include].matches(case.markers) for include in chosen)
+        if matches:
+            self._cases.append(_adjust(case, self._expected, self._device))
+        return matches
+
+    def result(self) -> CaseSet:
+        """Everything that was added, in its order."""
+        cases = self._cases
+        required = _required(cases, self._library)
+        required.update(self._required)
+        names = {f"{spec.model}/{spec.submodel}" for spec in self._specs}
+        names |= {f"{case.model}/{case.submodel}" for case in required.values()}
+        problems = self._problems | self._library.problems | _duplicates(cases) | _aimless(self._expected, names)
+        cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
+        words = frozenset().union(*(expression.words for expression in self._expressions.values()))
+        return CaseSet(
+            tuple(cases),
+            tuple(_adjust(required[key], self._expected, self._device) for key in sorted(required)),
+            tuple(sorted(problems)),
+            tuple(sorted(words - self._known)),
+            tuple(sorted(self._known)),
+            tuple(sorted(self._elsewhere)),
+        )
+
+
+def _with_chip(target: Target) -> Target:
+    return replace(target, chip=DEFAULT_CHIP) if target.family == "rocm" and not target.chip else target
 
 
 def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]) -> list[Case]:
@@ -149,27 +220,32 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
     added = tuple(
         Expectation(item.stage, item.reason, item.origin) for item in expected if fnmatchcase(name, item.case)
     )
-    return replace(
-        case,
-        expectations=(*added, *case.expectations),
-        device=device if device and case.device else case.device,
-    )
+    case = replace(case, expectations=(*added, *case.expectations))
+    if not (device and case.device):
+        return case
+    # Among the run arguments, one --device stands for all that were there.
+    flags = [flag for flag in case.run_flags if not _names_device(flag)]
+    if len(flags) < len(case.run_flags):
+        flags.insert(next(i for i, flag in enumerate(case.run_flags) if _names_device(flag)), f"--device={device}")
+    return replace(case, device=device, run_flags=tuple(flags))
 
 
-def _required(
-    cases: Sequence[Case], library: _Library, expected: Sequence[ExpectedFailure], device: str
-) -> tuple[Case, ...]:
-    """The regressions whose modules the cases use, where they were not selected themselves."""
+def _names_device(flag: str) -> bool:
+    return flag.lstrip("-").startswith("device=")
+
+
+def _required(cases: Sequence[Case], library: _Library) -> dict[str, Case]:
+    """The regressions whose modules the cases use, where they were not selected themselves, by id."""
     have = {module.id for case in cases if case.kind != "benchmark" for module in case.modules}
     found: dict[str, Case] = {}
     for case in cases:
         for module in case.modules:
-            if module.id in have or not _defined_elsewhere(case, module):
+            if module.id in have or case.order is ArgumentOrder.MODULES_FIRST or not _defined_elsewhere(case, module):
                 continue
             regression = library.find(module.name, case.target)
             if regression is not None:
-                found[regression.case.id] = _adjust(regression.case, expected, device)
-    return tuple(found[key] for key in sorted(found))
+                found[regression.case.id] = regression.case
+    return found
 
 
 def _defined_elsewhere(case: Case, module: Module) -> bool:
@@ -177,21 +253,21 @@ def _defined_elsewhere(case: Case, module: Module) -> bool:
 
 
 def _duplicates(cases: Sequence[Case]) -> set[Problem]:
+    """Files that claim one name. A regression and a benchmark of sharktank share it; a torch model's test does not."""
     first: dict[str, Case] = {}
     problems: set[Problem] = set()
+    shared = {case.chain for case in cases if case.order is ArgumentOrder.MODULES_FIRST}
     for case in cases:
-        kind = "benchmark" if case.kind == "benchmark" else "regression"
-        key = f"{case.chain}:{kind}"
-        other = first.setdefault(key, case)
+        kind = "" if case.chain in shared else "benchmark" if case.kind == "benchmark" else "regression"
+        other = first.setdefault(f"{case.chain}:{kind}", case)
         if other.origin.file != case.origin.file:
             name = f"{case.model}/{case.submodel}"
             problems.add(_defined_twice(name, case.target, case.origin.file, other.origin.file))
     return problems
 
 
-def _aimless(expected: Sequence[ExpectedFailure], specs: Sequence[Spec]) -> set[Problem]:
+def _aimless(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
     """Expected failures whose glob fits no spec at all: misspelt, or left behind."""
-    names = {f"{spec.model}/{spec.submodel}" for spec in specs}
     problems: set[Problem] = set()
     for item in expected:
         if not any(fnmatchcase(name, item.case) for name in names):

@@ -6,27 +6,24 @@ import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.dialects.spec_file import line_of
-from iree_gauntlet.errors import Problem
+from iree_gauntlet.dialects.spec_file import problem_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.errors import Problem
 
-__all__ = ["external_file", "is_url", "problem", "resolve_url"]
+__all__ = ["external_file", "file_beside", "is_url", "problem", "resolve_url"]
 
-# Of one letter, it would be a drive.
 _LONGEST_NAME = 255  # bytes, on the file systems of Linux, macOS and Windows
+# Of one letter, it would be a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 
 def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
     """A problem at a field of a spec."""
-    field = ""
-    for part in path:
-        field += f"[{part}]" if isinstance(part, int) else (f".{part}" if field else part)
-    return Problem(spec.name, line_of(spec.text, path) if spec.text else 0, field, message, hint)
+    return problem_at(spec.name, spec.text, path, message, hint)
 
 
 def is_url(source: str) -> bool:
@@ -56,16 +53,38 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     return resolved.as_uri()
 
 
+def file_beside(spec: Spec, path: Sequence[str | int], source: str, folder: Path | None = None) -> str | Problem:
+    """The URL that a torch model's `url` or `mlir` means.
+
+    A source with a scheme stays as it is; another is a file in `folder` where one is given, else in the external
+    files folder or beside the spec. The file need not exist.
+    """
+    if is_url(source):
+        return source
+    wrong = _not_inside(spec, path, source, "external files")
+    if wrong:
+        return wrong
+    places = [folder / source] if folder else [spec.tree.external / source, spec.path.parent / source]
+    return next((place for place in places if place.is_file()), places[-1]).absolute().as_uri()
+
+
+def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+        message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
+        return problem(spec, path, message, "Name the file alone and put it there.")
+    if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
+        return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
+    return None
+
+
 def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
     """The file that a spec names without a URL: in the external files folder, or below the spec's root.
 
     The file need not exist: planning goes on without it and says so.
     """
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
-        message = f"{name!r} leaves the external files folder: expected a relative path without '..'"
-        return problem(spec, path, message, "Name the file alone and put it there.")
-    if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
-        return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
+    wrong = _not_inside(spec, path, name, "external files")
+    if wrong:
+        return wrong
     candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
     candidates.append(spec.tree.external / PurePosixPath(name).name)
     return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])

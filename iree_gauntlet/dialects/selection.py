@@ -13,12 +13,13 @@ from iree_gauntlet.errors import NothingSelectedError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.dialects.spec import Spec
 
 __all__ = ["Include", "MarkerExpression", "no_match"]
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
-_TOKEN = re.compile(r"\s*(?:(\()|(\))|([A-Za-z0-9_][A-Za-z0-9_.\-]*))")
+# A marker may hold what it may for pytest.
+_TOKEN = re.compile(r"\s*(?:(\()|(\))|([\w:+\-.\[\]\\/]+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,11 @@ class MarkerExpression:
 
 
 def no_match(
-    includes: Sequence[Include], specs: Iterable[Spec], families: Collection[str], markers: Collection[str] = ()
+    includes: Sequence[Include],
+    specs: Iterable[Spec],
+    families: Collection[str],
+    markers: Collection[str] = (),
+    elsewhere: Collection[str] = (),
 ) -> NothingSelectedError:
     """The error for a selection that matches nothing: what exists, and the nearest names.
 
@@ -144,20 +149,23 @@ def no_match(
         specs: everything that was read.
         families: of the targets that were asked for.
         markers: that the specs have which only a marker expression left out.
+        elsewhere: targets that what matches otherwise is for.
     """
-    everywhere = list(specs)
+    everywhere = [spec for spec in specs if not spec.defines_module]
     inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
     here = [spec for spec in inside if set(spec.families) & set(families)]
     models = sorted({spec.model for spec in here})
-    elsewhere = sorted({spec.model for spec in inside} - set(models))
+    others = sorted({spec.model for spec in inside} - set(models))
     lines: list[str] = []
     for include in includes:
         lines += _explain(include, here, models)
     if markers:
         lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
+    if elsewhere:
+        lines.append(f"What matches otherwise is for {_listed(sorted(elsewhere))}: name it with --target.")
     lines.append(f"Models for {', '.join(sorted(families))}: {_listed(models)}.")
-    if elsewhere and not models:
-        lines.append(f"Models for other targets: {_listed(elsewhere)}; see --target.")
+    if others and not models:
+        lines.append(f"Models for other targets: {_listed(others)}; see --target.")
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
         lines.append(f"Models outside the suite: {_listed(outside)}.")

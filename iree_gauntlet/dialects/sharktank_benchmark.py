@@ -27,7 +27,7 @@ from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.sharktank_regression import Regression
-    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
 __all__ = ["FindRegression", "build_benchmark"]
@@ -100,6 +100,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         function=document.function_run,
         device=document.device,
         run_flags=_run_flags(document),
+        compile_statistics=True,
         goldens=_goldens(spec, document, target),
         golden_keys=tuple(document.golden_time_ms),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "benchmark"}),

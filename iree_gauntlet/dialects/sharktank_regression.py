@@ -22,15 +22,16 @@ from iree_gauntlet.cases import (
     Program,
     Stage,
 )
+from iree_gauntlet.dialects.fields import ImportOptions
 from iree_gauntlet.dialects.locations import external_file, is_url, resolve_url
-from iree_gauntlet.dialects.sharktank_schema import Benchmark, ImportOptions, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.sharktank_schema import RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iree_gauntlet.dialects.sharktank_schema import Blob
-    from iree_gauntlet.dialects.trees import Spec
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
 __all__ = ["Regression", "build_regression"]
@@ -79,7 +80,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         The regression, or None where its problems leave nothing to run; and the problems.
     """
     document = spec.document
-    if document is None or isinstance(document, Benchmark):
+    if not isinstance(document, RegressionV1 | RegressionV2):
         raise TypeError(f"{spec.name} is no regression spec")
     problems: list[Problem] = []
 

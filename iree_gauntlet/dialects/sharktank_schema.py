@@ -6,94 +6,34 @@ that those programs ignore.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from iree_gauntlet.dialects.fields import (
+    Count,
+    Document,
+    Flag,
+    ImportOptions,
+    InputText,
+    PlainName,
+    Positive,
+    TensorType,
+    Text,
+    Timeouts,
+    WholeNumber,
+    Word,
+)
 from iree_gauntlet.dialects.spec_file import FieldError
 
-__all__ = ["SPEC_STAGES", "Benchmark", "Blob", "ImportOptions", "RegressionV1", "RegressionV2"]
-
-SPEC_STAGES = ("fetch", "import", "compile", "threshold", "compstat", "benchmark")
-
-_ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
-_TENSOR = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+__all__ = ["Benchmark", "Blob", "RegressionV1", "RegressionV2"]
 
 
-def _tensor_type(text: str) -> str:
-    if not _TENSOR.fullmatch(text):
-        raise ValueError(f"expected a tensor type such as 1x64xf16, found {text!r}")
-    return text
-
-
-def _input_text(text: str) -> str:
-    """`1x64xi64`, `1xf32=3.0`, `@file.npy` and the runtime's other notations."""
-    head = text.split("=", 1)[0]
-    if not text.strip() or "\0" in text:
-        raise ValueError(f"expected an input such as 1x64xi64, found {text!r}")
-    if head[:1].isdigit() and not _NUMBER.fullmatch(text) and not _TENSOR.fullmatch(head):
-        raise ValueError(f"expected an input such as 1x64xi64 or 1xf32=3.0, found {text!r}")
-    return text
-
-
-def _flag(text: str) -> str:
-    if not text.startswith("-"):
-        raise ValueError(f"expected a flag that starts with '-', found {text!r}")
-    if "\0" in text or "\n" in text:
-        raise ValueError("a flag holds neither a line break nor a NUL")
-    return text
-
-
-def _plain_name(text: str) -> str:
-    if "/" in text or "\\" in text or text in ("", ".", "..") or "\0" in text:
-        raise ValueError(f"expected a file name without folders, found {text!r}")
-    return text
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip() or "\0" in text:
-        raise ValueError("expected a non-empty string")
-    return text
-
-
-def _word(text: str) -> str:
-    if not _WORD.fullmatch(text) or text in ("and", "or", "not"):
-        raise ValueError(f"expected one word of letters, digits, '_', '-' and '.', found {text!r}")
-    return text
-
-
-def _whole(number: float) -> float:
-    if not number.is_integer():
-        raise ValueError(f"expected a whole number of repetitions, found {number:g}")
-    return number
-
-
-Flag = Annotated[str, AfterValidator(_flag)]
-Text = Annotated[str, AfterValidator(_not_blank)]
-Word = Annotated[str, AfterValidator(_word)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-
-
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None)
-
-
-class ImportOptions(_Document):
-    """How an `.onnx` program is prepared and imported (*ours*)."""
-
-    opset: Annotated[int, Field(ge=1, le=64)] | None = None
-    shapes: dict[Text, list[Count]] = Field(default_factory=dict)
-
-
-class Blob(_Document):
+class Blob(Document):
     """A file and, for raw bytes, its type."""
 
     source: Text
-    value: Annotated[str, AfterValidator(_tensor_type)] | None = None
+    value: TensorType | None = None
 
     @model_validator(mode="after")
     def _npy_carries_its_type(self) -> Blob:
@@ -108,17 +48,10 @@ class Blob(_Document):
         return self
 
 
-class _Common(_Document):
+class _Common(Document):
     description: str = ""  # ours
     markers: list[Word] = Field(default_factory=list)  # ours
-    timeouts: dict[str, Positive] = Field(default_factory=dict)  # ours
-
-    @model_validator(mode="after")
-    def _timeouts_are_of_stages(self) -> _Common:
-        for stage in self.timeouts:
-            if stage not in SPEC_STAGES:
-                raise FieldError("timeouts", f"unknown stage {stage!r}; stages are {', '.join(SPEC_STAGES)}")
-        return self
+    timeouts: Timeouts = Field(default_factory=dict)  # ours
 
 
 class _Regression(_Common):
@@ -179,20 +112,20 @@ class RegressionV2(_Regression):
 class Benchmark(_Common):
     """A benchmark of a module that a regression spec, or its own fields, define."""
 
-    inputs: list[Annotated[str, AfterValidator(_input_text)]]
+    inputs: list[InputText]
     function_run: Text
     device: Text
-    benchmark_repetitions: Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)] | None = None
+    benchmark_repetitions: WholeNumber | None = None
     benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     benchmark_flags: list[Flag] = Field(default_factory=list)
     compilation_required: bool = False
-    compiled_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    compiled_file_name: PlainName | None = None
     compile_flags: list[Flag] = Field(default_factory=list)
     mlir_file_path: Text | None = None
-    mlir_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    mlir_file_name: PlainName | None = None
     mlir_url: Text | None = None
     modules: list[Text] = Field(default_factory=list)
-    real_weights_file_name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    real_weights_file_name: PlainName | None = None
     specific_chip_to_ignore: list[Text] = Field(default_factory=list)
     specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)  # its older name
     golden_time_ms: dict[str, Positive] = Field(default_factory=dict)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["FieldError", "line_of", "load_json", "nearest", "problems_of"]
+__all__ = ["FieldError", "line_of", "load_json", "nearest", "problem_at", "problems_of"]
 
 _SPACE = " \t\n\r"
 _MOST_DEPTH = 32
@@ -140,6 +140,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most like this one, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""
+
+
+def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
+    """A problem at a field of a JSON text; an empty text gives no line."""
+    return Problem(name, line_of(text, path) if text else 0, _dotted(path), message, hint)
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:

@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.targets import target_of
+from iree_gauntlet.targets import FAMILIES, target_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def _stage(text: str) -> str:
 
 def _target(text: str) -> str:
     if target_of(text) is None:
-        raise ValueError(f"unknown target {text!r}: expected cpu, rocm, or a chip such as gfx942")
+        raise ValueError(f"unknown target {text!r}: expected {', '.join(FAMILIES)}, or a chip such as gfx942")
     return text
 
 

@@ -1,118 +1,95 @@
 """Trees of spec files: which files are specs, of which dialect, and what is wrong with them.
 
-A root is a folder `regression_tests`, `quality_tests` or `benchmarks` anywhere in a spec folder, or the spec
-folder itself where it has none of these; its specs are `<root>/<model>/<name>.json`.
+A root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
+or the spec folder itself where it has none of these. The specs of torch models lie anywhere below their root,
+those of sharktank are `<root>/<model>/<name>.json`.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec_file import load_json, problems_of
+from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
+from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of
+from iree_gauntlet.dialects.torch_schema import ModuleDefinition, torch_document
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["FAMILIES", "Document", "Spec", "SpecTree", "read_specs"]
+    from iree_gauntlet.dialects.spec import Document
 
-FAMILIES = ("cpu", "rocm")
-_ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks")
+__all__ = ["read_module_definition", "read_specs", "read_torch_specs"]
+
+_TORCH_ROOT = "torch_models"
+_ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", _TORCH_ROOT)
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
-
-Document = RegressionV1 | RegressionV2 | Benchmark
-
-
-@dataclass(frozen=True, slots=True)
-class SpecTree:
-    """A folder of specs.
-
-    Attributes:
-        folder: as the user named it, resolved.
-        external: the folder in which files named by specs are looked up (tuner files, pipelines).
-    """
-
-    folder: Path
-    external: Path
+_SHARKTANK: tuple[type[RegressionV1 | RegressionV2 | Benchmark], ...] = (RegressionV1, RegressionV2, Benchmark)
+_DOCS_HINT = "docs/specs.md lists the fields of each format."
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One spec file, read.
-
-    Attributes:
-        tree: the tree that it belongs to.
-        root: the folder above its model's folder.
-        path: the file.
-        name: the file as the user names it.
-        text: its content, to find lines by.
-        document: what it says; None where it cannot be understood.
-        problems: what is wrong with it.
-    """
-
-    tree: SpecTree
-    root: Path
-    path: Path
-    name: str
-    text: str
-    document: Document | None
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def model(self) -> str:
-        """The folder's name."""
-        return self.path.parent.name
-
-    @property
-    def stem(self) -> str:
-        """File name without suffix, what `--filename` selects."""
-        return self.path.stem
-
-    @property
-    def submodel(self) -> str:
-        """What `--submodel` selects: the stem without the backend where the dialect puts it there."""
-        if isinstance(self.document, RegressionV1):
-            return self.stem
-        head, _, family = self.stem.rpartition("_")
-        return head if head and family in FAMILIES else self.stem
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that it is for."""
-        if isinstance(self.document, RegressionV1):
-            return ("rocm",) if self.document.rocm_tests_only else FAMILIES
-        family = self.stem.rpartition("_")[2]
-        return (family,) if family in FAMILIES else FAMILIES
-
-
-def read_specs(folders: Sequence[Path], external: Path | None = None) -> list[Spec]:
+def read_specs(folders: Sequence[Path], external: Path | None = None, modules: Path | None = None) -> list[Spec]:
     """Reads every spec file of some folders, each once, in a stable order.
 
     Args:
         folders: spec folders.
         external: where files named by specs are; by default `external_test_files` or `test_suite_files` in
             the spec folder or beside it.
+        modules: where module definitions of torch models are; by default the root of a spec, or the folder
+            above it.
 
     Raises:
         UsageError: a folder does not exist or is none.
     """
     specs: dict[Path, Spec] = {}
     for folder in folders:
-        if not folder.is_dir():
-            found = "is a file" if folder.exists() else "does not exist"
-            raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
-        tree = SpecTree(folder.resolve(), (external or _external_folder(folder)).resolve())
+        tree = _tree(folder, external, modules)
         for root in _roots(tree.folder):
-            for path in _spec_files(root):
-                if path not in specs:
-                    specs[path] = _read(tree, root, path)
+            if _holds_torch_models(root, named=modules is not None):
+                found = _torch_specs(tree, root)
+            else:
+                found = (_read_sharktank(tree, root, path) for path in _sharktank_files(root))
+            for spec in found:
+                specs.setdefault(spec.path, spec)
     return list(specs.values())
+
+
+def read_torch_specs(folder: Path, external: Path | None = None, modules: Path | None = None) -> list[Spec]:
+    """Reads the specs of torch models anywhere below a folder, which is their root.
+
+    Args:
+        folder: the folder of the tests.
+        external: as for `read_specs`.
+        modules: as for `read_specs`.
+
+    Raises:
+        UsageError: the folder does not exist or is none.
+    """
+    tree = _tree(folder, external, modules)
+    return list(_torch_specs(tree, tree.folder))
+
+
+def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
+    """Reads a file as a module definition, whatever it looks like."""
+    name = _shown(path)
+    content, text, problems = load_json(path, name)
+    document = None
+    if content is not None:
+        document, problems = _validated(ModuleDefinition, content, name, text)
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+
+
+def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
+    external = (external or _external_folder(folder)).resolve()
+    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None)
 
 
 def _external_folder(folder: Path) -> Path:
@@ -133,47 +110,98 @@ def _roots(folder: Path) -> Iterable[Path]:
     return roots or [folder]
 
 
-def _spec_files(root: Path) -> Iterable[Path]:
-    for model in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        yield from sorted(path for path in model.glob("*.json") if not path.name.startswith("."))
+# torch models
 
 
-def _read(tree: SpecTree, root: Path, path: Path) -> Spec:
+def _holds_torch_models(root: Path, *, named: bool) -> bool:
+    """Whether a root is one of torch models: by its name, or a folder of another name whose files have a `type`."""
+    if root.name in _ROOT_NAMES:
+        return root.name == _TORCH_ROOT
+    return named or any(b'"type"' in _bytes(path) for path in _files_below(root))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        # It is reported when it is read as a spec.
+        return b""
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    for current, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in sorted(files):
+            if name.endswith(".json") and not name.startswith("."):
+                yield Path(current, name)
+
+
+def _torch_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
+    for path in _files_below(root):
+        spec = _read_torch(tree, root, path)
+        if spec is not None:
+            yield spec
+
+
+def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
+    """A test or module definition; None for a JSON file that is neither."""
     name = _shown(path)
     content, text, problems = load_json(path, name)
     document: Document | None = None
     if content is not None:
-        kind = _dialect(content, root, path)
+        kind = torch_document(content)
+        if kind is None:
+            return None
         if isinstance(kind, str):
-            problems = [Problem(name, 1, "", kind, "docs/specs.md lists the fields of each format.")]
+            problems = [problem_at(name, text, ["type"], kind, _DOCS_HINT)]
         else:
-            try:
-                document = kind.model_validate(content)
-            except ValidationError as error:
-                problems = problems_of(error, kind, name, text)
+            document, problems = _validated(kind, content, name, text)
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+
+
+# sharktank
+
+
+def _sharktank_files(root: Path) -> Iterable[Path]:
+    for model in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        yield from sorted(path for path in model.glob("*.json") if not path.name.startswith("."))
+
+
+def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
+    name = _shown(path)
+    content, text, problems = load_json(path, name)
+    document: Document | None = None
+    if content is not None:
+        kind = _sharktank_document(content, root, path)
+        if isinstance(kind, str):
+            problems = [Problem(name, 1, "", kind, _DOCS_HINT)]
+        else:
+            document, problems = _validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]
-    if document is not None and not isinstance(document, RegressionV1) and family not in FAMILIES:
+    if document is not None and not isinstance(document, RegressionV1) and family not in SHARKTANK_FAMILIES:
         message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
-    return Spec(tree, root, path, name, text, document, tuple(problems))
+    return Spec(tree, root, path, name, document, tuple(problems))
 
 
-def _dialect(content: dict[str, Any], root: Path, path: Path) -> type[Document] | str:
+def _sharktank_document(
+    content: dict[str, Any], root: Path, path: Path
+) -> type[RegressionV1 | RegressionV2 | Benchmark] | str:
     """The dialect by the fields that a file has; a message where none or two fit."""
     keys = set(content)
     own = {
         kind: set(kind.model_fields)
-        - set().union(*(set(other.model_fields) for other in _DIALECTS if other is not kind))
-        for kind in _DIALECTS
+        - set().union(*(set(other.model_fields) for other in _SHARKTANK if other is not kind))
+        for kind in _SHARKTANK
     }
     if keys & own[RegressionV1] and keys & own[RegressionV2]:
         first, second = sorted(keys & own[RegressionV1]), sorted(keys & own[RegressionV2])
         return f"mixes two generations of regression tests: {', '.join(first)} with {', '.join(second)}"
-    scores = {kind: len(keys & own[kind]) for kind in _DIALECTS}
+    scores = {kind: len(keys & own[kind]) for kind in _SHARKTANK}
     if isinstance(content.get("inputs"), list) and any(isinstance(item, dict) for item in content["inputs"]):
         scores[Benchmark] = 0
-    best = max(_DIALECTS, key=lambda kind: scores[kind])
-    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _DIALECTS))
+    best = max(_SHARKTANK, key=lambda kind: scores[kind])
+    shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _SHARKTANK))
     if not shares_fields or "type" in keys:
         found = ", ".join(sorted(keys)[:8]) or "none"
         return f"is no spec of a known format (fields found: {found})"
@@ -182,11 +210,17 @@ def _dialect(content: dict[str, Any], root: Path, path: Path) -> type[Document] 
     if scores[best] == 0 or (best is RegressionV2 and scores[RegressionV1] == scores[RegressionV2]):
         if "mlir" not in keys and root.name == "benchmarks":
             return Benchmark
-        return RegressionV2 if path.stem.rpartition("_")[2] in FAMILIES else RegressionV1
+        return RegressionV2 if path.stem.rpartition("_")[2] in SHARKTANK_FAMILIES else RegressionV1
     return best
 
 
-_DIALECTS: tuple[type[Document], ...] = (RegressionV1, RegressionV2, Benchmark)
+def _validated(
+    kind: type[Document], content: dict[str, Any], name: str, text: str
+) -> tuple[Document | None, list[Problem]]:
+    try:
+        return kind.model_validate(content), []
+    except ValidationError as error:
+        return None, problems_of(error, kind, name, text)
 
 
 def _shown(path: Path) -> str:

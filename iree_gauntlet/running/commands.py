@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from iree_gauntlet.cases import ArgumentOrder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.cases import Argument, Case, Module, OnnxImport, Parameters
+    from iree_gauntlet.cases import Argument, Case, MadeValues, Module, OnnxImport, Parameters
 
 __all__ = [
     "STATISTICS_FILE",
@@ -19,6 +21,7 @@ __all__ = [
     "compile_flags",
     "import_argv",
     "makes_dumps",
+    "parameters_argv",
     "shape_text",
     "threshold_argv",
 ]
@@ -34,12 +37,12 @@ class Paths:
 
     Attributes:
         module: path of a module's .vmfb.
-        splat: path of the splat archive of a module, by module id.
+        archive: path of an archive that the run makes; empty for none.
         artifact: path of a URL's file.
     """
 
     module: Callable[[Module], str]
-    splat: Callable[[str], str]
+    archive: Callable[[Parameters], str]
     artifact: Callable[[str], str]
 
 
@@ -73,39 +76,68 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape) or "scalar"
 
 
-def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths) -> tuple[str, ...]:
-    """`iree-run-module`: device, module, function, threshold flags, inputs, expected outputs, parameters, pipeline."""
+def parameters_argv(
+    python: str, program: str, scope: str, made: MadeValues, ir_tool: str, output: str
+) -> tuple[str, ...]:
+    """Our own program that makes an archive for the parameters of a program."""
+    values = f"--splat={made.value!r}" if made.seed is None else f"--random={made.seed}"
+    tool = (f"--ir-tool={ir_tool}",) if ir_tool else ()
+    module = "iree_gauntlet.artifacts.parameters"
+    return (python, "-m", module, program, f"--scope={scope}", values, *tool, "-o", output)
+
+
+def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths, folder: str) -> tuple[str, ...]:
+    """`iree-run-module`, in the order of the case.
+
+    Args:
+        tool: its path.
+        case: what is run.
+        flags: the case's, as this toolchain spells them.
+        paths: where its files lie.
+        folder: the step's own, where outputs are written that the spec asks for.
+    """
+    inputs = [f"--input={argument_text(item, paths.artifact)}" for item in case.inputs]
+    expected = [f"--expected_output={argument_text(item, paths.artifact)}" for item in case.expected_outputs]
+    if case.order is ArgumentOrder.MODULES_FIRST:
+        loaded = [f"--module={paths.module(module)}" for module in case.modules]
+        outputs = [f"--output={_output_text(item.value, folder)}" for item in case.outputs]
+        return (tool, *loaded, *_parameter_flags(case.parameters, paths), *inputs, *outputs, *expected, *flags)
     return (
         tool,
         f"--device={case.device}",
-        f"--module={paths.module(case.modules[-1])}",
+        *(f"--module={paths.module(module)}" for module in case.modules),
         *((f"--function={case.function}",) if case.function else ()),
         *flags,
-        *(f"--input={argument_text(item, paths.artifact)}" for item in case.inputs),
-        *(f"--expected_output={argument_text(item, paths.artifact)}" for item in case.expected_outputs),
+        *inputs,
+        *expected,
         *_parameter_flags(case.parameters, paths),
         *(f"--module={paths.module(module)}" for module in case.extra_modules),
     )
 
 
 def benchmark_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths) -> tuple[str, ...]:
-    """`iree-benchmark-module`: device, function, dependencies with their parameters, inputs, flags, main module."""
-    loaded: list[str] = []
+    """`iree-benchmark-module`, in the order of the case.
+
+    Sharktank's is: device, function, dependencies with their parameters, inputs, flags, main module.
+    """
+    inputs = [f"--input={argument_text(item, paths.artifact)}" for item in case.inputs]
+    json = "--benchmark_format=json"
+    if case.order is ArgumentOrder.MODULES_FIRST:
+        loaded = [f"--module={paths.module(module)}" for module in case.modules]
+        return (tool, json, *loaded, *_parameter_flags(case.parameters, paths), *inputs, *flags)
+    loaded = []
     dependencies = case.modules[:-1]
     for index, module in enumerate(dependencies):
         loaded.append(f"--module={paths.module(module)}")
         loaded += _parameter_flags(case.parameters[index : index + 1], paths)
     loaded += _parameter_flags(case.parameters[len(dependencies) :], paths)
-    return (
-        tool,
-        f"--device={case.device}",
-        f"--function={case.function}",
-        *loaded,
-        "--benchmark_format=json",
-        *(f"--input={argument_text(item, paths.artifact)}" for item in case.inputs),
-        *flags,
-        f"--module={paths.module(case.modules[-1])}",
-    )
+    main = f"--module={paths.module(case.modules[-1])}"
+    return (tool, f"--device={case.device}", f"--function={case.function}", *loaded, json, *inputs, *flags, main)
+
+
+def _output_text(value: str, folder: str) -> str:
+    """`@name` and `+name` as files of the step's folder; `-` as it is."""
+    return f"{value[0]}{folder}/{value[1:]}" if value[:1] in ("@", "+") else value
 
 
 def argument_text(argument: Argument, artifact: Callable[[str], str]) -> str:
@@ -126,7 +158,7 @@ def _type_in_name(url: str, path: str) -> str:
 def _parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str]:
     flags = []
     for item in parameters:
-        path = paths.artifact(item.url) if item.url else paths.splat(item.splat_of) if item.splat_of else ""
+        path = paths.artifact(item.url) if item.url else paths.archive(item)
         if path:
             flags.append(f"--parameters={item.scope}={path}" if item.scope else f"--parameters={path}")
     return flags

@@ -194,7 +194,7 @@ class Engine:
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
-            case Stage.IMPORT | Stage.COMPILE:
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE:
                 return self._maker.make(step)
             case Stage.THRESHOLD:
                 return check_threshold(step, self._processes)

@@ -1,4 +1,4 @@
-"""Import and compile steps: from the cache where it has them, by the tools where not."""
+"""Import, parameters and compile steps: from the cache where it has them, by the tools where not."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ __all__ = ["ModuleMaker", "dispatch_count", "read_statistics"]
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
+_TOOLS = {
+    Stage.IMPORT: "the ONNX import",
+    Stage.PARAMETERS: "making up the weights",
+    Stage.COMPILE: "iree-compile",
+}
 
 
 class ModuleMaker:
-    """Makes what import and compile steps make.
+    """Makes what import, parameters and compile steps make.
 
     Args:
         cache: the store of what was made before.
@@ -58,7 +63,7 @@ class ModuleMaker:
         self._force = force_recompile
 
     def make(self, step: Step) -> Result:
-        """Runs an import or compile step."""
+        """Runs an import, parameters or compile step."""
         ingredients = dict(step.cache.ingredients)
         source = next(item for item in step.inputs if item.role == "program")
         ingredients["program"] = ingredients["program"] or self._program_hash(source.url)
@@ -68,7 +73,9 @@ class ModuleMaker:
         key = make_key(ingredients)
         found = self._cache.lookup(key)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
-        fresh = self._force or (step.command is not None and makes_dumps(step.command.argv))
+        # Weights made up again would be the same: they depend on nothing that a compiler does.
+        force = self._force and step.stage is not Stage.PARAMETERS
+        fresh = force or (step.command is not None and makes_dumps(step.command.argv))
         if found.entry is not None and not fresh:
             try:
                 return self._from_cache(step, found.entry, key)
@@ -76,7 +83,7 @@ class ModuleMaker:
                 # Somebody cleared the cache between the two lines above: make it again.
                 found = self._cache.lookup(key)
         if fresh:
-            reason = "--force-recompile" if self._force else step.cache.reason
+            reason = "--force-recompile" if force else step.cache.reason
         elif found.reason.startswith(("damaged", "unreadable")):
             reason = found.reason
         else:
@@ -106,7 +113,7 @@ class ModuleMaker:
         outcome = self._processes.run(step)
         log = self._processes.log(step)
         if outcome.exit_code != 0:
-            tool = "iree-compile" if step.stage is Stage.COMPILE else "the ONNX import"
+            tool = _TOOLS[step.stage]
             lines = self._processes.error_lines(step)
             result = after_process(
                 outcome,
@@ -115,6 +122,9 @@ class ModuleMaker:
                 reason=first_error(lines),
                 disk_full=disk_full(Path(step.folder), lines),
             )
+            if step.stage is Stage.PARAMETERS and result.verdict is Verdict.FAILED:
+                # Not the product under test: our own program, or what the spec asks of it.
+                result = replace(result, verdict=Verdict.ERROR)
             return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
@@ -148,6 +158,8 @@ class ModuleMaker:
     def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
         outputs = dict(step.outputs)
+        if step.stage is Stage.PARAMETERS:
+            figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
         if step.stage is Stage.COMPILE:
             figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
             figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
@@ -178,7 +190,7 @@ def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
 
 
 def _comparison_note(step: Step, previous: Entry) -> str:
-    role = "module" if step.stage is Stage.COMPILE else "program"
+    role = step.outputs[0][0]
     same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
     if same:
         return "made again: the same bytes as in the cache"

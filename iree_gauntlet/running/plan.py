@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Case, Kind, Metric, Module, Origin, Stage
+from iree_gauntlet.cases import Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.running.commands import Paths, benchmark_argv, threshold_argv
-from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step
-from iree_gauntlet.running.plan_places import Places, step_id
+from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step
+from iree_gauntlet.running.plan_places import Places, parameters_role, step_id
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
@@ -28,20 +28,30 @@ __all__ = ["Plan", "blocked", "make_plan"]
 
 _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
     Stage.IMPORT: (Stage.FETCH,),
+    Stage.PARAMETERS: (Stage.FETCH, Stage.IMPORT),
     Stage.COMPILE: (Stage.FETCH, Stage.IMPORT),
-    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
     Stage.COMPSTAT: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
-    Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
 }
 
 # The stages for which a case of a kind is planned. A compile-only case belongs to the threshold tests, as in
 # the programs that run it today.
+_BEFORE = (Stage.FETCH, Stage.IMPORT, Stage.COMPILE)
 _WORK: dict[Kind, frozenset[Stage]] = {
-    Kind.COMPILE: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD}),
-    Kind.QUALITY: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD}),
-    Kind.COMPSTAT: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.COMPSTAT}),
-    Kind.BENCHMARK: frozenset({Stage.FETCH, Stage.IMPORT, Stage.COMPILE, Stage.COMPSTAT, Stage.BENCHMARK}),
+    Kind.COMPILE: frozenset({*_BEFORE, Stage.THRESHOLD}),
+    Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.THRESHOLD}),
+    Kind.COMPSTAT: frozenset({*_BEFORE, Stage.COMPSTAT}),
+    Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.BENCHMARK}),
 }
+
+
+def _work(case: Case) -> frozenset[Stage]:
+    """The stages for which a case is planned."""
+    return _WORK[case.kind] | {Stage.COMPSTAT} if case.compile_statistics else _WORK[case.kind]
+
+
+_AFTER_PARAMETERS = frozenset({Stage.PARAMETERS, Stage.THRESHOLD, Stage.BENCHMARK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +76,31 @@ class _Planner:
     def __init__(self, cases: CaseSet, stages: frozenset[Stage], surroundings: Surroundings) -> None:
         self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
         self._world = surroundings
-        self._selected = [case for case in cases.cases if stages & _WORK[case.kind]]
+        self._selected = [case for case in cases.cases if stages & _work(case)]
         self._used = {module.id for case in self._selected for module in case.modules}
+        self._made = {
+            item.made.module.id: item.made.module
+            for case in self._selected
+            for item in case.parameters
+            if item.made and self._stages & _AFTER_PARAMETERS
+        }
         # A selected case that these stages leave out (a quality case while benchmarking) still makes the module.
-        others = [case for case in cases.cases if not stages & _WORK[case.kind] and case.kind is not Kind.BENCHMARK]
+        others = [case for case in cases.cases if not stages & _work(case) and case.kind is not Kind.BENCHMARK]
+        needed = self._used | self._made.keys()
         self._required = [
-            case for case in (*cases.required, *others) if any(module.id in self._used for module in case.modules)
+            case for case in (*cases.required, *others) if any(module.id in needed for module in case.modules)
         ]
         self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
         for case in (*self._selected, *self._required):
             for module in self._planned(case):
-                if module.program.url and (module.origin.file == case.origin.file or case.kind is not Kind.BENCHMARK):
+                if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
         self._places = Places(surroundings.run_dir, self._owners)
         self._paths = Paths(
-            self._places.module_path, self._places.splat_path, lambda url: str(surroundings.artifact_path(url))
+            self._places.module_path, self._places.archive_path, lambda url: str(surroundings.artifact_path(url))
         )
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
@@ -93,11 +110,13 @@ class _Planner:
         if Stage.FETCH in self._stages:
             for cases in self._chains.values():
                 self._fetch(cases)
-        if Stage.COMPILE in self._stages:
-            for case in (*self._required, *self._selected):
-                for module in self._owned(case):
-                    self._module_steps(case, module)
+        for case in (*self._required, *self._selected):
+            for module in self._owned(case):
+                self._module_steps(case, module)
         for case in self._selected:
+            for item in case.parameters:
+                if item.made and Stage.PARAMETERS in self._stages:
+                    self._parameters(case, item.scope, item.made)
             self._check(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
@@ -110,12 +129,13 @@ class _Planner:
     def _planned(self, case: Case) -> list[Module]:
         """The modules of a case that are made: all of a selected one, of a required one those that are used."""
         modules = [*case.modules, *case.extra_modules]
-        return [module for module in modules if case.id not in self._required_ids or module.id in self._used]
+        needed = self._used | self._made.keys()
+        return [module for module in modules if case.id not in self._required_ids or module.id in needed]
 
     def _check(self, case: Case) -> None:
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
             self._threshold(case)
-        if case.kind is Kind.BENCHMARK and Stage.COMPSTAT in self._stages:
+        if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
             self._compstat(case)
         if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
             self._benchmark(case)
@@ -198,12 +218,15 @@ class _Planner:
         return tuple(name for name in ids if name in self._steps)
 
     def _module_steps(self, case: Case, module: Module) -> None:
+        """Imports and compiles a module, as far as these stages need it."""
         needs = self._fetch_needs([case.chain])
         imported = ""
-        if module.program.onnx is not None:
+        if module.program.onnx is not None and Stage.IMPORT in self._stages:
             step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._world)
             self._add(replace(step, needs=needs))
             needs, imported = (step.id,), step.output("program")
+        if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
+            return
         step = self._step(case, Stage.COMPILE, module.role)
         step = compile_step(
             step,
@@ -224,6 +247,28 @@ class _Planner:
             )
         )
 
+    def _parameters(self, case: Case, scope: str, made: MadeValues) -> None:
+        """Makes an archive for the parameters that a module's program names, once for all tests that want it."""
+        owner = self._owners.get(made.module.id)
+        if owner is None:
+            return
+        role = parameters_role(scope, made)
+        if step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
+            return
+        imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
+        step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._world)
+        needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
+        timeout = self._timeout(case, Stage.PARAMETERS)
+        self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
+
+    def _made_needs(self, case: Case) -> tuple[str, ...]:
+        made = [(self._owners.get(item.made.module.id), item) for item in case.parameters if item.made]
+        return tuple(
+            step_id(owner.chain, Stage.PARAMETERS, parameters_role(item.scope, item.made))
+            for owner, item in made
+            if owner and item.made
+        )
+
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
         world = self._world
         modules = [
@@ -232,7 +277,8 @@ class _Planner:
         files = [("input", item.url) for item in case.inputs]
         files += [("expected_output", item.url) for item in case.expected_outputs]
         files += [("parameters", item.url) for item in case.parameters]
-        made = [StepInput("parameters", self._places.splat_path(p.splat_of)) for p in case.parameters if p.splat_of]
+        paths = [self._places.archive_path(item) for item in case.parameters if not item.url]
+        made = [StepInput("parameters", path) for path in paths if path]
         fetched = [
             StepInput(role, str(world.artifact_path(url)), url, world.artifact_hash(url)) for role, url in files if url
         ]
@@ -241,8 +287,8 @@ class _Planner:
     def _threshold(self, case: Case) -> None:
         translation = self._translated(case.run_flags, "iree-run-module", case.origin)
         notes = tuple(translation.notes)
-        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths)
         step = self._step(case, Stage.THRESHOLD)
+        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, step.folder)
         if not case.expected_outputs:
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
         folder = Path(step.folder)
@@ -252,6 +298,7 @@ class _Planner:
                 step,
                 needs=(
                     *self._module_needs((*case.modules, *case.extra_modules)),
+                    *self._made_needs(case),
                     *self._fetch_needs([case.chain]),
                 ),
                 command=Command(argv, case.working_directory or step.folder),
@@ -266,7 +313,7 @@ class _Planner:
 
     def _benchmark_needs(self, case: Case) -> tuple[str, ...]:
         chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
-        return (*self._module_needs(case.modules), *self._fetch_needs([*chains, case.chain]))
+        return (*self._module_needs(case.modules), *self._made_needs(case), *self._fetch_needs([*chains, case.chain]))
 
     def _compstat(self, case: Case) -> None:
         step = self._step(case, Stage.COMPSTAT)

@@ -1,4 +1,4 @@
-"""The steps that make a module: import where the program is ONNX, and compile."""
+"""The steps that make a module, import where the program is ONNX and compile, and those that make its parameters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.running.commands import compile_flags, import_argv, makes_dumps, shape_text
+from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT, archive_name
+from iree_gauntlet.running.commands import compile_flags, import_argv, makes_dumps, parameters_argv, shape_text
 from iree_gauntlet.running.module_key import join_flags
 from iree_gauntlet.running.steps import CacheLookup, Command, Step, StepInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Module
+    from iree_gauntlet.cases import MadeValues, Module
     from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["FILE_ROLE", "compile_step", "import_step"]
+__all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step"]
 
 # Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
 FILE_ROLE = "file "
@@ -44,6 +45,37 @@ def import_step(step: Step, module: Module, world: Surroundings) -> Step:
         outputs=(("program", output),),
         cache=_lookup(world, step.id, ingredients, argv),
         onnx=module.program.onnx,
+    )
+
+
+def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, world: Surroundings) -> Step:
+    """Completes the step that makes an archive for the parameters of one scope.
+
+    Args:
+        step: what all steps of the module's case have in common.
+        scope: whose parameters.
+        made: their values.
+        imported: the step that imports the program; None where the program is MLIR.
+        world: the surroundings.
+    """
+    source = _source(made.module, world)
+    program = imported.output("program") if imported else source.path
+    output = str(Path(step.folder) / archive_name(scope))
+    ingredients = {
+        "kind": f"parameters {PARAMETERS_FORMAT}",
+        "program": source.sha256,
+        "scope": scope,
+        "values": made.label,
+    }
+    if imported:
+        ingredients |= {"import": _options(made.module), "importer": world.importer}
+    argv = parameters_argv(world.own_python, program, scope, made, world.ir_tool, output)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(replace(source, path=program),),
+        outputs=(("parameters", output),),
+        cache=_lookup(world, step.id, ingredients, argv),
     )
 
 
@@ -114,7 +146,7 @@ def _options(module: Module) -> str:
 
 def _lookup(world: Surroundings, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
     pairs = tuple(ingredients.items())
-    if world.force_recompile:
+    if world.force_recompile and not ingredients["kind"].startswith("parameters"):
         return CacheLookup(reason="--force-recompile", ingredients=pairs)
     if makes_dumps(argv):
         return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)

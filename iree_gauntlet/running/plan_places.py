@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.parameters.names import archive_name
 from iree_gauntlet.cases import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.cases import Case, Module
+    from iree_gauntlet.cases import Case, MadeValues, Module, Parameters
 
-__all__ = ["Places", "step_id"]
+__all__ = ["Places", "parameters_role", "step_id"]
 
 
 def step_id(chain: str, stage: Stage, role: str = "main") -> str:
     """`<chain>:<stage>`, with `.<role>` for what belongs to a module beside the main one."""
     return f"{chain}:{stage}" if role == "main" else f"{chain}:{stage}.{role}"
+
+
+def parameters_role(scope: str, made: MadeValues) -> str:
+    """What tells the step that makes an archive from others of its chain: kind of values and scope."""
+    return f"{made.label}.{archive_name(scope).removesuffix('.irpa')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +43,9 @@ class Places:
 
     def folder(self, chain: str, stage: Stage, role: str = "main") -> str:
         """The folder of a step."""
-        model, _, rest = chain.partition("/")
+        case, _, target = chain.rpartition("@")
         name = stage.value if role == "main" else f"{stage}.{role}"
-        # Not '@': iree-run-module reads `--module=path@entry`.
-        return str(self.run_dir / "steps" / model / rest.replace("@", ".") / name)
+        return str(self.run_dir / "steps" / _safe(f"{case}.{target}") / name)
 
     def module_folder(self, module: Module) -> str:
         """The folder of the step that compiles a module."""
@@ -51,10 +58,25 @@ class Places:
         """Path of a module's .vmfb."""
         return str(Path(self.module_folder(module)) / "module.vmfb")
 
-    def splat_path(self, module_id: str) -> str:
-        """Path of the splat archive that compiling a module makes."""
+    def archive_path(self, parameters: Parameters) -> str:
+        """Path of an archive that a step of the run makes; empty for one that is fetched, or that nothing makes."""
+        if parameters.made is not None:
+            made = parameters.made
+            owner = self.owners.get(made.module.id)
+            chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
+            folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
+            return str(Path(folder) / archive_name(parameters.scope))
+        return self._splat_path(parameters.splat_of) if parameters.splat_of else ""
+
+    def _splat_path(self, module_id: str) -> str:
         owner = self.owners.get(module_id)
         if owner is None:
             return str(self.run_dir / "steps" / module_id.replace("@", ".") / "splat.irpa")
         module = next(item for item in owner.modules if item.id == module_id)
         return str(Path(self.module_folder(module)) / "splat.irpa")
+
+
+def _safe(path: str) -> str:
+    """A path without '@' and '%': iree-run-module reads `path@entry`, and iree-compile fills in a '%'."""
+    plain = re.sub(r"[@%]", "_", path)
+    return plain if plain == path else f"{plain}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

@@ -20,6 +20,7 @@ __all__ = ["DEFAULT_TIMEOUTS", "Surroundings"]
 DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.FETCH: 24 * 3600.0,
     Stage.IMPORT: 600.0,
+    Stage.PARAMETERS: 3600.0,
     Stage.COMPILE: 1800.0,
     Stage.THRESHOLD: 600.0,
     Stage.COMPSTAT: 60.0,
@@ -35,6 +36,8 @@ class Surroundings:
         run_dir: the run's folder, absolute.
         compile, run_module, benchmark_module, python: paths of the tools.
         import_script: the program that imports ONNX.
+        own_python: the interpreter that this toolkit runs in.
+        ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
         compiler: identity of the compiler.
         translate: a tool's flags as this toolchain spells them.
@@ -53,6 +56,8 @@ class Surroundings:
     benchmark_module: str
     python: str
     import_script: str
+    own_python: str
+    ir_tool: str
     importer: str
     compiler: str
     translate: Callable[[Sequence[str], str], Translation]

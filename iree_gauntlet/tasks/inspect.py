@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["lint", "list_cases", "show_plan"]
 
-_ANY_TARGET = ("cpu", "rocm")
-
 
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
-    selection = select(options, Defaults(targets=_ANY_TARGET))
+    selection = select(options, Defaults(targets=FAMILIES))
     _warn_of_markers(selection)
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in selection.cases.cases:
@@ -84,10 +83,11 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
-    selection = select(options, Defaults(targets=_ANY_TARGET))
+    selection = select(options, Defaults(targets=FAMILIES))
     _warn_of_markers(selection)
     problems = [*selection.cases.problems, *selection.source_problems()]
-    warnings = {(case.origin.file, text) for case in selection.cases.cases for text in _missing(case)}
+    cases = (*selection.cases.cases, *selection.cases.required)
+    warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)
@@ -96,7 +96,7 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
         sys.stdout.write(f"warning: {file}: {text}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
-    files = len({case.origin.file for case in selection.cases.cases} | {problem.file for problem in problems})
+    files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
         raise SpecError(problems)
     warned = f", {len({file for file, _ in warnings})} with warnings" if warnings else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,8 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         benchmark_module=toolchain.benchmark_module if toolchain else "iree-benchmark-module",
         python=toolchain.python if toolchain else "python",
         import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
+        own_python=sys.executable,
+        ir_tool=toolchain.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.onnx_version if toolchain else ''}",
         compiler=compiler,
         translate=translated,
@@ -134,7 +137,7 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
 
 def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:
     found: dict[Stage, float] = {}
-    for stage in (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK):
+    for stage in (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK):
         seconds = _seconds(options, f"timeout_{stage}")
         if seconds:
             found[stage] = seconds

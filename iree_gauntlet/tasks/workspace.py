@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Kind
+from iree_gauntlet.cases import ArgumentOrder, Kind
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
-from iree_gauntlet.targets import Target, target_of
+from iree_gauntlet.targets import FAMILIES, Target, target_of
+from iree_gauntlet.tasks.options import SELECTION_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
-    from iree_gauntlet.dialects.trees import Spec
 
 __all__ = [
     "DEFAULT_SUITE",
@@ -93,15 +94,19 @@ class Selection:
 
 def urls_of(case: Case) -> Iterator[tuple[str, str]]:
     """(field of the spec, URL) of every file that a case itself names."""
+    torch = case.order is ArgumentOrder.MODULES_FIRST
     for module in (*case.modules, *case.extra_modules):
         if module.program.url and module.origin.file == case.origin.file:
             yield module.origin.field, module.program.url
-    if case.kind is not Kind.BENCHMARK:
-        yield from (("real_weights", item.url) for item in case.parameters if item.url)
-    for field, arguments in (("inputs", case.inputs), ("outputs", case.expected_outputs)):
-        for index, item in enumerate(arguments):
+    if torch or case.kind is not Kind.BENCHMARK:
+        for index, item in enumerate(case.parameters):
             if item.url:
-                yield f"{field}[{index}].source", item.url
+                yield f"weights[{index}].url" if torch else "real_weights", item.url
+    fields = ("inputs", case.inputs), ("expected_outputs" if torch else "outputs", case.expected_outputs)
+    for field, arguments in fields:
+        for index, argument in enumerate(arguments):
+            if argument.url:
+                yield f"{field}[{index}].{'url' if torch else 'source'}", argument.url
 
 
 def project_folder() -> Path:
@@ -149,12 +154,16 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
     external = Path(options["external_file_directory"]) if options["external_file_directory"] else None
     if external is not None and not external.is_dir():
         raise UsageError(f"--external-file-directory {external} is no folder", "Name the folder of the external files.")
-    specs = read_specs(folders, external)
+    modules = Path(options["module_directory"]) if options["module_directory"] else None
+    if modules is not None and not modules.is_dir():
+        raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
+    specs = read_specs(folders, external, modules)
     includes = _includes(options, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, options["device"])
     if must_match and not cases.cases and not cases.problems:
-        raise no_match(includes, specs, {target.family for target in targets}, cases.known_markers)
+        families = {target.family for target in targets}
+        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -169,7 +178,8 @@ def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
 
     if options["suite"]:
         return read_suite(_suite_path(options["suite"]))
-    asked = ("model", "submodel", "filename", "markers", "spec_dir", "target", "backend", "rocm_chip")
+    narrowing = ("suite", "external_file_directory", "sku", "device")
+    asked = [name for name in SELECTION_NAMES if name not in narrowing]
     default = project_folder() / defaults.suite
     if defaults.suite and default.is_file() and not any(options[name] for name in asked):
         return read_suite(shown(default))
@@ -209,9 +219,10 @@ def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None
         names = ["rocm"] if chip and len(defaults.targets) == 1 else list(defaults.targets)
     targets: dict[str, Target] = {}
     for name in names:
-        target = target_of(name, chip=chip or "gfx942", sku=sku or ("" if suite else defaults.sku))
+        target = target_of(name, chip=chip, sku=sku or ("" if suite else defaults.sku))
         if target is None:
-            raise UsageError(f"unknown target {name!r}", "Known: cpu, rocm, or a chip such as gfx942 or gfx1100.")
+            known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
+            raise UsageError(f"unknown target {name!r}", known)
         other = targets.setdefault(target.family, target)
         if other != target:
             raise UsageError(

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, executable_of, find_wheel
+from iree_gauntlet.toolchains.wheels import (
+    COMPILER_WHEEL,
+    RUNTIME_WHEEL,
+    executable_of,
+    find_wheel,
+    optional_executable_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,4 +99,5 @@ def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
         runtime_commit=runtime.commit,
         identity=compiler.identity,
         runtime_identity=runtime.identity,
+        ir_tool=optional_executable_of(compiler, "iree-opt"),
     )

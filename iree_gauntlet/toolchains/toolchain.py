@@ -37,6 +37,7 @@ class Toolchain:
         runtime_commit: IREE's commit that the runtime was built from; empty where unknown.
         identity: hex digest that changes where the compiler's output may change.
         runtime_identity: hex digest that changes where the runtime's behaviour may change.
+        ir_tool: path of the native `iree-opt`; empty where there is none.
     """
 
     source: str
@@ -54,6 +55,7 @@ class Toolchain:
     runtime_commit: str
     identity: str
     runtime_identity: str
+    ir_tool: str = ""
 
     @property
     def has_onnx_importer(self) -> bool:

@@ -17,7 +17,15 @@ from iree_gauntlet.toolchains.toolchain import identity_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMPILER_WHEEL", "RUNTIME_WHEEL", "Wheel", "WheelKind", "executable_of", "find_wheel"]
+__all__ = [
+    "COMPILER_WHEEL",
+    "RUNTIME_WHEEL",
+    "Wheel",
+    "WheelKind",
+    "executable_of",
+    "find_wheel",
+    "optional_executable_of",
+]
 
 _WINDOWS = os.name == "nt"
 
@@ -115,6 +123,12 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
         *_content_of(kind, root, distribution.read_text("RECORD")),
     ]
     return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
+
+
+def optional_executable_of(wheel: Wheel, name: str) -> str:
+    """Path of a native program that a wheel may lack; empty where it does."""
+    path = wheel.root / wheel.kind.tools / (f"{name}.exe" if _WINDOWS else name)
+    return str(path) if path.is_file() and os.access(path, os.X_OK) else ""
 
 
 def executable_of(wheel: Wheel, name: str, python: str) -> str:

@@ -12,8 +12,6 @@ such an entry: those are written out as data.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import struct
 from dataclasses import dataclass
 from itertools import chain
@@ -24,12 +22,12 @@ from iree_gauntlet.artifacts.publishing import publishing, require_space
 from iree_gauntlet.atomic import sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.artifacts.parameters.parameter import Parameter
 
-__all__ = ["archive_name", "archives_by_scope", "write_archive"]
+__all__ = ["write_archive"]
 
 _HEADER = struct.Struct("<4sHHQQQ QQQQQQQ")  # magic … flags, entry count, three segments
 _ENTRY = struct.Struct("<QIQ QQ QQ Q")  # size, type, flags, name, metadata, alignment
@@ -42,41 +40,6 @@ _DATA_ALIGNMENT = 64
 _FILE_ALIGNMENT = 4096
 _LONGEST_FILL = 4
 _SPLAT_PIECE = 1 << 20
-_PLAIN_SCOPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def archive_name(scope: str) -> str:
-    """A safe file name for the archive of a scope, different for each; it depends on the scope alone."""
-    if _PLAIN_SCOPE.fullmatch(scope):
-        return f"{scope}.irpa"
-    digest = hashlib.sha256(scope.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return f"scope.{digest}.irpa"  # no plain scope has a dot
-
-
-def archives_by_scope(
-    folder: Path, parameters: Iterable[Parameter], content: RandomContent | SplatContent
-) -> dict[str, Path]:
-    """Write an archive for each scope, for `--parameters=<scope>=<path>`, or `--parameters=<path>` without one.
-
-    Args:
-        folder: where the archives go, named by `archive_name`.
-        parameters: those of a program.
-        content: their values.
-
-    Returns:
-        The archive of each scope.
-
-    Raises:
-        ParameterError: a type cannot hold the value.
-        ArtifactError: the disk is full or cannot be written.
-    """
-    by_scope: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
-        by_scope.setdefault(parameter.scope, []).append(parameter)
-    archives = {scope: folder / archive_name(scope) for scope in by_scope}
-    for scope, members in by_scope.items():
-        write_archive(archives[scope], members, content)
-    return archives
 
 
 def write_archive(path: Path, parameters: Sequence[Parameter], content: RandomContent | SplatContent) -> None:

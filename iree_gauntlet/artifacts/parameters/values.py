@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT
 from iree_gauntlet.artifacts.parameters.normal import quantiles
 from iree_gauntlet.artifacts.parameters.parameter import ElementType, Kind, Parameter, ParameterError
 
@@ -34,7 +35,7 @@ __all__ = ["DEVIATION", "RandomContent", "SplatContent", "random_bytes", "splat_
 
 DEVIATION = 0.01
 
-_SCHEME = b"iree-gauntlet parameter 1"
+_SCHEME = b"iree-gauntlet parameter %d" % PARAMETERS_FORMAT
 _WORD_BYTES = 8
 _PIECE = 1 << 15  # words of the stream a piece: some 2 MB with all that is made of them
 

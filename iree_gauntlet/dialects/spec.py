@@ -1,0 +1,103 @@
+"""A spec file that was read, and the tree of folders that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
+from iree_gauntlet.targets import FAMILIES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.errors import Problem
+
+__all__ = ["SHARKTANK_FAMILIES", "Document", "Spec", "SpecTree"]
+
+# The suffixes of sharktank's spec files.
+SHARKTANK_FAMILIES = ("cpu", "rocm")
+
+Document = RegressionV1 | RegressionV2 | Benchmark | ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+
+
+@dataclass(frozen=True, slots=True)
+class SpecTree:
+    """A folder of specs.
+
+    Attributes:
+        folder: as the user named it, resolved.
+        external: the folder in which files named by specs are looked up (tuner files, pipelines).
+        modules: the folder of module definitions; None for the root of a spec, or the folder above it.
+    """
+
+    folder: Path
+    external: Path
+    modules: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One spec file, read.
+
+    Attributes:
+        tree: the tree that it belongs to.
+        root: the folder above its model's folder.
+        path: the file.
+        name: the file as the user names it.
+        document: what it says; None where it cannot be understood.
+        problems: what is wrong with it.
+        torch: whether it lies in a tree of torch models.
+    """
+
+    tree: SpecTree
+    root: Path
+    path: Path
+    name: str
+    document: Document | None
+    problems: tuple[Problem, ...] = ()
+    torch: bool = False
+
+    @property
+    def text(self) -> str:
+        """Its content, to find lines by: read again, as nearly no spec has problems."""
+        try:
+            return self.path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    @property
+    def defines_module(self) -> bool:
+        """Whether it is no test, but what tests load."""
+        return isinstance(self.document, ModuleDefinition)
+
+    @property
+    def model(self) -> str:
+        """The folder's name; of torch models its path below the root, as they may lie deeper."""
+        if not self.torch:
+            return self.path.parent.name
+        return self.path.parent.relative_to(self.root).as_posix() if self.path.parent != self.root else self.root.name
+
+    @property
+    def stem(self) -> str:
+        """File name without suffix, what `--filename` selects."""
+        return self.path.stem
+
+    @property
+    def submodel(self) -> str:
+        """What `--submodel` selects: the stem without the backend where the dialect puts it there."""
+        if self.torch or isinstance(self.document, RegressionV1):
+            return self.stem
+        head, _, family = self.stem.rpartition("_")
+        return head if head and family in SHARKTANK_FAMILIES else self.stem
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that it may be for; of a torch model, its module's flags decide."""
+        if self.torch:
+            return FAMILIES
+        if isinstance(self.document, RegressionV1):
+            return ("rocm",) if self.document.rocm_tests_only else SHARKTANK_FAMILIES
+        family = self.stem.rpartition("_")[2]
+        return (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES

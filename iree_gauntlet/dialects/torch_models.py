@@ -1,0 +1,197 @@
+"""Tests of torch models → cases.
+
+Commands follow iree-test-suites: modules in load order, then parameters, inputs, outputs, expected outputs,
+and the run arguments as written, in the external-files folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import (
+    Argument,
+    ArgumentOrder,
+    Case,
+    Expectation,
+    Golden,
+    Kind,
+    MadeValues,
+    Metric,
+    Origin,
+    Parameters,
+    Stage,
+    Statistic,
+)
+from iree_gauntlet.dialects.locations import file_beside
+from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest
+from iree_gauntlet.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.cases import Module
+    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.dialects.torch_modules import TorchModules
+    from iree_gauntlet.dialects.torch_schema import ArgumentSpec, Weight
+    from iree_gauntlet.targets import Target
+
+__all__ = ["TorchTest", "build_test"]
+
+_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTest:
+    """What a test means: its case, and those that make what it needs.
+
+    Attributes:
+        case: the test's own.
+        required: of the definitions of its modules, and of those whose programs name its made-up weights.
+    """
+
+    case: Case
+    required: tuple[Case, ...]
+
+
+def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> tuple[TorchTest | None, list[Problem]]:
+    """What a test means.
+
+    Args:
+        spec: a spec whose document is a test of this dialect.
+        modules: finds the module definitions that it names.
+        targets: what is asked for; the SKU of the one that covers the test's own target is the test's. A golden
+            time that names no SKU counts on every machine.
+
+    Returns:
+        The test, also one for a target that is not asked for, or None where its problems leave nothing to run;
+        and the problems.
+    """
+    document = spec.document
+    if not isinstance(document, QualityTest | BenchmarkTest | CompstatTest):
+        raise TypeError(f"{spec.name} is no test of torch models")
+    builder = _Builder(spec, modules)
+    if isinstance(document, CompstatTest):
+        loaded = builder.modules(["module"], [document.module])
+        weights: tuple[Parameters, ...] = ()
+    else:
+        loaded = builder.modules(["modules"], document.modules)
+        weights = tuple(builder.parameters(index, weight) for index, weight in enumerate(document.weights))
+    inputs = builder.arguments("inputs", getattr(document, "inputs", []))
+    expected = builder.arguments("expected_outputs", getattr(document, "expected_outputs", []))
+    if builder.problems:
+        return None, builder.problems
+    run_args = tuple(getattr(document, "run_args", []))
+    asked = next((target for target in targets if target.covers(loaded[0].target)), None)
+    sku = asked.sku if asked else ""
+    kind = Kind(document.type)
+    case = Case(
+        dialect=DIALECT,
+        model=spec.model,
+        submodel=spec.submodel,
+        stem=spec.stem,
+        kind=kind,
+        target=replace(loaded[0].target, sku=sku),
+        modules=loaded,
+        parameters=weights,
+        inputs=inputs,
+        outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
+        expected_outputs=expected,
+        device=_device(run_args),
+        run_flags=run_args,
+        order=ArgumentOrder.MODULES_FIRST,
+        goldens=_goldens(spec, document, sku),
+        golden_keys=(document.sku,) if isinstance(document, BenchmarkTest) and document.sku else (),
+        expectations=_expectations(spec, document.markers, kind),
+        markers=frozenset({*document.markers, document.type}),
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
+        skip_reason=f"marked 'skip' ({spec.name})" if "skip" in document.markers else "",
+        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        origin=Origin(spec.name),
+    )
+    return TorchTest(case, tuple(builder.required.values())), []
+
+
+class _Builder:
+    """Resolves what a test names, and collects what is wrong with it."""
+
+    def __init__(self, spec: Spec, modules: TorchModules) -> None:
+        self._spec = spec
+        self._modules = modules
+        self.problems: list[Problem] = []
+        self.required: dict[str, Case] = {}
+
+    def modules(self, field: list[str | int], names: Sequence[str]) -> tuple[Module, ...]:
+        places = [[*field, index] if field == ["modules"] else field for index in range(len(names))]
+        found = [self._module(place, name) for place, name in zip(places, names, strict=True)]
+        return tuple(module for module in found if module is not None)
+
+    def _module(self, field: Sequence[str | int], name: str) -> Module | None:
+        found = self._modules.find(self._spec, field, name)
+        if not isinstance(found, DefinedModule):
+            self.problems.extend(found)
+            return None
+        self.required[found.module.id] = found.case
+        return found.module
+
+    def parameters(self, index: int, weight: Weight) -> Parameters:
+        if weight.url is not None:
+            return Parameters(weight.scope, url=self._url(["weights", index, "url"], weight.url))
+        module = self._module(["weights", index, "module"], weight.module or "")
+        made = MadeValues(module, weight.seed, weight.value) if module else None
+        return Parameters(weight.scope, made=made)
+
+    def arguments(self, field: str, items: Sequence[ArgumentSpec]) -> tuple[Argument, ...]:
+        return tuple(
+            Argument(item.value or "", self._url([field, index, "url"], item.url) if item.url else "")
+            for index, item in enumerate(items)
+        )
+
+    def _url(self, field: Sequence[str | int], source: str) -> str:
+        found = file_beside(self._spec, field, source)
+        if isinstance(found, Problem):
+            self.problems.append(found)
+            return ""
+        return found
+
+
+def _device(run_args: Sequence[str]) -> str:
+    """The devices of a run, for the lock: one may be named several times."""
+    values = [flag.lstrip("-").partition("=")[2] for flag in run_args if flag.lstrip("-").startswith("device=")]
+    return ",".join(dict.fromkeys(values))
+
+
+def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:
+    if isinstance(document, QualityTest):
+        return ()
+    if isinstance(document, BenchmarkTest):
+        if document.golden_time_ms is None:
+            return ()
+        origin = Origin(spec.name, "golden_time_ms")
+        golden = Golden(
+            Metric.TIME_MS,
+            document.golden_time_ms,
+            document.tolerance_factor,
+            Statistic.MIN,
+            document.sku or sku,
+            "",
+            origin,
+        )
+        return (golden,)
+    bounds = (
+        (Metric.DISPATCH_COUNT, "golden_dispatch_count", document.golden_dispatch_count),
+        (Metric.BINARY_SIZE_BYTES, "golden_binary_size", document.golden_binary_size),
+    )
+    release = document.golden_compiler or ""
+    return tuple(
+        Golden(metric, value, 1.0, Statistic.MEAN, "", release, Origin(spec.name, field))
+        for metric, field, value in bounds
+        if value is not None
+    )
+
+
+def _expectations(spec: Spec, markers: Sequence[str], kind: Kind) -> tuple[Expectation, ...]:
+    if "xfail" not in markers:
+        return ()
+    return (Expectation(_CHECKS[kind], "marked 'xfail'", Origin(spec.name, "markers")),)

@@ -1,0 +1,184 @@
+"""Module definitions of torch models → modules, each read once however many tests name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program
+from iree_gauntlet.dialects.fields import ImportOptions
+from iree_gauntlet.dialects.locations import file_beside, problem
+from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.torch_schema import ModuleDefinition
+from iree_gauntlet.dialects.trees import read_module_definition
+from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import Target, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iree_gauntlet.dialects.spec import Spec
+
+__all__ = ["DefinedModule", "TorchModules", "target_of_flags"]
+
+DIALECT = "torch-models"
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_CHIP_FLAGS = ("iree-rocm-target", "iree-hip-target", "iree-cuda-target", "iree-vulkan-target", "iree-metal-target")
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedModule:
+    """A module definition, read.
+
+    Attributes:
+        module: what tests load.
+        case: compiles it; of it, only what tests need is planned.
+    """
+
+    module: Module
+    case: Case
+
+
+class TorchModules:
+    """The module definitions that tests name, found in the module folders of their trees.
+
+    Args:
+        specs: what was read; the definitions among it are not read again.
+    """
+
+    def __init__(self, specs: Iterable[Spec]) -> None:
+        self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}
+        self._tests = {spec.path for spec in specs if spec.torch and spec.path not in self._specs}
+        self._defined: dict[Path, DefinedModule | tuple[Problem, ...]] = {}
+        self._known: dict[Path, tuple[str, ...]] = {}
+
+    def define(self, spec: Spec) -> tuple[Problem, ...]:
+        """Builds the module of a definition that lies among the specs; what is wrong with it."""
+        folder = _module_folders(spec)[0]
+        name = spec.path.relative_to(folder).with_suffix("").as_posix() if spec.path.is_relative_to(folder) else ""
+        found = self._define(spec.path, folder, name or spec.stem, spec)
+        return () if isinstance(found, DefinedModule) else found
+
+    def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
+        """The module that a test names, or what is wrong with the name or with the definition."""
+        folders = _module_folders(spec)
+        places = [(folder, folder / f"{name}.json") for folder in folders]
+        folder, path = next(((folder, path) for folder, path in places if _is_file(path)), (folders[0], None))
+        if path is None:
+            return (self._missing(spec, field, name, folders),)
+        if path in self._tests and path not in self._specs:
+            what = "the test itself" if path == spec.path else "a test"
+            hint = "Name the file that holds 'mlir' and 'compiler_flags'."
+            return (problem(spec, field, f"{name!r} is {what}, not a module definition", hint),)
+        return self._define(path, folder, name, spec)
+
+    def _define(self, path: Path, folder: Path, name: str, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
+        if path not in self._defined:
+            definition = self._specs.get(path) or read_module_definition(spec.tree, folder, path)
+            self._defined[path] = _defined(definition, folder, name) if definition.document else definition.problems
+        return self._defined[path]
+
+    def _missing(self, spec: Spec, field: Sequence[str | int], name: str, folders: Sequence[Path]) -> Problem:
+        known = sorted({module for folder in folders for module in self._modules_in(folder)})
+        near = nearest(name, known)
+        message = f"there is no module definition {name}.json in {' or '.join(map(str, folders))}"
+        hint = f"Did you mean {near!r}?" if near else "--module-directory names the folder of module definitions."
+        return problem(spec, field, message, hint)
+
+    def _modules_in(self, folder: Path) -> tuple[str, ...]:
+        """Names of the definitions in a folder, to suggest one."""
+        if folder not in self._known:
+            inside = (path for path in self._specs if path.is_relative_to(folder))
+            self._known[folder] = tuple(path.relative_to(folder).with_suffix("").as_posix() for path in inside)
+        return self._known[folder]
+
+
+def _module_folders(spec: Spec) -> tuple[Path, ...]:
+    """Where the modules of a test are looked for, the first one first."""
+    if spec.tree.modules is not None:
+        return (spec.tree.modules,)
+    return (spec.root, spec.root.parent)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A name longer than a file can have.
+        return False
+
+
+def _defined(spec: Spec, folder: Path, name: str) -> DefinedModule | tuple[Problem, ...]:
+    document = spec.document
+    assert isinstance(document, ModuleDefinition), "read as one"
+    url = file_beside(spec, ["mlir"], document.mlir, folder if document.type == "git-lfs" else None)
+    if isinstance(url, Problem):
+        return (url,)
+    target = target_of_flags(document.compiler_flags) or Target("cpu")
+    model, _, submodel = name.rpartition("/")
+    model = model or folder.name
+    module = Module(
+        name=name,
+        role="main",
+        target=target,
+        program=Program(url, _onnx_import(document)),
+        flags=tuple(document.compiler_flags),
+        origin=Origin(spec.name, "mlir"),
+    )
+    case = Case(
+        dialect=DIALECT,
+        model=model,
+        submodel=submodel,
+        stem=submodel,
+        kind=Kind.COMPILE,
+        target=target,
+        modules=(module,),
+        blocked_reason=_lfs_pointer(document, url),
+        working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        origin=Origin(spec.name),
+    )
+    return DefinedModule(module, case)
+
+
+def _onnx_import(document: ModuleDefinition) -> OnnxImport | None:
+    if not document.mlir.split("?")[0].endswith(".onnx"):
+        return None
+    options = document.onnx_import or ImportOptions()
+    return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
+
+
+def _lfs_pointer(document: ModuleDefinition, url: str) -> str:
+    """Why a file of Git LFS cannot be compiled yet; empty where it can, or is missing as a whole."""
+    if document.type != "git-lfs" or not url.startswith("file:"):
+        return ""
+    path = Path(unquote(urlsplit(url).path))
+    try:
+        with path.open("rb") as stream:
+            pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return ""
+    what = f"{path} is a pointer of Git LFS, not the program: run `git lfs pull --include={path.name}`"
+    return what if pointer else ""
+
+
+def target_of_flags(flags: Iterable[str]) -> Target | None:
+    """The target that compile flags or run flags name; None where they name none.
+
+    A local device is the CPU, or VMVX where its backend says so.
+    """
+    values: dict[str, str] = {}
+    for flag in flags:
+        name, _, value = flag.lstrip("-").partition("=")
+        values[name] = value.split(",")[0].split("://")[0].split("[")[0]
+    local = values.get("iree-hal-local-target-device-backends", "")
+    names = (values.get("iree-hal-target-device", ""), values.get("iree-hal-target-backends", ""), local)
+    found = next((target for name in (*names, values.get("device", "")) if (target := target_of(name))), None)
+    if found is None:
+        return None
+    if found.family == "cpu" and local == "vmvx":
+        return Target("vmvx")
+    chip = next((values[name].split(":")[0] for name in _CHIP_FLAGS if values.get(name)), "")
+    return target_of(f"{found.family}-{chip}") or found

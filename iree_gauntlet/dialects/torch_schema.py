@@ -1,0 +1,241 @@
+"""The documents of the torch-models dialect: module definitions, and quality, benchmark and compstat tests.
+
+Field by field as iree-test-suites' `torch_models` understands them; fields marked *ours* are additions that
+it ignores.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from iree_gauntlet.dialects.fields import (
+    TENSOR_TYPE,
+    Count,
+    Document,
+    Flag,
+    ImportOptions,
+    InputText,
+    Positive,
+    Text,
+    Timeouts,
+    Word,
+)
+from iree_gauntlet.dialects.spec_file import FieldError, nearest
+
+__all__ = [
+    "TEST_TYPES",
+    "ArgumentSpec",
+    "BenchmarkTest",
+    "CompstatTest",
+    "ModuleDefinition",
+    "QualityTest",
+    "TorchDocument",
+    "Weight",
+    "torch_document",
+]
+
+_MODULE_TYPES = ("azure", "git-lfs")
+# Words of pytest that would do something else than mark, in a suite that pytest runs too.
+_PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
+
+
+def _marker(word: str) -> str:
+    if word in _PYTEST_WORDS:
+        raise ValueError(f"{word!r} means something else to pytest: choose another marker")
+    return word
+
+
+def _module_name(name: str) -> str:
+    parts = name.removesuffix(".json").split("/")
+    if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"expected the name of a module definition below the module folder, found {name!r}")
+    return name.removesuffix(".json")
+
+
+def _run_flag(text: str) -> str:
+    name = text.lstrip("-").split("=")[0]
+    if name in ("benchmark_format", "benchmark_out", "benchmark_out_format"):
+        raise ValueError(f"--{name} would keep the results from being read: remove it")
+    return text
+
+
+Marker = Annotated[Word, AfterValidator(_marker)]
+ModuleName = Annotated[Text, AfterValidator(_module_name)]
+RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
+
+
+class ModuleDefinition(Document):
+    """What is compiled, and how: `<module folder>/<name>.json`."""
+
+    type: Literal["azure", "git-lfs"] | None = None
+    mlir: Text
+    compiler_flags: list[Flag]
+    description: str = ""  # ours
+    onnx_import: ImportOptions | None = None  # ours
+
+    @model_validator(mode="after")
+    def _import_is_of_onnx(self) -> ModuleDefinition:
+        if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
+            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is no .onnx file")
+        return self
+
+
+def _check_type(text: str) -> None:
+    if not TENSOR_TYPE.fullmatch(text):
+        raise FieldError("value", f"expected a tensor type beside 'url', such as 1x64xf16, found {text!r}")
+
+
+class ArgumentSpec(Document):
+    """An input or expected output: `<value>`, `@<file>`, or `<value>=@<file>`."""
+
+    value: InputText | None = None
+    url: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ArgumentSpec:
+        if self.value is None and self.url is None:
+            raise ValueError("has neither 'value' nor 'url': give at least one")
+        if self.value and self.url and self.url.split("?")[0].endswith(".npy"):
+            raise FieldError(
+                "value",
+                f"{self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+                "remove 'value', an .npy file carries its own type",
+            )
+        if self.value and self.url and self.url.startswith("random:"):
+            raise FieldError("value", f"{self.value!r} with a random:// source: its URL says the type; remove 'value'")
+        if self.value and self.url:
+            _check_type(self.value)
+        return self
+
+
+class OutputSpec(Document):
+    """Where a run writes an output: `@file`, `+file`, or `-` for standard output."""
+
+    value: Text
+
+    @model_validator(mode="after")
+    def _stays_in_its_folder(self) -> OutputSpec:
+        name = self.value.removeprefix("@") if self.value.startswith("@") else self.value.removeprefix("+")
+        if self.value[0] in "@+" and (not name or name[0] == "/" or "\\" in name or "/" in name or name == ".."):
+            raise FieldError("value", f"{self.value!r}: expected a file name without folders, such as @output_0.npy")
+        if self.value[0] not in "@+" and self.value != "-":
+            raise FieldError("value", f"{self.value!r}: expected @file, +file, or - for standard output")
+        return self
+
+
+class Weight(Document):
+    """An archive of parameters: fetched, or made up for the parameters that a module names."""
+
+    type: Literal["url", "random", "splat"]
+    scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
+    url: Text | None = None
+    module: ModuleName | None = None
+    seed: Count | None = None
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _fields_are_of_its_type(self) -> Weight:
+        wanted = {"url": ("url",), "random": ("module", "seed"), "splat": ("module", "value")}[self.type]
+        for field in ("url", "module", "seed", "value"):
+            given = getattr(self, field) is not None
+            if field in wanted and not given:
+                raise FieldError(field, f"is missing: weights of type {self.type!r} need it")
+            if given and field not in wanted:
+                fields = ", ".join(("type", "scope", *wanted))
+                raise FieldError(field, f"has no meaning for weights of type {self.type!r} (fields: {fields})")
+        return self
+
+
+class _Test(Document):
+    markers: list[Marker]
+    description: str = ""  # ours
+    timeouts: Timeouts = Field(default_factory=dict)  # ours
+
+
+class _RunTest(_Test):
+    modules: Annotated[list[ModuleName], Field(min_length=1)]
+    weights: list[Weight] = Field(default_factory=list)
+    inputs: list[ArgumentSpec]
+    run_args: list[RunFlag] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _modules_differ(self) -> _RunTest:
+        for index, name in enumerate(self.modules):
+            if name in self.modules[:index]:
+                raise FieldError("modules", f"names {name!r} twice")
+        return self
+
+
+class QualityTest(_RunTest):
+    """Runs modules and compares their outputs with the expected ones."""
+
+    type: Literal["quality"]
+    expected_outputs: list[ArgumentSpec]
+    outputs: list[OutputSpec] = Field(default_factory=list)
+
+
+class BenchmarkTest(_RunTest):
+    """Measures modules: the fastest repetition is held against golden × factor."""
+
+    type: Literal["benchmark"]
+    golden_time_ms: Positive | None = None
+    tolerance_factor: Positive = 1.1
+    sku: Word | None = None  # ours
+
+
+class CompstatTest(_Test):
+    """Holds a module's dispatch count and size against upper bounds."""
+
+    type: Literal["compstat"]
+    module: ModuleName
+    golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    golden_compiler: Text | None = None  # ours
+
+
+TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
+    "quality": QualityTest,
+    "benchmark": BenchmarkTest,
+    "compstat": CompstatTest,
+}
+TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+
+# Fields that a JSON file has only where it is meant as a test.
+_OF_TESTS = frozenset(
+    {
+        "modules",
+        "module",
+        "run_args",
+        "expected_outputs",
+        "golden_time_ms",
+        "golden_dispatch_count",
+        "golden_binary_size",
+    }
+)
+
+
+def torch_document(content: dict[str, Any]) -> type[TorchDocument] | str | None:
+    """What a JSON object in a tree of torch models is meant as.
+
+    Returns:
+        The document's type; None where the file is neither a test nor a module definition; a message about the
+        field `type` where that does not tell.
+    """
+    of_module = not content.keys().isdisjoint({"mlir", "compiler_flags"})
+    of_test = not content.keys().isdisjoint(_OF_TESTS)
+    if "type" not in content:
+        if of_module:
+            return ModuleDefinition
+        return f"is missing: a test is of type {', '.join(TEST_TYPES)}" if of_test else None
+    kind = content["type"]
+    if isinstance(kind, str) and kind in TEST_TYPES:
+        return TEST_TYPES[kind]
+    if kind is None or kind in _MODULE_TYPES or (of_module and not of_test):
+        return ModuleDefinition
+    known = ", ".join(TEST_TYPES)
+    if not isinstance(kind, str):
+        return f"expected the type of a test ({known})"
+    near = nearest(kind, TEST_TYPES)
+    return f"unknown type {kind!r}" + (f"; did you mean {near!r}?" if near else f" of a test; types are {known}")
