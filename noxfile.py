@@ -12,7 +12,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 
-_PYTHON_FILES = ("iree_gauntlet", "tests", "benchmarks", "noxfile.py", "tasks.py")
+_PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "noxfile.py", "tasks.py")
 
 
 @nox.session

@@ -1,0 +1,354 @@
+"""Makes the files of specs/torch_models/llama_block from its architecture.json.
+
+    python tools/llama_block.py export    torch module → ONNX → modules/block.mlir, its parameters outside
+    python tools/llama_block.py golden    prompt, expected output and provenance, with a NumPy reference
+
+`export` needs torch, onnxscript and IREE's compiler with its `onnx` extra, in the versions that the
+provenance names for the same bytes; `golden` needs IREE's runtime alone. Both need the toolkit itself, which
+makes the weights: values from a seed for the parameters that the program names. No weights are checked in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llama_reference import logits, parameter_shapes, read_architecture
+
+from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.artifacts.parameters.irpa import write_archive
+from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
+from iree_gauntlet.artifacts.parameters.values import DEVIATION, RandomContent
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    from llama_reference import Architecture
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.artifacts.parameters.parameter import Parameter
+
+__all__ = ["main", "prompt", "sound_output"]
+
+FOLDER = Path(__file__).parents[1] / "specs" / "torch_models" / "llama_block"
+SCOPE = "model"
+FUNCTION = "prefill"
+WEIGHT_SEED = 42
+PROMPT_SEED = 7
+TOLERANCE = 1e-5  # absolute, as --expected_f32_threshold; the largest error seen is some twenty times smaller
+_PACKAGES = ("torch", "onnxscript", "onnx-ir", "onnx", "iree-base-compiler")
+_NO_TOOL = "iree-opt"  # never started for a program that is text
+
+
+class BlockError(GauntletError):
+    """The files cannot be made."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; what a user can mend is told on standard error.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where architecture.json is (default: the spec's)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("export", help="write modules/block.mlir")
+    golden = commands.add_parser("golden", help="write block_quality_cpu/: prompt, expected output, provenance")
+    golden.add_argument("--weights", type=Path, help="archive to read (default: one made with the spec's seed)")
+    options = parser.parse_args(arguments)
+    try:
+        written = _export(options.folder) if options.command == "export" else _golden(options.folder, options.weights)
+    except GauntletError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.exit_code)
+    for path in written:
+        sys.stdout.write(f"{path} ({path.stat().st_size} bytes)\n")
+    return 0
+
+
+def prompt(architecture: Architecture, seed: int = PROMPT_SEED) -> NDArray[np.int64]:
+    """Token ids from a seed, (1, sequence); the words of PCG64 are the same in every NumPy."""
+    words = np.random.PCG64(seed).random_raw(architecture.sequence)
+    return (np.asarray(words, dtype=np.uint64) % architecture.vocabulary).astype(np.int64)[np.newaxis]
+
+
+def sound_output(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """An output that a comparison can say something about, as it came.
+
+    Raises:
+        BlockError: it is not finite, or too small for the tolerance: any other output would pass too.
+    """
+    if not np.isfinite(values).all():
+        raise BlockError("the expected output holds NaN or infinity", "Check the architecture and the weights.")
+    spread = float(values.std())
+    if spread < 1000 * TOLERANCE:
+        raise BlockError(
+            f"the expected output varies by {spread:.3g} alone, with a tolerance of {TOLERANCE:g}",
+            "Change the architecture so that the signal stays alive.",
+        )
+    return values
+
+
+def _export(folder: Path) -> list[Path]:
+    torch = _needed("torch")
+    _needed("onnxscript")
+    architecture = read_architecture(folder / "architecture.json")
+    module = _torch_module(torch, architecture).eval()
+    tokens = torch.from_numpy(prompt(architecture))
+    # Without the optimiser: it would fold `1 + weight` of a norm into a new constant and lose the weight.
+    program = torch.onnx.export(
+        module,
+        (tokens,),
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+        input_names=["tokens"],
+        output_names=["logits"],
+    )
+    model = _named_model(program.model_proto, architecture)
+    with tempfile.TemporaryDirectory() as name:
+        text = _imported(model, Path(name))
+        candidate = Path(name) / "candidate.mlir"
+        candidate.write_text(text, encoding="utf-8")
+        _check_program(candidate, architecture)
+    path = folder / "modules" / "block.mlir"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    made_by = {"made_by": "tools/llama_block.py export", **{name: version(name) for name in _PACKAGES}}
+    document = {"provenance": {**made_by, "program": _file(path)}}
+    return [path, _written(path.with_name("provenance.json"), document)]
+
+
+def _needed(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise BlockError(
+            f"{package} cannot be imported: {error}",
+            'Only the export needs it: pip install torch onnxscript "iree-base-compiler[onnx]".',
+        ) from error
+
+
+def _torch_module(torch: Any, architecture: Architecture) -> Any:
+    """The model as torch runs it, each parameter under its name in `parameter_shapes`."""
+    functional = torch.nn.functional
+
+    class Decoder(torch.nn.Module):  # type: ignore[misc]  # torch is optional here, and untyped for that
+        """The decoder for one prompt."""
+
+        def forward(self, tokens: Any) -> Any:
+            stream = functional.embedding(tokens, self.token_embedding)
+            for layer in self.layers.children():
+                stream = stream + attention(layer.attention, norm(stream, layer.attention_norm))
+                values = norm(stream, layer.mlp_norm)
+                stream = stream + (functional.silu(values @ layer.mlp.gate) * (values @ layer.mlp.up)) @ layer.mlp.down
+            return norm(stream, self.norm) @ self.head
+
+    def norm(values: Any, weight: Any) -> Any:
+        mean_square = values.pow(2).mean(-1, keepdim=True)
+        return values * torch.rsqrt(mean_square + architecture.norm_epsilon) * (1 + weight)
+
+    def rotated(heads: Any) -> Any:
+        half = architecture.head_width // 2
+        frequencies = architecture.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.outer(torch.arange(architecture.sequence, dtype=torch.float32), frequencies)
+        cosines, sines = angles.cos(), angles.sin()
+        first, second = heads[..., :half], heads[..., half:]
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+    def attention(layer: Any, values: Any) -> Any:
+        size, groups = architecture.sequence, (architecture.key_value_heads, architecture.group)
+
+        def heads(matrix: Any, *counts: int) -> Any:  # (1, key and value heads, group, positions, width)
+            return (values @ matrix).reshape(1, size, *counts, architecture.head_width).permute(0, 2, 3, 1, 4)
+
+        query = rotated(norm(heads(layer.query, *groups), layer.query_norm))
+        key = rotated(norm(heads(layer.key, groups[0], 1), layer.key_norm))
+        value = heads(layer.value, groups[0], 1)
+        future = torch.ones(size, size, dtype=torch.bool).triu(1)
+        scores = (query @ key.transpose(-1, -2) / architecture.head_width**0.5).masked_fill(future, float("-inf"))
+        seen = functional.softmax(scores, dim=-1) @ value
+        return seen.permute(0, 3, 1, 2, 4).reshape(1, size, architecture.hidden) @ layer.output
+
+    decoder = Decoder()
+    _register_parameters(torch, decoder, architecture)
+    return decoder
+
+
+def _register_parameters(torch: Any, module: Any, architecture: Architecture) -> None:
+    generator = torch.Generator().manual_seed(0)  # different values: equal parameters might be merged
+    for name, shape in parameter_shapes(architecture).items():
+        *parents, leaf = name.split(".")
+        owner = module
+        for parent in parents:
+            if not hasattr(owner, parent):
+                owner.add_module(parent, torch.nn.Module())
+            owner = owner.get_submodule(parent)
+        owner.register_parameter(leaf, torch.nn.Parameter(torch.randn(shape, generator=generator) * DEVIATION))
+
+
+def _named_model(model: Any, architecture: Architecture) -> Any:
+    """The ONNX model with the function's name, its parameters made inputs behind `tokens`.
+
+    The importer makes a parameter of an input from a chosen one on, and keeps its name. Of initializers and
+    constants it takes all from a size on: norms with few weights cannot be told from tables, and those that
+    have no name get one that is drawn by lot.
+    """
+    helper = importlib.import_module("onnx.helper")
+    graph = model.graph
+    graph.name = FUNCTION
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    for name in parameter_shapes(architecture):
+        if name not in held:
+            raise BlockError(f"the exporter lost the parameter {name}", "Is every parameter used in the forward pass?")
+        tensor = held[name]
+        graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+        graph.initializer.remove(tensor)
+    return model
+
+
+def _imported(model: Any, folder: Path) -> str:
+    """The program's text, every parameter outside of it; it says nothing of the machine."""
+    importlib.import_module("onnx").save(model, folder / "block.onnx")
+    argv = [
+        sys.executable,
+        "-m",
+        "iree.compiler.tools.import_onnx",
+        "block.onnx",
+        "--externalize-params",
+        "--no-save-params",
+        "--externalize-inputs-threshold=1",
+        f"--num-elements-threshold={sys.maxsize}",
+        f"--params-scope={SCOPE}",
+        "-o",
+        "block.mlir",
+    ]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BlockError(f"iree-import-onnx exits with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return (folder / "block.mlir").read_text(encoding="utf-8")
+
+
+def _check_program(program: Path, architecture: Architecture) -> None:
+    found = {parameter.name: parameter.shape for parameter in _parameters(program)}
+    wanted = parameter_shapes(architecture)
+    if found != wanted:
+        differing = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+        raise BlockError(f"the program's parameters are not the architecture's: {', '.join(differing)}")
+    text = program.read_text(encoding="utf-8")
+    if f"func.func @{FUNCTION}(" not in text:
+        raise BlockError(f"the program has no function {FUNCTION}")
+    if "loc(" in text or any(str(place) in text for place in (program.parent, FOLDER, sys.prefix)):
+        raise BlockError("the program names places of this machine")
+
+
+def _parameters(program: Path) -> tuple[Parameter, ...]:
+    return parameters_in_scope(collect_parameters(program, _NO_TOOL), SCOPE)
+
+
+def _golden(folder: Path, archive: Path | None) -> list[Path]:
+    architecture = read_architecture(folder / "architecture.json")
+    program = folder / "modules" / "block.mlir"
+    if archive is None:
+        with tempfile.TemporaryDirectory() as name:
+            archive = Path(name) / f"{SCOPE}.irpa"
+            write_archive(archive, _parameters(program), RandomContent(WEIGHT_SEED))
+            return _recorded(folder, architecture, program, archive)
+    return _recorded(folder, architecture, program, archive)
+
+
+def _recorded(folder: Path, architecture: Architecture, program: Path, archive: Path) -> list[Path]:
+    tokens = prompt(architecture)
+    output = sound_output(logits(architecture, _weights(archive, architecture), tokens).astype(np.float32))
+    target = folder / "block_quality_cpu"
+    target.mkdir(parents=True, exist_ok=True)
+    prompt_file, output_file = target / "input_0.npy", target / "output_0.npy"
+    # As an expected output an integer .npy would never match, si64 is not i64 there; as an input it does.
+    write_atomic(prompt_file, _npy(tokens))
+    write_atomic(output_file, _npy(output))
+    provenance = {
+        "made_by": "tools/llama_block.py golden (NumPy, float64)",
+        "numpy": np.__version__,
+        "model": _file(program),
+        "weights": {"source": f"random, seed {WEIGHT_SEED}, scope {SCOPE}", **_content(archive)},
+        "inputs": [{"name": "tokens", "seed": PROMPT_SEED, **_file(prompt_file), **_tensor(tokens)}],
+        "outputs": [
+            {
+                "name": "logits",
+                **_file(output_file),
+                **_tensor(output),
+                "least_magnitude": float(np.abs(output).min()),
+                "deviation": float(output.std()),
+            }
+        ],
+        "tolerance": TOLERANCE,
+    }
+    # One field around all: a JSON file that has a test's fields at its top is taken for a test without a type.
+    return [prompt_file, output_file, _written(target / "provenance.json", {"provenance": provenance})]
+
+
+def _weights(archive: Path, architecture: Architecture) -> Mapping[str, NDArray[np.float32]]:
+    """What an archive holds, read with IREE's own reader and not with what wrote it."""
+    runtime = _runtime()
+    index = runtime.ParameterIndex()
+    try:
+        index.load(str(archive))
+    except (RuntimeError, ValueError) as error:
+        raise BlockError(f"{archive}: cannot be read: {error}", "Give an .irpa archive.") from error
+    entries = dict(index.items())
+    weights = {}
+    for name, shape in parameter_shapes(architecture).items():
+        entry = entries.get(name)
+        if entry is None or not entry.is_file or entry.length != 4 * int(np.prod(shape)):
+            raise BlockError(f"{archive}: {name} is missing, or is not {shape} of f32", "Make it for this program.")
+        weights[name] = np.frombuffer(entry.file_view, dtype="<f4").reshape(shape).copy()
+    return weights
+
+
+def _runtime() -> ModuleType:
+    try:
+        return importlib.import_module("iree.runtime")
+    except ImportError as error:
+        raise BlockError(f"IREE's runtime cannot be imported: {error}", "pip install iree-base-runtime") from error
+
+
+def _npy(values: NDArray[Any]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+
+def _written(path: Path, document: Mapping[str, Any]) -> Path:
+    write_atomic(path, json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"source": path.name, **_content(path)}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
+
+
+def _tensor(values: NDArray[Any]) -> dict[str, Any]:
+    least, most = values.min().item(), values.max().item()
+    return {"shape": list(values.shape), "type": str(values.dtype), "min": least, "max": most}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
