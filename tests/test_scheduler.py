@@ -68,7 +68,13 @@ class Run:
         self.beside: dict[str, set[str]] = {}
         self.events: list[str] = []
         self.skips: dict[str, str] = {}
-        self.scheduler = Scheduler(steps, finished or {}, Limits(jobs, fail_fast, fits), self.work, self.skip)
+        self.aborted = threading.Event()
+        self.scheduler = Scheduler(
+            steps, finished or {}, Limits(jobs, fail_fast, fits), self.work, self.skip, self.abort
+        )
+
+    def abort(self) -> None:
+        self.aborted.set()
 
     def work(self, work: Step) -> Verdict:
         with self.lock:

@@ -21,7 +21,7 @@ from iree_gauntlet.running.scheduler import Limits, Scheduler
 from iree_gauntlet.running.threshold import check_threshold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
     from iree_gauntlet.running.journal import Journal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["Engine", "Listener", "RunOptions"]
+__all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
 
 
 class Listener(Protocol):
@@ -53,14 +53,15 @@ class RunOptions:
     Attributes:
         jobs: steps at once before the benchmarks.
         fail_fast: start nothing more after the first failure.
-        force_recompile: make modules again although they are in the cache.
+        made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
+            made again; None to use what is in the cache.
         lenient: an unexpected pass does not fail the run.
         release: the compiler's release, for goldens that belong to one.
     """
 
     jobs: int
     fail_fast: bool
-    force_recompile: bool
+    made_again: Path | None
     lenient: bool
     release: str
 
@@ -108,7 +109,8 @@ class Engine:
             self._processes,
             lambda url: store.fetch(url).sha256,
             lambda: datetime.now(UTC),
-            force_recompile=options.force_recompile,
+            cancelled,
+            made_again=options.made_again,
         )
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
@@ -122,19 +124,29 @@ class Engine:
             The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
         """
         began = time.monotonic()
-        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
-        scheduler = Scheduler(steps, finished, limits, self._work, self._skip)
         interrupted = False
         try:
-            verdicts = scheduler.run()
+            code = exit_code_of(self.perform(steps, finished).values())
         except KeyboardInterrupt:
-            interrupted = True
-        if interrupted:
-            code = ExitCode.INTERRUPTED
-        else:
-            code = ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts.values()])
+            interrupted, code = True, ExitCode.INTERRUPTED
         self._journal.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
         return code
+
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
+        """Runs some steps of a plan and journals what they come to; more may follow.
+
+        Returns:
+            Verdicts by step id, those that were finished before among them.
+
+        Raises:
+            BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
+        """
+        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
+        return Scheduler(steps, finished, limits, self._work, self._skip, self._abort).run()
+
+    def _abort(self) -> None:
+        if not self._cancelled.is_set():
+            self.cancel()
 
     def cancel(self) -> None:
         """Ends what runs; safe in a signal handler."""
@@ -241,6 +253,11 @@ class Engine:
             if self._cancelled.is_set():
                 raise GauntletError(f"{url}: interrupted")
         return future.result()
+
+
+def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
+    """What a run exits with whose steps came to these."""
+    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
 
 
 _CANCEL_POLL_SECONDS = 0.2

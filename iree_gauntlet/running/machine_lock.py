@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
-__all__ = ["LockFile", "MachineLocks", "WaitCancelledError", "machine_lock_folder"]
+__all__ = ["PATIENCE_SECONDS", "LockFile", "MachineLocks", "WaitCancelledError", "machine_lock_folder"]
 
+# As long as the longest benchmark of another run may take.
+PATIENCE_SECONDS = 3600.0
 _POLL_SECONDS = 0.1
 # Shared holders add their id to the file; beyond this it starts afresh (ids serve messages alone).
 _HOLDERS_BYTES = 512
@@ -78,6 +80,12 @@ class LockFile:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def remove(self) -> None:
+        """Give the lock back and delete its file; those who wait for it go on with a new one."""
+        if self._descriptor is not None:
+            self._path.unlink(missing_ok=True)
+            self.release()
 
     def holders(self) -> tuple[int, ...]:
         """Ids of the live processes that took the lock last: whom to name in a message, no more."""

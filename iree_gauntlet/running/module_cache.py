@@ -29,15 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import sync_folder, write_atomic
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running.machine_lock import LockFile, WaitCancelledError
 from iree_gauntlet.running.module_key import canonical_json, describe_changes, make_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import threading
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
 __all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
 
 _ENTRY_FORMAT = 1
+_LOCK_POLL_SECONDS = 0.05
 _ENTRY_FILE = "entry.json"
 _ROLE = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9_-]+)*")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -203,6 +206,31 @@ class ModuleCache:
         except OSError as error:
             return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
         return publication
+
+    @contextlib.contextmanager
+    def making(self, key: str, cancelled: threading.Event) -> Iterator[None]:
+        """Be the one process that makes a module: others that want it wait until the block is left.
+
+        A store in which no lock can be made keeps nobody out: it can keep no module either.
+
+        Raises:
+            WaitCancelledError: the run was cancelled while it waited.
+        """
+        lock = LockFile(self._modules / "making" / f"{key}.lock")
+        try:
+            lock_path = self._modules / "making"
+            lock_path.mkdir(parents=True, exist_ok=True)
+            while not lock.acquire_now():
+                if cancelled.wait(_LOCK_POLL_SECONDS):
+                    raise WaitCancelledError(f"cancelled while another process makes module {key[:12]}")
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            # Who waits for it sees that it is gone, and makes it anew.
+            lock.remove()
 
     def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:
         """Why a module is not in the store: what changed since it was last compiled under this name."""

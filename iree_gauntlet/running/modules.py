@@ -18,6 +18,7 @@ from iree_gauntlet.running.results import Result, after_process, first_error
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
@@ -44,7 +45,9 @@ class ModuleMaker:
         processes: starts the tools.
         program_hash: SHA-256 of the file of a URL.
         clock: gives the present time, with a time zone.
-        force_recompile: whether to make it again although it is in the cache, and compare.
+        cancelled: ends the wait for another process that makes the same.
+        made_again: where it is noted what was made again although it was in the cache, each once for all processes
+            of a run, and compared; None to use what is there.
     """
 
     def __init__(
@@ -53,14 +56,16 @@ class ModuleMaker:
         processes: Processes,
         program_hash: Callable[[str], str],
         clock: Callable[[], datetime],
+        cancelled: threading.Event,
         *,
-        force_recompile: bool,
+        made_again: Path | None,
     ) -> None:
         self._cache = cache
         self._processes = processes
         self._program_hash = program_hash
         self._clock = clock
-        self._force = force_recompile
+        self._cancelled = cancelled
+        self._made_again = made_again
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters or compile step."""
@@ -71,24 +76,49 @@ class ModuleMaker:
             if item.role.startswith(FILE_ROLE):
                 ingredients[item.role] = ingredients[item.role] or self._program_hash(item.url)
         key = make_key(ingredients)
-        found = self._cache.lookup(key)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
-        # Weights made up again would be the same: they depend on nothing that a compiler does.
-        force = self._force and step.stage is not Stage.PARAMETERS
-        fresh = force or (step.command is not None and makes_dumps(step.command.argv))
-        if found.entry is not None and not fresh:
-            try:
-                return self._from_cache(step, found.entry, key)
-            except EntryGoneError:
-                # Somebody cleared the cache between the two lines above: make it again.
-                found = self._cache.lookup(key)
-        if fresh:
-            reason = "--force-recompile" if force else step.cache.reason
-        elif found.reason.startswith(("damaged", "unreadable")):
+        dumps = step.command is not None and makes_dumps(step.command.argv)
+        if not dumps and not self._is_forced(step, key):
+            result = self._looked_up(step, key)
+            if result is not None:
+                return result
+        with self._cache.making(key, self._cancelled):
+            # Again: another process may have made it meanwhile.
+            forced = self._is_forced(step, key)
+            result = None if dumps or forced else self._looked_up(step, key)
+            if result is None:
+                result = self._make(step, key, ingredients, step.cache.reason if dumps else "", forced=forced)
+        return result
+
+    def _is_forced(self, step: Step, key: str) -> bool:
+        """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
+        if self._made_again is None or step.stage is Stage.PARAMETERS:
+            return False
+        return not (self._made_again / key).exists()
+
+    def _looked_up(self, step: Step, key: str) -> Result | None:
+        found = self._cache.lookup(key)
+        if found.entry is None:
+            return None
+        try:
+            return self._from_cache(step, found.entry, key)
+        except EntryGoneError:
+            # Somebody cleared the cache between the two lines above.
+            return None
+
+    def _make(self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, *, forced: bool) -> Result:
+        found = self._cache.lookup(key)
+        if forced:
+            reason = "--force-recompile"
+        elif not reason and found.reason.startswith(("damaged", "unreadable")):
             reason = found.reason
-        else:
+        elif not reason:
             reason = self._cache.explain_miss(step.id, ingredients)
-        return self._by_tool(step, key, ingredients, reason, found.entry)
+        result = self._by_tool(step, key, ingredients, reason, found.entry)
+        if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
+            self._made_again.mkdir(parents=True, exist_ok=True)
+            (self._made_again / key).touch()
+        return result
 
     def _from_cache(self, step: Step, entry: Entry, key: str) -> Result:
         for role, path in step.outputs:

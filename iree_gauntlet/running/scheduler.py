@@ -48,6 +48,7 @@ class Scheduler:
         limits: what may run at once.
         work: runs a step and returns its verdict; called from several threads.
         skip: records a step that does not run, with the reason.
+        abort: ends what runs, when an exception (a signal's, or a bug's) leaves the scheduler.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Scheduler:
         limits: Limits,
         work: Callable[[Step], Verdict],
         skip: Callable[[Step, str], Verdict],
+        abort: Callable[[], None],
     ) -> None:
         self._waiting = {step.id: step for step in steps if step.id not in finished}
         self._verdicts = dict(finished)
@@ -64,6 +66,7 @@ class Scheduler:
         self._limits = limits
         self._work = work
         self._skip = skip
+        self._abort = abort
         self._running: dict[Future[Verdict], Step] = {}
         self._stopped_by = ""
         self._cancelled = threading.Event()
@@ -87,6 +90,10 @@ class Scheduler:
                     if not self._running:
                         break
                     self._collect()
+            except BaseException:
+                # The pool waits for its threads before it lets the exception out.
+                self._abort()
+                raise
             finally:
                 self._cancelled.set()
         while self._running:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
@@ -23,27 +22,23 @@ from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import MachineLocks, machine_lock_folder
-from iree_gauntlet.running.plan import blocked, make_plan
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.options import SELECTION_NAMES
 from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
-from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.running.plan import Plan
-    from iree_gauntlet.running.steps import Step
 
 __all__ = ["execute"]
-
-# As long as the longest benchmark of another run may take.
-_LOCK_PATIENCE_SECONDS = 3600.0
 
 
 class _Downloads:
@@ -111,7 +106,7 @@ def _planned(
         raise SpecError(list(plan.problems))
     if options["last_failed"]:
         plan = _only_last_failed(plan, newest_run(runs_folder()))
-    plan = _without_missing_devices(plan, machine)
+    plan = without_missing_devices(plan, machine)
     if not plan.steps:
         raise NothingSelectedError(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
@@ -152,7 +147,12 @@ def _run(
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
     cancelled = threading.Event()
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
-        event = _run_event(plan, run_dir, machine, selection, asked, resumed=bool(options["resume"]))
+        command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
+            "markers": options["markers"],
+            "resumed": bool(options["resume"]),
+            "asked": asdict(asked),
+        }
         journal.run(event)
         console.run_started(event)
         engine = Engine(
@@ -160,14 +160,14 @@ def _run(
             machine.store,
             machine.modules,
             supervisor,
-            MachineLocks(machine_lock_folder(), patience=_LOCK_PATIENCE_SECONDS, cancelled=cancelled),
+            MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled),
             cancelled,
             journal,
             console,
             RunOptions(
                 jobs=_jobs(options),
                 fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
-                force_recompile=bool(options["force_recompile"]),
+                made_again=run_dir / "made-again" if options["force_recompile"] else None,
                 lenient=bool(options["lenient"]),
                 release=toolchain.compiler_release if toolchain else "",
             ),
@@ -200,21 +200,6 @@ def _interruptible(cancel: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _without_missing_devices(plan: Plan, machine: Machine) -> Plan:
-    """Blocks the steps that no device here can run: a demand that cannot be met fails at once."""
-
-    def checked(step: Step) -> Step:
-        device = step.resources.device
-        if not device or device.startswith("local-") or machine.toolchain is None:
-            return step
-        available = device_available(machine.toolchain, device)
-        return (
-            step if available.ok else blocked(step, f"no device {device!r} here: {available.reason}; {available.hint}")
-        )
-
-    return replace(plan, steps=tuple(checked(step) for step in plan.steps))
 
 
 def _jobs(options: Mapping[str, Any]) -> int:
@@ -290,25 +275,3 @@ def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
             keep.add(step_id)
             waiting.extend(by_id[step_id].needs)
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
-
-
-def _run_event(
-    plan: Plan, run_dir: Path, machine: Machine, selection: Selection, asked: Asked, *, resumed: bool
-) -> dict[str, Any]:
-    return {
-        "run": run_dir.name,
-        "version": __version__,
-        "suite": selection.name,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "cwd": str(Path.cwd()),
-        "target": [{"name": target.name, "sku": target.sku} for target in selection.targets],
-        "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
-        "machine": machine_facts().as_dict(),
-        "resumed": resumed,
-        "asked": asdict(asked),
-        "steps": [_plain(step) for step in plan.steps],
-    }
-
-
-def _plain(step: Step) -> dict[str, Any]:
-    return asdict(step)

@@ -1,0 +1,64 @@
+"""What stands at the beginning of a run: what of its plan this machine can do, and the journal's first event."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import __version__
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.running.plan import blocked
+from iree_gauntlet.toolchains.devices import device_available
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.targets import Target
+    from iree_gauntlet.tasks.surroundings import Machine
+
+__all__ = ["run_event", "without_missing_devices"]
+
+
+def without_missing_devices(plan: Plan, machine: Machine) -> Plan:
+    """Blocks the steps that no device here can run: a demand that cannot be met fails at once."""
+
+    def checked(step: Step) -> Step:
+        device = step.resources.device
+        if not device or device.startswith("local-") or machine.toolchain is None:
+            return step
+        available = device_available(machine.toolchain, device)
+        return (
+            step if available.ok else blocked(step, f"no device {device!r} here: {available.reason}; {available.hint}")
+        )
+
+    return replace(plan, steps=tuple(checked(step) for step in plan.steps))
+
+
+def run_event(
+    plan: Plan, run_dir: Path, machine: Machine, suite: str, targets: Sequence[Target], command: Sequence[str]
+) -> dict[str, Any]:
+    """The journal's `run` event, but for what was selected and by which options: those who know add that.
+
+    Args:
+        plan: what is to be done.
+        run_dir: the run's folder.
+        machine: what it is done with.
+        suite: its name.
+        targets: where it is done.
+        command: of the process, as typed.
+    """
+    return {
+        "run": run_dir.name,
+        "version": __version__,
+        "suite": suite,
+        "command": " ".join(command),
+        "cwd": str(Path.cwd()),
+        "target": [{"name": target.name, "sku": target.sku} for target in targets],
+        "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
+        "machine": machine_facts().as_dict(),
+        "resumed": False,
+        "steps": [asdict(step) for step in plan.steps],
+    }
