@@ -97,6 +97,7 @@ class RunOutcome:
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run beside each other).
         compiles, imports, downloads: how the caches did.
         remarks: what a reader must know about the record itself, one line each.
+        markers: the marker expression that its tests were selected by.
     """
 
     run: str
@@ -119,6 +120,7 @@ class RunOutcome:
     imports: CacheCount
     downloads: CacheCount
     remarks: tuple[str, ...]
+    markers: str = ""
 
     @property
     def steps(self) -> tuple[StepOutcome, ...]:
@@ -185,6 +187,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         imports=_cache_count(steps, "import"),
         downloads=_download_count(steps),
         remarks=_remarks(record, state),
+        markers=str(run.get("markers") or ""),
     )
 
 

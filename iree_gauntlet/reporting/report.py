@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.reporting.job_summary import (
+    JOB_SUMMARY_NAMES,
+    job_summary,
+    job_summary_json,
+    job_summary_markdown,
+)
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.summary import append_step_summary as append_to_step_summary
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.outcome import RunOutcome
 
-__all__ = ["REPORT_NAMES", "write_reports"]
+__all__ = ["REPORT_NAMES", "write_job_summary", "write_reports"]
 
 REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
 _JOURNAL_NAME = "journal.jsonl"
@@ -43,14 +49,8 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
     markdown = summary_markdown(outcome)
     contents = (junit_document(outcome), markdown, summary_json(outcome))
     for name, content in zip(REPORT_NAMES, contents, strict=True):
-        path = run_dir / name
-        try:
-            write_atomic(path, content)
-        except OSError as error:
-            raise GauntletError(
-                f"{path}: cannot write the report: {error.strerror}",
-                f"make room or give the right to write, then `report {run_dir}` makes it from the journal",
-            ) from error
+        _write(run_dir / name, content, run_dir)
+    write_job_summary(outcome, run_dir, run_dir)
     step_summary = environ.get(_STEP_SUMMARY, "")
     if append_step_summary and step_summary:
         try:
@@ -61,3 +61,32 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
                 f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
             ) from error
     return outcome
+
+
+def write_job_summary(outcome: RunOutcome, folder: Path, run_dir: Path) -> None:
+    """Write `job_summary.md` and `job_summary.json` of the tests of torch models, where a run has any.
+
+    Args:
+        outcome: of the run.
+        folder: where to.
+        run_dir: the run's folder.
+
+    Raises:
+        GauntletError: they cannot be written.
+    """
+    summary = job_summary(outcome)
+    if not summary:
+        return
+    contents = (job_summary_markdown(summary, outcome.markers), job_summary_json(summary))
+    for name, content in zip(JOB_SUMMARY_NAMES, contents, strict=True):
+        _write(folder / name, content, run_dir)
+
+
+def _write(path: Path, content: str | bytes, run_dir: Path) -> None:
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise GauntletError(
+            f"{path}: cannot write the report: {error.strerror}",
+            f"make room or give the right to write, then `report {run_dir}` makes it from the journal",
+        ) from error

@@ -39,6 +39,7 @@ class StepOutcome:
         statistics: the compiler's, such as `dispatch_count`.
         log: path of its full output, relative to the run's folder.
         tail: last lines of its output.
+        goldens: figures that it is held against: metric and value.
         origin: where its case is written.
     """
 
@@ -77,6 +78,7 @@ class StepOutcome:
     log: str
     tail: tuple[str, ...]
     fetched: tuple[Fetched, ...]
+    goldens: tuple[tuple[str, float], ...]
     origin: Origin
 
     @property
@@ -148,6 +150,7 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         log=str(result.get("log") or ""),
         tail=tuple(str(line) for line in result.get("tail") or ()),
         fetched=tuple(Fetched.from_json(file) for file in result.get("fetched") or ()),
+        goldens=tuple((str(golden["metric"]), float(golden["value"])) for golden in step.get("goldens") or ()),
         origin=Origin(str(step["origin"]["file"]), str(step["origin"].get("field") or "")),
     )
 
