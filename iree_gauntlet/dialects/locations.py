@@ -65,7 +65,8 @@ def file_beside(spec: Spec, path: Sequence[str | int], source: str, folder: Path
     if wrong:
         return wrong
     places = [folder / source] if folder else [spec.tree.external / source, spec.path.parent / source]
-    return next((place for place in places if place.is_file()), places[-1]).absolute().as_uri()
+    missing = places[0] if places[0].parents[len(Path(source).parts) - 1].is_dir() else places[-1]
+    return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
 
 def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:

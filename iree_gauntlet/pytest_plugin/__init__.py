@@ -1,0 +1,77 @@
+"""The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
+
+_FOLDERS = ("module_directory", "external_file_directory")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Define the options, under the names of iree-test-suites."""
+    group = parser.getgroup("iree-gauntlet", "suites of torch models (docs/pytest.md)")
+    group.addoption(
+        "--test-file-directory", metavar="DIR", help="Run the model tests (JSON files) anywhere below this folder."
+    )
+    group.addoption(
+        "--module-directory",
+        metavar="DIR",
+        help="Folder that module names are relative to (default: that of the tests, or the one above it).",
+    )
+    group.addoption(
+        "--external-file-directory",
+        metavar="DIR",
+        help="Folder of files without a URL; IREE's tools run there (default: test_suite_files beside the tests).",
+    )
+    group.addoption(
+        "--artifact-directory",
+        metavar="DIR",
+        default="artifacts",
+        help="Folder of downloads, compiled modules and runs (default: ./artifacts).",
+    )
+    group.addoption(
+        "--force-recompile", action="store_true", help="Compile every module again, once, and compare with the cache."
+    )
+    group.addoption(
+        "--job-summary-path",
+        metavar="DIR",
+        default="./",
+        help="Folder for job_summary.md and job_summary.json (default: the working folder).",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Leave out the conftest.py files of suites that define the same options."""
+    if early_config.known_args_namespace.test_file_directory:
+        from iree_gauntlet.pytest_plugin.conftests import stand_in_for_other_definitions  # noqa: PLC0415
+
+        stand_in_for_other_definitions(early_config)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the plugin proper where its options are used.
+
+    Raises:
+        UsageError: a folder does not exist, or the tests' folder is missing among the options.
+    """
+    named = config.getoption("test_file_directory")
+    if not named:
+        given = [name for name in (*_FOLDERS, "force_recompile") if config.getoption(name)]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise pytest.UsageError(f"{option} needs --test-file-directory: which tests are meant?")
+        return
+    for name in ("test_file_directory", *_FOLDERS):
+        folder = config.getoption(name)
+        if folder and not Path(folder).is_dir():
+            raise pytest.UsageError(f"--{name.replace('_', '-')}: {folder} is no folder")
+    # Here, so that every other use of pytest is spared the imports.
+    from iree_gauntlet.pytest_plugin.collection import PLUGIN_NAME  # noqa: PLC0415
+    from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
+
+    config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)

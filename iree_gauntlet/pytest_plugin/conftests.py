@@ -1,0 +1,48 @@
+"""The suites' own conftest.py files: where one defines our options, ours is used in its place.
+
+A checkout of iree-test-suites has one beside its tests. Two definitions of one option would end pytest with an
+error, so that file is left out; every other conftest.py is loaded as always.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pytest
+
+__all__ = ["stand_in_for_other_definitions"]
+
+_OPTION = b"--test-file-directory"
+
+
+def stand_in_for_other_definitions(config: pytest.Config) -> None:
+    """Keeps pytest from loading every conftest.py that defines our options.
+
+    Args:
+        config: before the first conftest.py is loaded.
+    """
+    options = config.known_args_namespace
+    here = Path(config.invocation_params.dir)
+    named = [Path(here, argument.split("::")[0]) for argument in options.file_or_dir]
+    for path in _conftests(here, [here, *named, Path(here, options.test_file_directory)]):
+        if _OPTION in path.read_bytes():
+            # Pytest looks a conftest.py up by its path before it imports it.
+            config.pluginmanager.register(ModuleType("conftest"), name=str(path))
+
+
+def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
+    """Those above and below some places that pytest may come to load."""
+    found: set[Path] = set()
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
+        if folder != here:
+            found.update(folder.rglob("conftest.py"))
+    for path in sorted({Path(path.parent.resolve(), path.name) for path in found}):
+        if path.is_file():
+            yield path

@@ -1,0 +1,169 @@
+"""The hooks: which files pytest collects, in which order tests run, and what is written at the end."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.dialects.selection import MarkerExpression
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder
+from iree_gauntlet.pytest_plugin.records import new_run_folder, write_session_reports
+from iree_gauntlet.pytest_plugin.session import ModelTestSession
+from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ModelTestPlugin"]
+
+
+class ModelTestPlugin:
+    """Registered where the plugin's options are used; one in each process under xdist.
+
+    Args:
+        config: pytest's.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.suite = ModelTestSuite(
+            _folder(config, "test_file_directory"),
+            _optional_folder(config, "module_directory"),
+            _optional_folder(config, "external_file_directory"),
+        )
+        self._artifacts = _folder(config, "artifact_directory")
+        # Of xdist: absent in the one process, or in the one that hands out the tests.
+        self._worker: dict[str, Any] = getattr(config, "workerinput", {})
+        self._run_folder: Path | None = Path(self._worker["gauntlet_run"]) if self._worker else None
+        self._command = self._worker.get("gauntlet_command") or ["pytest", *map(str, config.invocation_params.args)]
+        self.session: ModelTestSession | None = None
+        self._reported = False
+        self._set_arguments()
+
+    def _set_arguments(self) -> None:
+        """Adds the tests' folder to what is collected; without arguments, nothing else is."""
+        folder = self.suite.folder
+        explicit = self._config.args_source is pytest.Config.ArgsSource.ARGS
+        named = [Path(argument.split("::")[0]).resolve() for argument in self._config.args]
+        if not explicit:
+            self._config.args = [str(folder)]
+        elif not any(path.is_relative_to(folder) for path in named):
+            self._config.args = [*self._config.args, str(folder)]
+
+    # Collecting
+
+    def pytest_report_header(self) -> list[str]:
+        """Say where everything is."""
+        return [f"model tests: {self.suite.folder}", f"artifacts: {self._artifacts}"]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Keep every test, whatever its folder is called (pytest passes over `build`, for one)."""
+        return False if self.suite.holds(collection_path) else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """Collect the model tests of a folder, and nothing else there: it may hold another suite's conftest.py."""
+        if path != self.suite.folder:
+            return None
+        found: pytest.Collector = SpecFolder.from_parent(parent, path=path, suite=self.suite)
+        return found
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """Collect a test that is named by itself."""
+        if file_path.suffix != ".json" or not self.suite.holds(file_path):
+            return None
+        found: pytest.Collector = SpecFile.from_parent(parent, path=file_path, suite=self.suite)
+        return found
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put benchmarks last, so that they wait for nothing; warn of markers that no test has."""
+        self._warn_of_markers([item for item in items if isinstance(item, ModelTest)])
+        items.sort(key=lambda item: isinstance(item, ModelTest) and item.case.kind == "benchmark")
+
+    def _warn_of_markers(self, tests: Sequence[ModelTest]) -> None:
+        if self._worker.get("workerid", "gw0") != "gw0":
+            return
+        known = {marker for test in tests for marker in test.case.markers}
+        registered = {line.split(":")[0].split("(")[0].strip() for line in self._config.getini("markers")}
+        try:
+            words = MarkerExpression(self._config.getoption("markexpr") or "").words
+        except UsageError:
+            # Pytest says so itself, and it understands more (keyword arguments).
+            return
+        unknown = sorted(words - known - registered)
+        if unknown:
+            text = f"no test has the marker {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            warnings.warn(pytest.PytestUnknownMarkWarning(text), stacklevel=1)
+
+    # Running
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Plan everything that was selected.
+
+        Raises:
+            Exit: there is no IREE, or the folder for runs cannot be made.
+        """
+        tests = [item for item in session.items if isinstance(item, ModelTest)]
+        stopped = session.testsfailed and not self._config.option.continue_on_collection_errors
+        if not tests or stopped or self._config.option.collectonly:
+            return
+        try:
+            self.session = ModelTestSession(
+                [test.test for test in tests],
+                self.run_folder(),
+                self._artifacts,
+                journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else "journal.jsonl",
+                processes=int(self._worker.get("workercount", 1)),
+                force_recompile=bool(self._config.getoption("force_recompile")),
+                markers=self._config.getoption("markexpr") or "",
+                command=self._command,
+            )
+        except GauntletError as error:
+            if self._worker:
+                raise
+            pytest.exit(str(error), returncode=int(error.exit_code))
+
+    def run_folder(self) -> Path:
+        """The folder of this session, made when it is first asked for; one for all processes under xdist."""
+        if self._run_folder is None:
+            self._run_folder = new_run_folder(self._artifacts / "runs")
+        return self._run_folder
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a process of xdist where the session's files go."""
+        node.workerinput |= {"gauntlet_run": str(self.run_folder()), "gauntlet_command": self._command}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """End what still runs, and write the reports, once for all processes."""
+        if self.session is not None:
+            self.session.close()
+        if self._worker or self._run_folder is None or self._config.option.collectonly:
+            return
+        try:
+            self._reported = write_session_reports(self._run_folder, _folder(self._config, "job_summary_path"))
+        except GauntletError as error:
+            warnings.warn(pytest.PytestWarning(str(error)), stacklevel=1)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say where the reports are."""
+        if self._reported:
+            summary = _folder(self._config, "job_summary_path") / "job_summary.md"
+            terminalreporter.write_line(f"job summary: {summary}; logs and reports: {self._run_folder}")
+
+
+def _folder(config: pytest.Config, option: str) -> Path:
+    return Path(config.invocation_params.dir, config.getoption(option)).resolve()
+
+
+def _optional_folder(config: pytest.Config, option: str) -> Path | None:
+    return _folder(config, option) if config.getoption(option) else None

@@ -1,0 +1,244 @@
+"""Planning and running the tests of one pytest process on the engine that everything else runs on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from iree_gauntlet.cases import Kind, Stage, Verdict
+from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.errors import SpecError
+from iree_gauntlet.journal_format import JournalRecord
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.reporting.details import finding_lines
+from iree_gauntlet.reporting.step_outcome import step_outcome
+from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.plan_places import step_id
+from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
+from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.cases import Case
+    from iree_gauntlet.dialects.torch_models import TorchTest
+    from iree_gauntlet.reporting.step_outcome import StepOutcome
+    from iree_gauntlet.running.steps import Step
+
+__all__ = ["ModelTestSession", "StepError", "TestFailure", "failure_text"]
+
+_LOG = logging.getLogger("iree_gauntlet")
+_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
+_STAGES = (*_CHECKS.values(),)
+
+
+class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
+    """A failure that is shown as its text alone: a traceback of the toolkit would say nothing."""
+
+    __test__ = False
+
+    def __init__(self, step: StepOutcome, run_dir: Path) -> None:
+        super().__init__(failure_text(step, run_dir), pytrace=False)
+
+
+class TestFailure(_PlainFailure):
+    """A test failed: the product under test is at fault."""
+
+
+class StepError(_PlainFailure):
+    """Something else than the product under test kept a test from being judged."""
+
+
+class _Log:
+    """Tells pytest's log what happens; `--log-cli-level=info` shows it."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        self.running: set[str] = set()
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        self.running.add(step["id"])
+        _LOG.info("%s %s", step["chain"], step["stage"])
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        self.records[step["id"]] = result
+        self.running.discard(step["id"])
+        if result.get("command"):
+            _LOG.info("%s", result["command"])
+        _LOG.info("%s %s: %s %s", step["chain"], step["stage"], result["verdict"], result.get("reason") or "")
+
+    def waiting(self, text: str) -> None:
+        _LOG.info("waiting %s", text)
+
+    def update(self, url: str, done: int, total: int | None) -> None:
+        """Downloads are told of when they are done, as a log has no line to overwrite."""
+
+    def note(self, url: str, message: str) -> None:
+        _LOG.info("%s: %s", url, message)
+
+
+class ModelTestSession:
+    """The selected tests of one process: one plan and one journal, of which each test does its part.
+
+    Args:
+        tests: what was selected.
+        run_dir: the session's folder, shared with other processes.
+        artifacts: folder of downloads and modules.
+        journal: name of this process's journal in the session's folder.
+        processes: how many share this machine.
+        force_recompile: whether modules are made again, once for all processes.
+        markers: the expression that the tests were selected by.
+        command: of the pytest that the user started.
+
+    Raises:
+        GauntletError: there is no IREE, its tools do not know a flag, or a folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        tests: Sequence[TorchTest],
+        run_dir: Path,
+        artifacts: Path,
+        *,
+        journal: str,
+        processes: int,
+        force_recompile: bool,
+        markers: str,
+        command: Sequence[str],
+    ) -> None:
+        self.run_dir = run_dir
+        self._log = _Log()
+        self._machine = make_machine({"cache_dir": str(artifacts)}, self._log, need_toolchain=True)
+        required = {case.id: case for test in tests for case in test.required}
+        cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
+        options = {"force_recompile": force_recompile}
+        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, options))
+        if plan.problems:
+            raise SpecError(list(plan.problems))
+        plan = without_missing_devices(plan, self._machine)
+        self._steps = {step.id: step for step in plan.steps}
+        self._verdicts: dict[str, Verdict] = {}
+        self._jobs = max(1, machine_facts().cores // processes)
+        self._made_again = run_dir / "made-again" if force_recompile else None
+        self._began = datetime.now(UTC)
+        self._journal = Journal(run_dir / journal, lambda: datetime.now(UTC))
+        targets = sorted({test.case.target for test in tests})
+        event = run_event(plan, run_dir, self._machine, "pytest", targets, command)
+        self._journal.run(event | {"markers": markers})
+        self._supervisor = Supervisor()
+        self._cancelled = threading.Event()
+
+    def prepare(self, case: Case) -> None:
+        """Runs what a test's check needs.
+
+        Raises:
+            StepError: an error kept something of it from being made.
+        """
+        needed = self._needed(self._check_of(case))
+        self._perform(needed[:-1])
+        for step in needed[:-1]:
+            if self._verdicts[step.id] is Verdict.ERROR:
+                raise StepError(self._outcome(step), self.run_dir)
+
+    def check(self, case: Case) -> StepOutcome:
+        """Runs a test's check, and says what it came to.
+
+        Raises:
+            TestFailure: something that it needs failed.
+            StepError: an error kept it from being judged.
+        """
+        needed = self._needed(self._check_of(case))
+        self._perform(needed)
+        for step in needed[:-1]:
+            if self._verdicts[step.id] is Verdict.FAILED:
+                raise TestFailure(self._outcome(step), self.run_dir)
+        outcome = self._outcome(needed[-1])
+        if outcome.verdict is Verdict.ERROR:
+            raise StepError(outcome, self.run_dir)
+        return outcome
+
+    def close(self) -> None:
+        """Ends what runs, and the journal."""
+        self._supervisor.close()
+        seconds = (datetime.now(UTC) - self._began).total_seconds()
+        self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
+        self._journal.close()
+
+    def _check_of(self, case: Case) -> Step:
+        return self._steps[step_id(case.chain, _CHECKS[case.kind])]
+
+    def _needed(self, last: Step) -> list[Step]:
+        """The steps that lead to one, and that one, each behind what it needs."""
+        ordered: dict[str, Step] = {}
+
+        def visit(step: Step) -> None:
+            for need in step.needs:
+                if need in self._steps and need not in ordered:
+                    visit(self._steps[need])
+            ordered[step.id] = step
+
+        visit(last)
+        return list(ordered.values())
+
+    def _perform(self, steps: Sequence[Step]) -> None:
+        finished = {step.id: self._verdicts[step.id] for step in steps if step.id in self._verdicts}
+        if len(finished) == len(steps):
+            return
+        try:
+            self._verdicts |= self._engine().perform(steps, finished)
+        except BaseException as error:
+            # The test's time was up, or the user's patience.
+            how = f"ended by pytest: {type(error).__name__} {error}".strip()
+            for name in self._log.running:
+                self._journal.result(name, Result(Verdict.ERROR, shorten(how)).as_dict())
+            self._log.running.clear()
+            raise
+
+    def _engine(self) -> Engine:
+        """An engine for some steps; after an exception in another test (its time was up), all is made anew."""
+        if self._cancelled.is_set():
+            self._supervisor.close()
+            self._supervisor, self._cancelled = Supervisor(), threading.Event()
+        toolchain = self._machine.toolchain
+        assert toolchain is not None, "asked for when this session was made"
+        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=self._cancelled)
+        options = RunOptions(self._jobs, False, self._made_again, False, toolchain.compiler_release)
+        return Engine(
+            self.run_dir,
+            self._machine.store,
+            self._machine.modules,
+            self._supervisor,
+            locks,
+            self._cancelled,
+            self._journal,
+            self._log,
+            options,
+            lambda: psutil.virtual_memory().available,
+        )
+
+    def _outcome(self, step: Step) -> StepOutcome:
+        record = JournalRecord(self.run_dir, results=self._log.records, end={})
+        return step_outcome(asdict(step), record)
+
+
+def failure_text(step: StepOutcome, run_dir: Path) -> str:
+    """What went wrong with a step, how to see more, and how to do it again."""
+    lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
+    lines += [f"    | {line}" for line in step.tail]
+    if step.command:
+        lines.append(f"reproduce: {step.command}")
+    if step.log:
+        lines.append(f"full log:  {run_dir / step.log}")
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""The tests of one folder, read once in each process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.torch_models import build_test
+from iree_gauntlet.dialects.torch_modules import TorchModules
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest
+from iree_gauntlet.dialects.trees import read_torch_specs
+from iree_gauntlet.targets import FAMILIES, Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.dialects.torch_models import TorchTest
+    from iree_gauntlet.errors import Problem
+
+__all__ = ["FoundTest", "ModelTestSuite"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTest:
+    """A test file, read.
+
+    Attributes:
+        test: what it means; None where its problems leave nothing to run.
+        problems: what is wrong with it, or with the module definitions that it names.
+        markers: as it lists them, then its type.
+    """
+
+    test: TorchTest | None
+    problems: tuple[Problem, ...]
+    markers: tuple[str, ...]
+
+
+class ModelTestSuite:
+    """The tests below a folder.
+
+    Args:
+        folder: where they are.
+        modules: where module definitions are; None for that folder, or the one above it.
+        external: where files without a URL are; None for `test_suite_files` there.
+    """
+
+    def __init__(self, folder: Path, modules: Path | None, external: Path | None) -> None:
+        self.folder = folder
+        self._modules = modules
+        self._external = external
+
+    @cached_property
+    def tests(self) -> dict[Path, FoundTest]:
+        """The tests by file, in order."""
+        specs = read_torch_specs(self.folder, self._external, self._modules)
+        modules = TorchModules(specs)
+        targets = [Target(family) for family in FAMILIES]
+        found: dict[Path, FoundTest] = {}
+        for spec in specs:
+            if spec.defines_module:
+                continue
+            if spec.document is None:
+                found[spec.path] = FoundTest(None, spec.problems, ())
+                continue
+            test, problems = build_test(spec, modules, targets)
+            assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
+            found[spec.path] = FoundTest(test, tuple(problems), (*spec.document.markers, spec.document.type))
+        return found
+
+    @cached_property
+    def folders(self) -> frozenset[Path]:
+        """The folders that hold tests, themselves or further down."""
+        return frozenset(parent for path in self.tests for parent in path.parents if self._is_inside(parent))
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path is a test, or a folder that holds some."""
+        return self._is_inside(path) and (path in self.tests or path in self.folders)
+
+    def _is_inside(self, path: Path) -> bool:
+        return path == self.folder or path.is_relative_to(self.folder)
