@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.running import module_cache
+from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.module_cache import EntryGoneError, ModuleCache, Publication
 from iree_gauntlet.running.module_key import describe_changes, flag_ingredients, join_flags, make_key
 
@@ -444,3 +446,50 @@ def test_word_that_is_also_a_file_stays_itself(tmp_path: Path) -> None:
 def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) -> None:
     flags = [f"--gauntlet{flag}" for flag in flags]
     assert flag_ingredients(flags, content_hash, folder=tmp_path / "empty") == tuple(flags)
+
+
+MAKE = """
+import sys, threading, time
+from pathlib import Path
+from iree_gauntlet.running.module_cache import ModuleCache
+folder, key = Path(sys.argv[1]), sys.argv[2]
+with ModuleCache(folder).making(key, threading.Event()):
+    with (folder / "log").open("a") as log:
+        print("in", file=log, flush=True)
+        time.sleep(0.3)
+        print("out", file=log, flush=True)
+    if sys.argv[3] == "die":
+        import os
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(cache: ModuleCache) -> None:
+    key = make_key(INGREDIENTS)
+    cache.folder.mkdir(parents=True)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", MAKE, str(cache.folder), key]
+    processes = [subprocess.Popen([*command, end], env=environment) for end in ("die", "die", "well", "well")]
+    codes = [process.wait(30) for process in processes]
+    assert codes == [-9, -9, 0, 0]
+    assert (cache.folder / "log").read_text().split() == ["in", "out"] * 4
+
+
+def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
+    with cache.making(make_key(INGREDIENTS), threading.Event()):
+        assert leftovers(cache)
+    assert not leftovers(cache)
+
+
+def test_waiting_for_another_maker_ends_when_the_run_is_cancelled(cache: ModuleCache) -> None:
+    key, cancelled = make_key(INGREDIENTS), threading.Event()
+    with cache.making(key, threading.Event()):
+        threading.Timer(0.2, cancelled.set).start()
+        with pytest.raises(WaitCancelledError), cache.making(key, cancelled):
+            pytest.fail("two at once")
+
+
+def test_a_store_without_room_for_locks_keeps_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / "modules").write_text("a file where a folder should be")
+    with ModuleCache(tmp_path).making(make_key(INGREDIENTS), threading.Event()):
+        pass

@@ -301,3 +301,25 @@ def test_every_step_runs_once_or_is_skipped_for_a_need(graph: tuple[list[Step], 
             assert not run.beside.get(one.id)
     on_device = {one.id for one in steps if one.resources.device}
     assert all(not run.beside[name] & on_device for name in on_device & set(run.beside))
+
+
+def test_an_exception_ends_what_runs_before_it_gets_out() -> None:
+    """As a signal handler raises one in the thread that waits: the pool would wait for its own threads first."""
+    released = threading.Event()
+
+    class Raised(Exception):  # noqa: N818
+        pass
+
+    def fail(work: Step) -> None:
+        if work.id == "bad":
+            raise Raised
+        # Ended by `abort` alone.
+        assert released.wait(10)
+
+    runner = Run([step("long"), step("bad")], hook=fail, jobs=2)
+    runner.scheduler._abort = released.set
+    began = time.monotonic()
+    with pytest.raises(Raised):
+        runner.scheduler.run()
+    assert released.is_set()
+    assert time.monotonic() - began < 5

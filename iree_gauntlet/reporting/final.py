@@ -17,7 +17,7 @@ from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.headline import cache_line, headline
 from iree_gauntlet.reporting.live import STYLES
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
-from iree_gauntlet.reporting.report import REPORT_NAMES
+from iree_gauntlet.reporting.report import report_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +75,7 @@ def print_final(
         _line(console, f"note: {one_line(remark)}", "yellow")
     _line(console, headline(outcome), "bold")
     _line(console, cache_line(outcome))
-    _line(console, f"reports in {run_dir}: {', '.join(REPORT_NAMES)}")
+    _line(console, f"reports in {run_dir}: {', '.join(report_names(outcome))}")
     inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     _line(console, f"time: {duration(outcome.seconds)}{inside}")
     code = int(outcome.exit_code)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.outcome import RunOutcome
 
-__all__ = ["REPORT_NAMES", "write_job_summary", "write_reports"]
+__all__ = ["report_names", "write_job_summary", "write_reports"]
 
-REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
+_REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
 _JOURNAL_NAME = "journal.jsonl"
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -48,7 +48,7 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
     outcome = outcome_of(read_journal(run_dir / _JOURNAL_NAME))
     markdown = summary_markdown(outcome)
     contents = (junit_document(outcome), markdown, summary_json(outcome))
-    for name, content in zip(REPORT_NAMES, contents, strict=True):
+    for name, content in zip(_REPORT_NAMES, contents, strict=True):
         _write(run_dir / name, content, run_dir)
     write_job_summary(outcome, run_dir, run_dir)
     step_summary = environ.get(_STEP_SUMMARY, "")
@@ -61,6 +61,11 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
                 f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
             ) from error
     return outcome
+
+
+def report_names(outcome: RunOutcome) -> tuple[str, ...]:
+    """Names of the reports of a run."""
+    return (*_REPORT_NAMES, *(JOB_SUMMARY_NAMES if job_summary(outcome) else ()))
 
 
 def write_job_summary(outcome: RunOutcome, folder: Path, run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.parameters.parameter import ParameterError
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes, splat_pattern
 from iree_gauntlet.artifacts.publishing import publishing, require_space
 from iree_gauntlet.atomic import sync_folder
@@ -96,7 +97,7 @@ def _laid_out(parameters: Sequence[Parameter], content: RandomContent | SplatCon
     end = 0
     for parameter in parameters:
         parameter.check()
-        pattern = b"" if isinstance(content, RandomContent) else splat_pattern(parameter.element, content.value)
+        pattern = b"" if isinstance(content, RandomContent) else _pattern(parameter, content.value)
         if 0 < len(pattern) <= _LONGEST_FILL:
             entries.append(_Entry(parameter, pattern, None))
             continue
@@ -104,6 +105,13 @@ def _laid_out(parameters: Sequence[Parameter], content: RandomContent | SplatCon
         end = offset + parameter.byte_size
         entries.append(_Entry(parameter, pattern, offset))
     return entries
+
+
+def _pattern(parameter: Parameter, value: float) -> bytes:
+    try:
+        return splat_pattern(parameter.element, value)
+    except ParameterError as error:
+        raise ParameterError(f"parameter {parameter.label} ({parameter.type}): {error.what}", error.hint) from error
 
 
 def _storage_size(entries: Sequence[_Entry]) -> int:
