@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import psutil
 import pytest
 from torch_project import CPU, TorchProject
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.iree
 
@@ -354,3 +353,65 @@ def _running(folder: Path) -> list[int]:
         if words and "iree-" in words[0] and any(str(folder) in word for word in words):
             found.append(process.pid)
     return found
+
+
+# The document that the options come from
+
+DOCUMENT = Path(__file__).parents[2] / "shared" / "reference" / "seeds" / "torch_models_README.md"
+
+
+def documented_commands() -> list[str]:
+    """The command lines of its section "Example Usages", continued lines joined."""
+    if not DOCUMENT.is_file():
+        return []
+    section = DOCUMENT.read_text().split("## Example Usages")[1].split("### pytest-iree Flags")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    return [" ".join(block.replace("\\\n", " ").split()) for block in blocks]
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not DOCUMENT.is_file(), reason="the document is not here")
+@pytest.mark.parametrize("command", documented_commands())
+def test_the_documents_own_command_lines_work_as_they_stand(command: str, warm: Path, tmp_path: Path) -> None:
+    iree = tmp_path / "iree" / "tests" / "external" / "iree-test-suites"
+    folder = iree / "torch_models" if "<path-to-iree>" not in command else iree
+    project = TorchProject(iree / "torch_models", suite_name="examples")
+    # Its own program is there, too.
+    conftest = "import pytest_iree\n\ndef pytest_addoption(parser):\n    parser.addoption('--test-file-directory')\n"
+    project.folder.mkdir(parents=True)
+    (project.folder / "conftest.py").write_text(conftest)
+    (iree / "torch_modles").symlink_to("torch_models")
+    (iree / "test_suite_files").mkdir()
+    module = "modules/add_cpu" if folder == iree else "examples/modules/add_cpu"
+    project.module("modules/add_cpu")
+    if folder == iree:
+        (project.folder / "modules").symlink_to("examples/modules")
+    fields = {
+        "modules": [module],
+        "inputs": [{"value": "2x4xf32=1"}],
+        "run_args": ["--device=local-task", "--function=main"],
+    }
+    weights = [{"type": "splat", "module": module, "value": 0.5, "scope": "model"}]
+    expected = [{"value": "2x4xf32=3"}]
+    project.test("one_quality", type="quality", markers=["cpu"], weights=weights, expected_outputs=expected, **fields)
+    project.test("two_benchmark", type="benchmark", markers=["hip"], weights=weights, **fields)
+    project.write(project.suite / "three.json", {"type": "compstat", "markers": ["cpu"], "module": module})
+    (folder / "artifacts").mkdir()
+    (folder / "artifacts" / "modules").symlink_to(warm / "modules")
+    words = shlex.split(command.replace("<path-to-iree>", str(tmp_path / "iree")))
+    assert words[0] == "pytest"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "iree_gauntlet.pytest_plugin", *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=project.environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "--collect-only" in words:
+        assert "3 tests collected" in done.stdout
+    elif "hip and benchmark" in words:
+        assert outcomes(done) == {"passed": 1, "deselected": 2}
+    else:
+        assert outcomes(done) == {"passed": 3}

@@ -43,14 +43,16 @@ class TorchProject:
 
     Attributes:
         folder: where everything is, and where commands run.
+        suite_name: name of the folder of tests.
     """
 
     folder: Path
+    suite_name: str = "suite"
 
     @property
     def suite(self) -> Path:
         """The folder of tests."""
-        return self.folder / "suite"
+        return self.folder / self.suite_name
 
     def module(self, name: str = "toy/modules/add_cpu", **changes: Any) -> str:
         """A module definition and its program; its name."""

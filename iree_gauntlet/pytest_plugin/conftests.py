@@ -29,10 +29,11 @@ def stand_in_for_other_definitions(config: pytest.Config) -> None:
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
     named = [Path(here, argument.split("::")[0]) for argument in options.file_or_dir]
-    for path in _conftests(here, [here, *named, Path(here, options.test_file_directory)]):
-        if _OPTION in path.read_bytes():
-            # Pytest looks a conftest.py up by its path before it imports it.
-            config.pluginmanager.register(ModuleType("conftest"), name=str(path))
+    found = _conftests(here, [here, *named, Path(here, options.test_file_directory)])
+    others = [path for path in found if _OPTION in path.read_bytes()]
+    # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
+    for name in {str(path) for other in others for path in (other, other.resolve())}:
+        config.pluginmanager.register(ModuleType("conftest"), name=name)
 
 
 def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
@@ -43,6 +44,4 @@ def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
         found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
         if folder != here:
             found.update(folder.rglob("conftest.py"))
-    for path in sorted({Path(path.parent.resolve(), path.name) for path in found}):
-        if path.is_file():
-            yield path
+    yield from (path for path in sorted({path.absolute() for path in found}) if path.is_file())

@@ -237,6 +237,7 @@ def failure_text(step: StepOutcome, run_dir: Path) -> str:
     """What went wrong with a step, how to see more, and how to do it again."""
     lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
     lines += [f"    | {line}" for line in step.tail]
+    lines += [f"note: {note}" for note in step.notes if note]
     if step.command:
         lines.append(f"reproduce: {step.command}")
     if step.log:
