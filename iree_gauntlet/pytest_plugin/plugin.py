@@ -48,11 +48,18 @@ class ModelTestPlugin:
         """Adds the tests' folder to what is collected; without arguments, nothing else is."""
         folder = self.suite.folder
         explicit = self._config.args_source is pytest.Config.ArgsSource.ARGS
-        named = [Path(argument.split("::")[0]).resolve() for argument in self._config.args]
         if not explicit:
             self._config.args = [str(folder)]
-        elif not any(path.is_relative_to(folder) for path in named):
-            self._config.args = [*self._config.args, str(folder)]
+            return
+        arguments, inside = [], False
+        for argument in self._config.args:
+            name, *test = argument.split("::")
+            path = Path(self._config.invocation_params.dir, name).resolve()
+            within = path.is_relative_to(folder)
+            # Without the links by which it may be named: tests are known by where they are.
+            arguments.append("::".join([str(path), *test]) if within else argument)
+            inside = inside or within
+        self._config.args = arguments if inside else [*arguments, str(folder)]
 
     # Collecting
 
