@@ -7,6 +7,7 @@ those of sharktank are `<root>/<model>/<name>.json`.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,15 +118,17 @@ def _holds_torch_models(root: Path, *, named: bool) -> bool:
     """Whether a root is one of torch models: by its name, or a folder of another name whose files have a `type`."""
     if root.name in _ROOT_NAMES:
         return root.name == _TORCH_ROOT
-    return named or any(b'"type"' in _bytes(path) for path in _files_below(root))
+    return named or any(_has_type(path) for path in _files_below(root))
 
 
-def _bytes(path: Path) -> bytes:
+def _has_type(path: Path) -> bool:
     try:
-        return path.read_bytes()
-    except OSError:
+        content = path.read_bytes()
+        document = json.loads(content) if b'"type"' in content else None
+    except (OSError, ValueError, RecursionError):
         # It is reported when it is read as a spec.
-        return b""
+        return False
+    return isinstance(document, dict) and "type" in document
 
 
 def _files_below(root: Path) -> Iterator[Path]:
