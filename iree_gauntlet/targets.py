@@ -35,7 +35,7 @@ class Target:
     """Where a case runs.
 
     Attributes:
-        family: one of `FAMILIES`.
+        family: one of `FAMILIES`, or a device of other people's that nothing here asks for.
         chip: a chip name such as `gfx942`; empty where none is meant.
         sku: the machine that goldens belong to, such as `mi300`; empty where none was named.
     """

@@ -225,19 +225,21 @@ def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
     project.compstat("toy/low", golden_dispatch_count=0)
     project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])
     project.compstat("toy/bad", module="toy/modules/bad_cpu")
+    # What is expected to fail is the check.
+    project.compstat("toy/bad_too", module="toy/modules/bad_cpu", markers=["xfail"])
     project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
     project.compstat("toy/expected", golden_dispatch_count=0, markers=["xfail"])
     found = []
     for arguments in ([], ["-n", "2"]):
         done = project.pytest(*arguments)
         found.append(project.summary())
-        assert outcomes(done) == {"failed": 2, "passed": 3, "xfailed": 1, "error": 1}
+        assert outcomes(done) == {"failed": 3, "passed": 3, "xfailed": 1, "error": 1}
     done = project.gauntlet("run", "--run-dir", "runs/by-inv")
     assert done.returncode == 3, done.stdout
     found.append(json.loads((project.folder / "runs" / "by-inv" / "job_summary.json").read_text()))
     statuses = [{row[0]: row[-1] for kind in summary.values() for row in kind["rows"]} for summary in found]
     assert statuses[0] == statuses[1] == statuses[2]
-    assert len(statuses[0]) == 7
+    assert len(statuses[0]) == 8
 
 
 def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: TorchProject) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec_trees import CPU, write_tree
+from spec_trees import CPU
 
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
 from iree_gauntlet.dialects.selection import Include
@@ -13,9 +14,7 @@ from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from iree_gauntlet.errors import Problem
 
 __all__ = [
     "BENCHMARK",
@@ -25,7 +24,6 @@ __all__ = [
     "QUALITY",
     "TREE",
     "load_torch",
-    "problems_of_file",
     "without",
 ]
 
@@ -84,10 +82,5 @@ def load_torch(
     device: str = "",
 ) -> CaseSet:
     """The cases of trees; on every target where none is named."""
-    listed = [folders] if not isinstance(folders, (list, tuple)) else list(folders)
-    return load_cases(read_specs(listed, external, modules), includes, targets or EVERYWHERE, expected, device)
-
-
-def problems_of_file(folder: Path, content: Any, name: str) -> list[Problem]:
-    """What is wrong with a tree in which one file is another."""
-    return list(load_torch(write_tree(folder, TREE | {f"torch_models/{name}": content})).problems)
+    specs = read_specs([folders] if isinstance(folders, Path) else folders, external, modules)
+    return load_cases(specs, includes, targets or EVERYWHERE, expected, device)

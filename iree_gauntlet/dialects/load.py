@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Module, Stage
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Stage
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
@@ -173,7 +173,15 @@ class _Loader:
         if not any(target.covers(test.case.target) for target in self._targets):
             self._elsewhere.add(test.case.target.name)
         elif self._add(test.case, chosen):
-            self._required.update({case.id: case for case in test.required})
+            self._require(test.required)
+
+    def _require(self, cases: Sequence[Case]) -> None:
+        """Adds what modules come from: a name means one definition, also over several trees."""
+        for case in cases:
+            first = self._required.setdefault(case.id, case)
+            if first.origin.file != case.origin.file:
+                name = f"module {case.modules[0].name}"
+                self._problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
     def _add(self, case: Case, chosen: Sequence[Include]) -> bool:
         self._known |= case.markers
@@ -220,13 +228,18 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
     added = tuple(
         Expectation(item.stage, item.reason, item.origin) for item in expected if fnmatchcase(name, item.case)
     )
-    case = replace(case, expectations=(*added, *case.expectations))
-    if not (device and case.device):
+    if added:
+        case = replace(case, expectations=(*added, *case.expectations))
+    if not device:
+        return case
+    if case.order is ArgumentOrder.DEVICE_FIRST:
+        return replace(case, device=device) if case.device else case
+    if case.kind not in (Kind.QUALITY, Kind.BENCHMARK):
         return case
     # Among the run arguments, one --device stands for all that were there.
     flags = [flag for flag in case.run_flags if not _names_device(flag)]
-    if len(flags) < len(case.run_flags):
-        flags.insert(next(i for i, flag in enumerate(case.run_flags) if _names_device(flag)), f"--device={device}")
+    place = next((index for index, flag in enumerate(case.run_flags) if _names_device(flag)), len(flags))
+    flags.insert(place, f"--device={device}")
     return replace(case, device=device, run_flags=tuple(flags))
 
 

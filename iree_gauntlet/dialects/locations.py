@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["external_file", "file_beside", "is_url", "problem", "resolve_url"]
 
-_LONGEST_NAME = 255  # bytes, on the file systems of Linux, macOS and Windows
+# Bytes: of a name on the file systems of Linux, macOS and Windows, and of a path with its folders on macOS.
+_LONGEST_NAME = 255
+_LONGEST_PATH = 1024
 # Of one letter, it would be a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
@@ -53,19 +55,22 @@ def resolve_url(spec: Spec, path: Sequence[str | int], source: str) -> str | Pro
     return resolved.as_uri()
 
 
-def file_beside(spec: Spec, path: Sequence[str | int], source: str, folder: Path | None = None) -> str | Problem:
+def file_beside(
+    spec: Spec, path: Sequence[str | int], source: str, module_folders: Sequence[Path] = ()
+) -> str | Problem:
     """The URL that a torch model's `url` or `mlir` means.
 
-    A source with a scheme stays as it is; another is a file in `folder` where one is given, else in the external
-    files folder or beside the spec. The file need not exist.
+    A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else
+    in the external files folder or beside the spec. The file need not exist.
     """
     if is_url(source):
         return source
-    wrong = _not_inside(spec, path, source, "external files")
+    wrong = _not_inside(spec, path, source, "module" if module_folders else "external files")
     if wrong:
         return wrong
-    places = [folder / source] if folder else [spec.tree.external / source, spec.path.parent / source]
-    missing = places[0] if places[0].parents[len(Path(source).parts) - 1].is_dir() else places[-1]
+    folders = module_folders or (spec.tree.external, spec.path.parent)
+    places = [folder / source for folder in folders]
+    missing = places[0] if folders[0].is_dir() else places[-1]
     return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
 
@@ -75,6 +80,10 @@ def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -
         return problem(spec, path, message, "Name the file alone and put it there.")
     if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
         return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
+    if len(name.encode()) > _LONGEST_PATH:
+        return problem(spec, path, f"{name[:40] + '…'!r} has a longer path than a file can have", "Shorten it.")
+    if not PurePosixPath(name).parts:
+        return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
     return None
 
 

@@ -77,7 +77,7 @@ class Spec:
         """The folder's name; of torch models its path below the root, as they may lie deeper."""
         if not self.torch:
             return self.path.parent.name
-        return self.path.parent.relative_to(self.root).as_posix() if self.path.parent != self.root else self.root.name
+        return "/".join(self.path.parts[len(self.root.parts) : -1]) or self.root.name
 
     @property
     def stem(self) -> str:

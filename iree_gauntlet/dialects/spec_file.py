@@ -100,14 +100,20 @@ def _parse(text: str) -> dict[str, Any]:
         raise _BadFileError(0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
     if not isinstance(document, dict):
         raise _BadFileError(1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
-    if _is_deeper(document, _MOST_DEPTH):
+    # What it holds is only walked where the text can hold the mistake.
+    if text.count("{") + text.count("[") >= _MOST_DEPTH and _is_deeper(document, _MOST_DEPTH):
         raise _too_deep()
+    if "\\u" in text:
+        _require_characters(document)
+    return document
+
+
+def _require_characters(document: dict[str, Any]) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         message = f"holds half of a surrogate pair, which is no character: \\u{ord(error.object[error.start]):04x}"
         raise _BadFileError(0, message, "Write the character itself.") from error
-    return document
 
 
 def _too_deep() -> _BadFileError:
@@ -191,11 +197,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _DuplicateKeyError(key)
-        result[key] = value
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKeyError(next(key for index, key in enumerate(keys) if key in keys[:index]))
     return result
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program
+from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.fields import ImportOptions
 from iree_gauntlet.dialects.locations import file_beside, problem
 from iree_gauntlet.dialects.spec_file import nearest
@@ -26,7 +27,14 @@ __all__ = ["DefinedModule", "TorchModules", "target_of_flags"]
 DIALECT = "torch-models"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_CHIP_FLAGS = ("iree-rocm-target", "iree-hip-target", "iree-cuda-target", "iree-vulkan-target", "iree-metal-target")
+_TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_CHIP_FLAGS = {
+    "rocm": ("iree-rocm-target", "iree-hip-target"),
+    "cuda": ("iree-cuda-target",),
+    "vulkan": ("iree-vulkan-target",),
+    "metal": ("iree-metal-target",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +59,37 @@ class TorchModules:
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._specs = {spec.path: spec for spec in specs if isinstance(spec.document, ModuleDefinition)}
-        self._tests = {spec.path for spec in specs if spec.torch and spec.path not in self._specs}
+        torch = [spec for spec in specs if spec.torch and spec.path not in self._specs]
+        self._unread = {spec.path: spec.problems for spec in torch if spec.document is None}
+        self._tests = {spec.path for spec in torch} - self._unread.keys()
         self._defined: dict[Path, DefinedModule | tuple[Problem, ...]] = {}
         self._known: dict[Path, tuple[str, ...]] = {}
 
     def define(self, spec: Spec) -> tuple[Problem, ...]:
         """Builds the module of a definition that lies among the specs; what is wrong with it."""
-        folder = _module_folders(spec)[0]
-        name = spec.path.relative_to(folder).with_suffix("").as_posix() if spec.path.is_relative_to(folder) else ""
-        found = self._define(spec.path, folder, name or spec.stem, spec)
+        found = self._define(spec.path, spec)
         return () if isinstance(found, DefinedModule) else found
 
     def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
         """The module that a test names, or what is wrong with the name or with the definition."""
         folders = _module_folders(spec)
-        places = [(folder, folder / f"{name}.json") for folder in folders]
-        folder, path = next(((folder, path) for folder, path in places if _is_file(path)), (folders[0], None))
+        path = next((path for folder in folders if _is_file(path := folder / f"{name}.json")), None)
         if path is None:
             return (self._missing(spec, field, name, folders),)
-        if path in self._tests and path not in self._specs:
+        if path in self._unread:
+            return self._unread[path]
+        if path in self._tests:
             what = "the test itself" if path == spec.path else "a test"
             hint = "Name the file that holds 'mlir' and 'compiler_flags'."
             return (problem(spec, field, f"{name!r} is {what}, not a module definition", hint),)
-        return self._define(path, folder, name, spec)
+        return self._define(path, spec)
 
-    def _define(self, path: Path, folder: Path, name: str, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
+    def _define(self, path: Path, spec: Spec) -> DefinedModule | tuple[Problem, ...]:
+        """The module of a file: one, with one name, whichever test asks for it first."""
         if path not in self._defined:
-            definition = self._specs.get(path) or read_module_definition(spec.tree, folder, path)
-            self._defined[path] = _defined(definition, folder, name) if definition.document else definition.problems
+            folders = _module_folders(spec)
+            definition = self._specs.get(path) or read_module_definition(spec.tree, folders[0], path)
+            self._defined[path] = _defined(definition, folders) if definition.document else definition.problems
         return self._defined[path]
 
     def _missing(self, spec: Spec, field: Sequence[str | int], name: str, folders: Sequence[Path]) -> Problem:
@@ -111,13 +122,15 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _defined(spec: Spec, folder: Path, name: str) -> DefinedModule | tuple[Problem, ...]:
+def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Problem, ...]:
     document = spec.document
     assert isinstance(document, ModuleDefinition), "read as one"
-    url = file_beside(spec, ["mlir"], document.mlir, folder if document.type == "git-lfs" else None)
+    folder = next((folder for folder in folders if spec.path.is_relative_to(folder)), spec.path.parent)
+    name = spec.path.relative_to(folder).with_suffix("").as_posix()
+    url = file_beside(spec, ["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
     if isinstance(url, Problem):
         return (url,)
-    target = target_of_flags(document.compiler_flags) or Target("cpu")
+    target = target_of_flags(document.compiler_flags)
     model, _, submodel = name.rpartition("/")
     model = model or folder.name
     module = Module(
@@ -136,6 +149,7 @@ def _defined(spec: Spec, folder: Path, name: str) -> DefinedModule | tuple[Probl
         kind=Kind.COMPILE,
         target=target,
         modules=(module,),
+        timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         blocked_reason=_lfs_pointer(document, url),
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
         origin=Origin(spec.name),
@@ -164,21 +178,24 @@ def _lfs_pointer(document: ModuleDefinition, url: str) -> str:
     return what if pointer else ""
 
 
-def target_of_flags(flags: Iterable[str]) -> Target | None:
-    """The target that compile flags or run flags name; None where they name none.
+def target_of_flags(flags: Iterable[str]) -> Target:
+    """The target that compile flags name; the CPU where they name none.
 
-    A local device is the CPU, or VMVX where its backend says so.
+    A local device is the CPU, or VMVX where its backend says so. A device that this toolkit does not know is a
+    family of its own: nothing selects it by accident.
     """
     values: dict[str, str] = {}
     for flag in flags:
         name, _, value = flag.lstrip("-").partition("=")
-        values[name] = value.split(",")[0].split("://")[0].split("[")[0]
-    local = values.get("iree-hal-local-target-device-backends", "")
-    names = (values.get("iree-hal-target-device", ""), values.get("iree-hal-target-backends", ""), local)
-    found = next((target for name in (*names, values.get("device", "")) if (target := target_of(name))), None)
+        # One of several, perhaps with a name of its own: `main=hip[0],other=local`.
+        values[name] = value.split(",")[0].rpartition("=")[2].split("://")[0].split("[")[0]
+    named = [values[name] for name in _TARGET_FLAGS if values.get(name)]
+    found = next((target for name in named if (target := target_of(name))), None)
     if found is None:
-        return None
-    if found.family == "cpu" and local == "vmvx":
+        unknown = next((name for name in named if _NAME.fullmatch(name)), "cpu")
+        return Target(unknown)
+    if found.family == "cpu" and values.get(_TARGET_FLAGS[-1]) == "vmvx":
         return Target("vmvx")
-    chip = next((values[name].split(":")[0] for name in _CHIP_FLAGS if values.get(name)), "")
+    flags_of_family = _CHIP_FLAGS.get(found.family, ())
+    chip = next((values[name].split(":")[0] for name in flags_of_family if values.get(name)), "")
     return target_of(f"{found.family}-{chip}") or found

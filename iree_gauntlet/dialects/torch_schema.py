@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _MODULE_TYPES = ("azure", "git-lfs")
+# What a definition's steps do; of a test, each other stage has its own step.
+_MODULE_STAGES = ("fetch", "import", "compile")
 # Words of pytest that would do something else than mark, in a suite that pytest runs too.
 _PYTEST_WORDS = ("parametrize", "usefixtures", "filterwarnings", "skipif", "timeout", "tryfirst", "trylast")
 
@@ -74,6 +76,15 @@ class ModuleDefinition(Document):
     compiler_flags: list[Flag]
     description: str = ""  # ours
     onnx_import: ImportOptions | None = None  # ours
+    timeouts: Timeouts = Field(default_factory=dict)  # ours
+
+    @model_validator(mode="after")
+    def _timeouts_are_of_its_stages(self) -> ModuleDefinition:
+        for stage in self.timeouts:
+            if stage not in _MODULE_STAGES:
+                stages = ", ".join(_MODULE_STAGES)
+                raise FieldError("timeouts", f"{stage!r} is no stage of a module definition ({stages})")
+        return self
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> ModuleDefinition:
@@ -152,6 +163,13 @@ class _Test(Document):
     markers: list[Marker]
     description: str = ""  # ours
     timeouts: Timeouts = Field(default_factory=dict)  # ours
+
+    @model_validator(mode="after")
+    def _timeouts_are_of_its_stages(self) -> _Test:
+        for stage in self.timeouts:
+            if stage in _MODULE_STAGES and stage != "fetch":
+                raise FieldError("timeouts", f"{stage!r} is a stage of module definitions: write it there")
+        return self
 
 
 class _RunTest(_Test):
@@ -232,7 +250,7 @@ def torch_document(content: dict[str, Any]) -> type[TorchDocument] | str | None:
     kind = content["type"]
     if isinstance(kind, str) and kind in TEST_TYPES:
         return TEST_TYPES[kind]
-    if kind is None or kind in _MODULE_TYPES or (of_module and not of_test):
+    if kind in _MODULE_TYPES or (of_module and not of_test):
         return ModuleDefinition
     known = ", ".join(TEST_TYPES)
     if not isinstance(kind, str):

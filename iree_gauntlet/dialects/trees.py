@@ -31,6 +31,10 @@ _TORCH_ROOT = "torch_models"
 _ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", _TORCH_ROOT)
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
 _SHARKTANK: tuple[type[RegressionV1 | RegressionV2 | Benchmark], ...] = (RegressionV1, RegressionV2, Benchmark)
+_OWN_FIELDS = {
+    kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
+    for kind in _SHARKTANK
+}
 _DOCS_HINT = "docs/specs.md lists the fields of each format."
 
 
@@ -192,11 +196,7 @@ def _sharktank_document(
 ) -> type[RegressionV1 | RegressionV2 | Benchmark] | str:
     """The dialect by the fields that a file has; a message where none or two fit."""
     keys = set(content)
-    own = {
-        kind: set(kind.model_fields)
-        - set().union(*(set(other.model_fields) for other in _SHARKTANK if other is not kind))
-        for kind in _SHARKTANK
-    }
+    own = _OWN_FIELDS
     if keys & own[RegressionV1] and keys & own[RegressionV2]:
         first, second = sorted(keys & own[RegressionV1]), sorted(keys & own[RegressionV2])
         return f"mixes two generations of regression tests: {', '.join(first)} with {', '.join(second)}"
@@ -228,7 +228,4 @@ def _validated(
 
 def _shown(path: Path) -> str:
     """The path from the working folder where it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return str(path).removeprefix(f"{Path.cwd()}/")

@@ -8,7 +8,7 @@ import pytest
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import SpecError
-from iree_gauntlet.pytest_plugin.session import ModelTestSession, TestFailure
+from iree_gauntlet.pytest_plugin.session import CheckFailure, ModelTestSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ class ModelTest(pytest.Item):
             self.add_marker(pytest.mark.skip(reason=self.case.skip_reason))
         elif marker == "xfail":
             reason = self.case.expectations[0].reason
-            self.add_marker(pytest.mark.xfail(reason=reason, raises=TestFailure, strict=True))
+            self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
         else:
             # Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers.
             self.config.addinivalue_line("markers", f"{marker}: of model tests")
@@ -108,7 +108,7 @@ class ModelTest(pytest.Item):
         if outcome.verdict is Verdict.SKIPPED and not outcome.behind:
             pytest.skip(outcome.reason)
         if outcome.verdict in (Verdict.FAILED, Verdict.XFAILED):
-            raise TestFailure(outcome, self._session().run_dir)
+            raise CheckFailure(outcome, self._session().run_dir)
 
     def _record(self, outcome: StepOutcome) -> None:
         """Figures for pytest's own JUnit."""

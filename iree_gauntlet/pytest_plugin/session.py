@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.reporting.step_outcome import StepOutcome
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["ModelTestSession", "StepError", "TestFailure", "failure_text"]
+__all__ = ["CheckFailure", "ModelTestSession", "StepError", "TestFailure", "failure_text"]
 
 _LOG = logging.getLogger("iree_gauntlet")
 _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
@@ -55,6 +55,10 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
 
 class TestFailure(_PlainFailure):
     """A test failed: the product under test is at fault."""
+
+
+class CheckFailure(TestFailure):
+    """The check itself failed: what a test marked `xfail` is expected to do."""
 
 
 class StepError(_PlainFailure):
