@@ -111,6 +111,18 @@ def test_models_compile_for_rocm_without_a_gpu(cold: Run, cache: Path, tmp_path:
     assert all(chain.endswith("@rocm-gfx942") for chain in verdicts)
 
 
+def test_torch_models_pass_and_then_come_from_the_cache(cold: Run, cache: Path, tmp_path: Path) -> None:
+    assert cold.code == 0
+    first = _run("torch-cpu", cache, tmp_path / "first")
+    assert first.code == 0, first.output
+    assert len(first.verdicts("threshold")) == len(first.verdicts("compstat")) == len(first.verdicts("compile")) == 5
+    # What the regression tests of these models have imported serves here too.
+    assert "imports: 4 from cache, 0 made" in first.output
+    second = _run("torch-cpu", cache, tmp_path / "second")
+    assert second.code == 0, second.output
+    assert "compiles: 5 from cache, 0 made" in second.output
+
+
 def _perturbations(expected: np.ndarray[Any, Any], atol: float, rtol: float) -> dict[str, np.ndarray[Any, Any]]:
     """The expected output with one value moved around the edge of its tolerance, and other harm."""
     flat = expected.astype(np.float64).ravel()

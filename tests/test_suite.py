@@ -84,6 +84,18 @@ def test_the_shipped_suites_are_sound(path: Path) -> None:
     assert read_suite(path).name == path.stem
 
 
+def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() -> None:
+    regressions, torch = (
+        {case.origin.file for case in chosen(SUITES, suite=str(SUITES / name)).cases.cases}
+        for name in ("cpu.toml", "torch-cpu.toml")
+    )
+    assert regressions
+    assert not any("torch_models" in file for file in regressions)
+    assert all("torch_models" in file for file in torch)
+    tests = set((SUITES.parent / "specs" / "torch_models").glob("*/*_cpu.json"))
+    assert {Path(file).resolve() for file in torch} == tests
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field", "says"),
     [

@@ -269,6 +269,7 @@ def test_outputs_are_recorded_with_their_provenance(recording: list[str], tmp_pa
     [
         (["--tolerance", "1000"], (2, "zeros would pass")),
         (["--input-url", "a", "--input-url", "b"], (2, "--input-url is given 2 times, --input 1 times")),
+        (["--input-value", "", "--input-value", ""], (2, "--input-value is given 2 times, --input 1 times")),
         (["--input", "{x}"], (2, "2 inputs were given, the model takes 1: x tensor(float)")),
         (["--model", "missing.onnx"], (2, "no file missing.onnx")),
         (["--model", "{x}"], (1, "onnxruntime cannot load x.npy")),

@@ -70,7 +70,7 @@ def file_beside(
         return wrong
     folders = module_folders or (spec.tree.external, spec.path.parent)
     places = [folder / source for folder in folders]
-    missing = places[0] if folders[0].is_dir() else places[-1]
+    missing = next((place for place in places if place.parent.is_dir()), places[0])
     return next((place for place in places if place.is_file()), missing).absolute().as_uri()
 
 

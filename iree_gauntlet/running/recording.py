@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.arrays import read_arguments
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.running.commands import argument_text
 from iree_gauntlet.running.steps import Command
 
 if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cases import Case
+    from iree_gauntlet.cases import Argument, Case
+    from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["Recorded", "record_outputs"]
+__all__ = ["Recorded", "record_outputs", "why_not"]
 
 _TIMEOUT_SECONDS = 1800.0
+# Kinds of NumPy's own types: a .npy file holds no others.
+_PLAIN_KINDS = "biufc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +36,35 @@ class Recorded:
 
     Attributes:
         path: the file.
+        source: what the spec names it by.
         value: its tensor type where the file does not say it (raw integers), else empty.
     """
 
     path: Path
+    source: str
     value: str
 
 
+def why_not(case: Case) -> str:
+    """Why onnxruntime cannot tell what a case should give; empty where it can."""
+    program = case.modules[-1].program
+    if program.onnx is None:
+        url = urlsplit(program.url)
+        name = PurePath(unquote(url.path)).name if url.scheme == "file" else program.url
+        return f"{name} is no .onnx file: onnxruntime cannot run it"
+    if any(item.url or item.made for item in case.parameters):
+        return "its weights lie outside of the .onnx file: onnxruntime cannot load them"
+    return ""
+
+
 def record_outputs(
-    case: Case, store: ArtifactStore, supervisor: Supervisor, python: str, script: str, logs: Path
+    case: Case, spec: Spec, store: ArtifactStore, supervisor: Supervisor, python: str, script: str, logs: Path
 ) -> list[Recorded]:
     """Records the expected outputs of a quality case.
 
     Args:
-        case: a case of an ONNX program.
+        case: a case whose last module is of an ONNX program.
+        spec: where it is written.
         store: fetches the model and its inputs.
         supervisor: owns the process.
         python: interpreter that has onnxruntime.
@@ -56,17 +79,14 @@ def record_outputs(
         ArtifactError: the model or an input cannot be had.
         GauntletError: the recorder failed or refused an output.
     """
+    reason = why_not(case)
+    if reason:
+        raise UsageError(f"{spec.name}: {reason}", "Record with the framework that the program comes from.")
     program = case.modules[-1].program
-    if program.onnx is None:
-        raise UsageError(
-            f"{case.origin.file}: {program.url} is no .onnx file: onnxruntime cannot run it",
-            "Record with the framework that the program comes from.",
-        )
-    folder = _output_folder(case)
-    files = [store.fetch(argument.url) for argument in case.inputs]
+    folder = _output_folder(case, spec)
     argv = [python, script, "--model", str(store.fetch(program.url).path), "--model-url", program.url]
-    for file in files:
-        argv += ["--input", str(file.path), "--input-url", file.url]
+    for index, argument in enumerate(case.inputs):
+        argv += _input_flags(case, argument, store, logs / f"input_{index}.npy")
     tolerance = parse_tolerances(case.run_flags)
     argv += ["--output-folder", str(folder), "--tolerance", repr(tolerance.f32)]
     outcome = supervisor.run(
@@ -78,16 +98,59 @@ def record_outputs(
     if outcome.exit_code != 0:
         lines = (logs / "record.stderr.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
-        raise GauntletError(f"{case.origin.file}: nothing was recorded: {why}", "docs/add-a-model.md shows each step.")
+        raise GauntletError(f"{spec.name}: nothing was recorded: {why}", "docs/add-a-model.md shows each step.")
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    return [Recorded(folder / item["source"], item.get("value", "")) for item in provenance["outputs"]]
+    return [
+        Recorded(folder / item["source"], _name(folder / item["source"], spec), item.get("value", ""))
+        for item in provenance["outputs"]
+    ]
 
 
-def _output_folder(case: Case) -> Path:
+def _input_flags(case: Case, argument: Argument, store: ArtifactStore, made: Path) -> list[str]:
+    """The recorder's flags for an input, which is written as a .npy file where it is none."""
+    fetched = store.fetch(argument.url) if argument.url else None
+    if fetched and fetched.path.suffix == ".npy":
+        return ["--input", str(fetched.path), "--input-url", fetched.url, "--input-value", ""]
+    text = argument_text(argument, lambda _: str(fetched.path) if fetched else "")
+    tensors = read_arguments([text], Path(case.working_directory))
+    if len(tensors) != 1 or tensors[0] is None or tensors[0].array.dtype.kind not in _PLAIN_KINDS:
+        what = f"{case.origin.file}: onnxruntime cannot be given the input {text!r}"
+        raise UsageError(what, "Give the input as a .npy file.")
+    np.save(made, tensors[0].array)
+    source = fetched.url if fetched else argument.value
+    return ["--input", str(made), "--input-url", source, "--input-value", str(tensors[0].type)]
+
+
+def _output_folder(case: Case, spec: Spec) -> Path:
     """The folder of the outputs that a spec names, or the one named after the spec."""
-    named = {Path(unquote(urlsplit(argument.url).path)).parent for argument in case.expected_outputs if argument.url}
-    if len(named) == 1:
-        return named.pop()
-    if named:
-        raise UsageError(f"{case.origin.file}: outputs lie in {len(named)} folders", "Keep them in one folder.")
-    return Path(case.origin.file).with_suffix("")
+    beside = spec.path.with_suffix("")
+    hint = f"Remove them from the spec to have outputs recorded in {beside.name}/."
+    named = set()
+    for argument in case.expected_outputs:
+        url = urlsplit(argument.url)
+        if url.scheme == "file":
+            named.add(_folder_of(Path(unquote(url.path)), spec))
+        elif argument.url:
+            raise UsageError(f"{spec.name}: its outputs are no files of its own: {argument.url}", hint)
+    if len(named) > 1:
+        raise UsageError(f"{spec.name}: outputs lie in {len(named)} folders", "Keep them in one folder.")
+    folder = named.pop() if named else beside
+    if not any(folder.resolve().is_relative_to(place.resolve()) for place in (spec.tree.folder, spec.tree.external)):
+        raise UsageError(f"{spec.name}: its outputs lie outside of the specs, in {folder}", hint)
+    return folder
+
+
+def _folder_of(path: Path, spec: Spec) -> Path:
+    """Where a named output belongs: one that is nowhere yet is looked for in the external files, and meant beside."""
+    external = spec.tree.external
+    if spec.torch and path.is_relative_to(external) and not path.parent.is_dir():
+        return (spec.path.parent / path.relative_to(external)).parent
+    return path.parent
+
+
+def _name(path: Path, spec: Spec) -> str:
+    """What a spec names a file by."""
+    external = spec.tree.external.resolve()
+    if spec.torch and path.resolve().is_relative_to(external):
+        return path.resolve().relative_to(external).as_posix()
+    return PurePath(os.path.relpath(path.resolve(), spec.path.parent.resolve())).as_posix()

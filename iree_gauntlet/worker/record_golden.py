@@ -3,8 +3,9 @@
     python record_golden.py --model MODEL.onnx --input x.npy... --output-folder DIR
 
 Runs the model as its authors published it: no opset conversion, no simplification, one thread. Writes
-`output_<i>.npy` (`.bin` for integers) in the order of the graph's outputs, and `provenance.json`: what they were made
-from. Outputs against which every result, or nearly every result, would pass are refused.
+`output_<i>.npy` (`.bin` for integers that the model computes) in the order of the graph's outputs, and
+`provenance.json`: what they were made from. Outputs against which every result, or nearly every result, would pass
+are refused.
 
 Exit codes: 0 recorded, 1 onnxruntime failed, 2 the command cannot be carried out or an output is refused;
 the reason is one line on stderr, and nothing was written.
@@ -146,6 +147,10 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _content_sha256(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
 def _load(path: Path) -> Array:
     try:
         array: Array = np.load(path, allow_pickle=False)
@@ -175,12 +180,14 @@ def _npy(array: Array) -> bytes:
     return stream.getvalue()
 
 
-def _file(folder: Path, index: int, array: Array) -> tuple[Path, bytes]:
+def _file(folder: Path, index: int, array: Array, npy_inputs: Sequence[Array]) -> tuple[Path, bytes]:
     """Path and content of an output: .npy, but raw bytes for integers.
 
-    iree-run-module reads an integer .npy as signed (`si64`), which equals no output of a module (`i64`).
+    iree-run-module reads an integer .npy as signed (`si64`), which equals no output that a module computes (`i64`).
+    An input that a module hands through keeps the type that it came with, the .npy file's.
     """
-    if array.dtype.kind in "iu":
+    handed_through = any(array.dtype == given.dtype and np.array_equal(array, given) for given in npy_inputs)
+    if array.dtype.kind in "iu" and not handed_through:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         return folder / f"output_{index}.bin", np.ascontiguousarray(little).tobytes()
     return folder / f"output_{index}.npy", _npy(array)
@@ -202,10 +209,9 @@ def _described(name: str, path: str, array: Array, content_sha256: str) -> dict[
 
 
 def _record(arguments: argparse.Namespace) -> list[Path]:
-    if arguments.input_url and len(arguments.input_url) != len(arguments.input):
-        raise RefusedError(
-            f"--input-url is given {len(arguments.input_url)} times, --input {len(arguments.input)} times"
-        )
+    for flag, given in (("--input-url", arguments.input_url), ("--input-value", arguments.input_value)):
+        if given and len(given) != len(arguments.input):
+            raise RefusedError(f"{flag} is given {len(given)} times, --input {len(arguments.input)} times")
     if not arguments.model.is_file():
         raise RefusedError(f"no file {arguments.model}")
     arrays = [_load(path) for path in arguments.input]
@@ -216,8 +222,10 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
 
     folder: Path = arguments.output_folder
     folder.mkdir(parents=True, exist_ok=True)
-    contents = dict(_file(folder, index, array) for index, array in enumerate(outputs.values()))
     urls = arguments.input_url or [path.name for path in arguments.input]
+    values = arguments.input_value or [""] * len(arguments.input)
+    signed = [array for array, value in zip(arrays, values, strict=True) if not value]
+    contents = dict(_file(folder, index, array, signed) for index, array in enumerate(outputs.values()))
     provenance: dict[str, Any] = {
         "made_by": "onnxruntime",
         "onnxruntime": onnxruntime.__version__,
@@ -230,10 +238,12 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
         },
         "inputs": [
             {
-                **_described(known["name"], url, array, _sha256(path)),
+                # Of a raw file, the bytes of the array are the file's.
+                **_described(known["name"], url, array, _content_sha256(array) if value else _sha256(path)),
                 "declared_shape": known["declared_shape"],
+                **({"value": value} if value else {}),
             }
-            for known, url, path, array in zip(inputs, urls, arguments.input, arrays, strict=True)
+            for known, url, value, path, array in zip(inputs, urls, values, arguments.input, arrays, strict=True)
         ],
         "outputs": [
             {
@@ -271,6 +281,12 @@ def _parser() -> argparse.ArgumentParser:
         help=".npy file, in the order of the graph's inputs",
     )
     parser.add_argument("--input-url", action="append", default=[], help="source of each --input, in order")
+    parser.add_argument(
+        "--input-value",
+        action="append",
+        default=[],
+        help="tensor type by which iree-run-module gets each --input, in order; empty for a .npy file",
+    )
     parser.add_argument("--output-folder", type=Path, required=True, help="folder to write to; made if missing")
     parser.add_argument(
         "--tolerance", type=float, default=1e-4, help="absolute tolerance of the later comparison (1e-4)"
