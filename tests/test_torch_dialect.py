@@ -219,15 +219,26 @@ def test_types_and_markers_are_markers(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "stage"), [("bench", "benchmark"), ("stat", "compstat"), ("quality", "threshold")])
-def test_the_marker_skip(tree: Path, name: str, stage: str, request: pytest.FixtureRequest) -> None:
-    if name == "quality":
-        request.applymarker(pytest.mark.xfail(reason="planning leaves the skip of a quality test out", strict=True))
+def test_the_marker_skip(tree: Path, name: str, stage: str) -> None:
     document = TREE[f"torch_models/m/{name}.json"]
     write_tree(tree, {f"torch_models/m/{name}.json": document | {"markers": ["skip"]}})
     made = plan(load_torch(tree), ALL)
     skipped = {step.id: step.skip for step in made.steps if step.skip}
     assert set(skipped) == {f"m/{name}@cpu:{stage}"}
     assert "marked 'skip'" in skipped[f"m/{name}@cpu:{stage}"]
+    assert all(not step.needs for step in made.steps if step.skip)
+
+
+def test_nothing_is_done_for_tests_that_are_skipped(tree: Path) -> None:
+    for name in ("quality", "bench", "stat"):
+        document = TREE[f"torch_models/m/{name}.json"]
+        write_tree(tree, {f"torch_models/m/{name}.json": document | {"markers": ["skip"]}})
+    made = plan(load_torch(tree), ALL)
+    assert {step.id: bool(step.skip) for step in made.steps} == {
+        "m/quality@cpu:threshold": True,
+        "m/bench@cpu:benchmark": True,
+        "m/stat@cpu:compstat": True,
+    }
 
 
 @pytest.mark.parametrize(("name", "stage"), [("bench", "benchmark"), ("stat", "compstat"), ("quality", "threshold")])
@@ -589,22 +600,9 @@ STEPS = {
 }
 
 
-def stage_combinations() -> list[object]:
-    """One, two and all of the stages; what planning does too much today is marked."""
-    rows: list[object] = []
-    for chosen in (chosen for count in (1, 2, 6) for chosen in combinations(STEPS, count)):
-        names = set(chosen)
-        reason = ""
-        if Stage.BENCHMARK in names and not names & {Stage.FETCH, Stage.COMPILE, Stage.THRESHOLD, Stage.PARAMETERS}:
-            reason = "a benchmark's plan fetches the weights of quality tests that load its module"
-        if Stage.THRESHOLD in names and names in ({Stage.FETCH, Stage.THRESHOLD}, {Stage.COMPILE, Stage.THRESHOLD}):
-            reason = "archives are made up for tests that do not run"
-        marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-        rows.append(pytest.param(chosen, marks=marks, id="-".join(chosen)))
-    return rows
-
-
-@pytest.mark.parametrize("stages", stage_combinations())
+@pytest.mark.parametrize(
+    "stages", [chosen for count in (1, 2, 6) for chosen in combinations(STEPS, count)], ids="-".join
+)
 def test_stages_bring_what_is_before_them_and_nothing_else(tree: Path, stages: Sequence[Stage]) -> None:
     made = plan(load_torch(tree), stages)
     wanted = {name.replace(":", "@cpu:") for stage in stages for name in STEPS[stage].split()}

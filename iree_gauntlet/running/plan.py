@@ -6,7 +6,6 @@ Everything that it needs to know comes in through `Surroundings`: no network, no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Case, Kind, MadeValues, Metric, Module, Origin, Stage
@@ -18,7 +17,7 @@ from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, S
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.running.surroundings import Surroundings
@@ -51,9 +50,6 @@ def _work(case: Case) -> frozenset[Stage]:
     return _WORK[case.kind] | {Stage.COMPSTAT} if case.compile_statistics else _WORK[case.kind]
 
 
-_AFTER_PARAMETERS = frozenset({Stage.PARAMETERS, Stage.THRESHOLD, Stage.BENCHMARK})
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know."""
@@ -72,21 +68,29 @@ def blocked(step: Step, reason: str) -> Step:
     return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
 
 
+def _is_idle(case: Case) -> bool:
+    """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
+    return bool(case.skip_reason) and not _makes_modules(case)
+
+
+def _makes_modules(case: Case) -> bool:
+    """Whether a case defines a module, which others may use."""
+    return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
+
+
 class _Planner:
     def __init__(self, cases: CaseSet, stages: frozenset[Stage], surroundings: Surroundings) -> None:
         self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
         self._world = surroundings
         self._selected = [case for case in cases.cases if stages & _work(case)]
-        self._used = {module.id for case in self._selected for module in case.modules}
-        self._made = {
-            item.made.module.id: item.made.module
-            for case in self._selected
-            for item in case.parameters
-            if item.made and self._stages & _AFTER_PARAMETERS
-        }
-        # A selected case that these stages leave out (a quality case while benchmarking) still makes the module.
-        others = [case for case in cases.cases if not stages & _work(case) and case.kind is not Kind.BENCHMARK]
+        self._active = [case for case in self._selected if not _is_idle(case)]
+        self._used = {module.id for case in self._active for module in case.modules}
+        self._with_made = {case.id for case in self._active if self._reads_parameters(case, stages)}
+        self._made = {made.module.id: made.module for case in self._active for _, made in self._made_values(case)}
+        # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
+        others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
         needed = self._used | self._made.keys()
+        self._needed = needed
         self._required = [
             case for case in (*cases.required, *others) if any(module.id in needed for module in case.modules)
         ]
@@ -99,9 +103,8 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._steps: dict[str, Step] = {}
         self._places = Places(surroundings.run_dir, self._owners)
-        self._paths = Paths(
-            self._places.module_path, self._places.archive_path, lambda url: str(surroundings.artifact_path(url))
-        )
+        self._files: dict[str, StepInput] = {}
+        self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
             self._chains.setdefault(case.chain, []).append(case)
@@ -114,13 +117,23 @@ class _Planner:
             for module in self._owned(case):
                 self._module_steps(case, module)
         for case in self._selected:
-            for item in case.parameters:
-                if item.made and Stage.PARAMETERS in self._stages:
-                    self._parameters(case, item.scope, item.made)
+            if Stage.PARAMETERS in self._stages:
+                for scope, made in self._made_values(case):
+                    self._parameters(case, scope, made)
             self._check(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
         return Plan(tuple(steps), tuple(sorted(self._problems)))
+
+    def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
+        """Whether made-up weights of a case are of use: its check is planned, or they are asked for themselves."""
+        check = Stage.THRESHOLD if case.kind is Kind.QUALITY else Stage.BENCHMARK
+        return check in self._stages or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
+
+    def _made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
+        """(scope, values) of the archives that are made up for a case."""
+        if case.id in self._with_made:
+            yield from ((item.scope, item.made) for item in case.parameters if item.made)
 
     def _owned(self, case: Case) -> list[Module]:
         """The modules whose steps belong to a case's chain."""
@@ -129,8 +142,8 @@ class _Planner:
     def _planned(self, case: Case) -> list[Module]:
         """The modules of a case that are made: all of a selected one, of a required one those that are used."""
         modules = [*case.modules, *case.extra_modules]
-        needed = self._used | self._made.keys()
-        return [module for module in modules if case.id not in self._required_ids or module.id in needed]
+        required = case.id in self._required_ids
+        return [module for module in modules if not required or module.id in self._needed]
 
     def _check(self, case: Case) -> None:
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
@@ -146,6 +159,19 @@ class _Planner:
 
     def _timeout(self, case: Case, stage: Stage) -> float:
         return self._world.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
+
+    def _artifact(self, url: str) -> StepInput:
+        """What is known of a URL's file, asked once however many steps read it."""
+        found = self._files.get(url)
+        if found is None:
+            path, sha256 = str(self._world.artifact_path(url)), self._world.artifact_hash(url)
+            found = self._files[url] = StepInput("input", path, url, sha256)
+        return found
+
+    def _file(self, role: str, url: str) -> StepInput:
+        """A URL's file as an input of a step."""
+        found = self._artifact(url)
+        return found if found.role == role else StepInput(role, found.path, url, found.sha256)
 
     def _step(self, case: Case, stage: Stage, role: str = "main") -> Step:
         """What all steps of a case have in common."""
@@ -167,7 +193,12 @@ class _Planner:
         )
 
     def _add(self, step: Step) -> None:
-        step = replace(step, needs=tuple(dict.fromkeys(step.needs)))
+        needs = tuple(dict.fromkeys(step.needs))
+        if needs != step.needs:
+            step = replace(step, needs=needs)
+        if step.skip:
+            # Its reason is its own, whatever becomes of the steps before it.
+            step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
     def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> Translation:
@@ -184,8 +215,7 @@ class _Planner:
         for case in cases:
             for role, url in self._wanted(case):
                 if url and url not in inputs:
-                    path = str(self._world.artifact_path(url))
-                    inputs[url] = StepInput(role, path, url, self._world.artifact_hash(url))
+                    inputs[url] = self._file(role, url)
         if not inputs:
             return
         missing = sum(not item.sha256 for item in inputs.values())
@@ -196,6 +226,8 @@ class _Planner:
 
     def _wanted(self, case: Case) -> Iterable[tuple[str, str]]:
         """(role, URL) of the files that the planned stages of a case read."""
+        if _is_idle(case):
+            return
         for module in self._owned(case):
             yield "program", module.program.url
             for flag, url in module.file_flags:
@@ -262,15 +294,14 @@ class _Planner:
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
 
     def _made_needs(self, case: Case) -> tuple[str, ...]:
-        made = [(self._owners.get(item.made.module.id), item) for item in case.parameters if item.made]
+        values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._made_values(case)]
         return tuple(
-            step_id(owner.chain, Stage.PARAMETERS, parameters_role(item.scope, item.made))
-            for owner, item in made
-            if owner and item.made
+            step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
+            for owner, scope, made in values
+            if owner
         )
 
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
-        world = self._world
         modules = [
             StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
         ]
@@ -279,10 +310,7 @@ class _Planner:
         files += [("parameters", item.url) for item in case.parameters]
         paths = [self._places.archive_path(item) for item in case.parameters if not item.url]
         made = [StepInput("parameters", path) for path in paths if path]
-        fetched = [
-            StepInput(role, str(world.artifact_path(url)), url, world.artifact_hash(url)) for role, url in files if url
-        ]
-        return (*modules, *made, *fetched)
+        return (*modules, *made, *(self._file(role, url) for role, url in files if url))
 
     def _threshold(self, case: Case) -> None:
         translation = self._translated(case.run_flags, "iree-run-module", case.origin)
@@ -291,8 +319,7 @@ class _Planner:
         argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, step.folder)
         if not case.expected_outputs:
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
-        folder = Path(step.folder)
-        actual = [("actual_output", str(folder / f"actual_{i}.npy")) for i in range(len(case.expected_outputs))]
+        actual = [("actual_output", f"{step.folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
             replace(
                 step,
@@ -307,6 +334,7 @@ class _Planner:
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
                 blocked=case.blocked_reason,
+                skip=case.skip_reason,
                 notes=notes,
             )
         )
@@ -318,11 +346,8 @@ class _Planner:
     def _compstat(self, case: Case) -> None:
         step = self._step(case, Stage.COMPSTAT)
         main = case.modules[-1]
-        folder = Path(self._places.module_folder(main))
-        files = (
-            StepInput("module", str(folder / "module.vmfb")),
-            StepInput("statistics", str(folder / "statistics.json")),
-        )
+        folder = self._places.module_folder(main)
+        files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
         self._add(
             replace(
                 step,
