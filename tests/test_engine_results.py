@@ -10,6 +10,7 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.running.results import Result, after_process, first_error, shorten, with_expectation
 from iree_gauntlet.running.steps import Step
 from iree_gauntlet.running.supervisor import Outcome
+from iree_gauntlet.running.threshold import _of_other_types
 
 _STEP = Step(
     id="m/s@cpu:compile",
@@ -85,3 +86,11 @@ def test_the_first_error_is_found_behind_its_path() -> None:
 def test_reasons_are_one_bounded_line() -> None:
     assert shorten(" a\n\tb ") == "a b"
     assert len(shorten("x" * 1000)) == 300
+
+
+def test_an_output_whose_values_differ_has_the_type_that_is_expected() -> None:
+    complaints = [
+        "[FAILED] result[0]: element at index 3 (28759) does not match the expected (28760); expected that …",
+        "[FAILED] result[2]: metadata is 1x64xsi64; expected that the view matches 1x64xi64",
+    ]
+    assert _of_other_types(complaints) == {2}

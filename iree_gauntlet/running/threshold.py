@@ -31,7 +31,8 @@ __all__ = ["check_threshold"]
 
 _TOOL = "iree-run-module"
 _EXPECTED = "--expected_output="
-_FAILED_OUTPUT = re.compile(r"\[FAILED\] result\[(\d+)\]")
+# Of another type or shape; of one whose values differ, the type is the expected one.
+_OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
 _LONG_RUN_SECONDS = 120.0
 
@@ -60,16 +61,16 @@ def check_threshold(step: Step, processes: Processes) -> Result:
     if not passed:
         result = replace(result, reason=shorten(complaints[0].removeprefix("[FAILED] ")))
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
-        result = _with_figures(step, step.command, processes, result, _failed_outputs(complaints))
+        result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
     return processes.complete(step, outcome, result)
 
 
-def _failed_outputs(complaints: Sequence[str]) -> frozenset[int]:
-    """Indices of the outputs that the tool found wrong."""
-    return frozenset(int(match[1]) for line in complaints if (match := _FAILED_OUTPUT.match(line)))
+def _of_other_types(complaints: Sequence[str]) -> frozenset[int]:
+    """Indices of the outputs whose type or shape the tool found wrong."""
+    return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
 
-def _with_figures(step: Step, command: Command, processes: Processes, result: Result, failed: frozenset[int]) -> Result:
+def _with_figures(step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
         expected = read_arguments(
@@ -97,7 +98,7 @@ def _with_figures(step: Step, command: Command, processes: Processes, result: Re
         )
     try:
         actual = [
-            _read(path, tensor, complained=index in failed)
+            _read(path, tensor, complained=index in other_types)
             for index, (path, tensor) in enumerate(zip(paths, expected, strict=True))
         ]
     except GauntletError as error:
@@ -130,7 +131,7 @@ def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:
     if expected is None or complained or tensor.element_type != expected.element_type.removeprefix("s"):
         return tensor
     # A .npy does not tell i64 from si64. An output that hands an input through keeps the input's type: where the
-    # tool did not complain, the two were the same.
+    # tool did not complain of the type, the two were the same.
     return tensor.with_element_type(expected.element_type)
 
 
