@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pooch
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.registry import Entry, Registry
@@ -41,6 +41,13 @@ def test_comments_blank_lines_bare_hashes_and_case() -> None:
     assert registry.get("a.npy") == Entry("a.npy", _HASH)
     assert registry.get("b.npy") == Entry("b.npy", _HASH, "https://h/b")
     assert registry.get("c.npy") is None
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="'\"\\\\#"), min_size=1))
+def test_quotes_change_nothing_where_none_are_needed(name: str) -> None:
+    assume(not name.startswith("/") and ".." not in name)
+    bare, quoted = (Registry.parse(f"{word}\tsha256:{_HASH}  u", Path("r")) for word in (name, f"'{name}'"))
+    assert bare == quoted == Registry(Path("r"), {name: Entry(name, _HASH, "u")})
 
 
 @pytest.mark.parametrize(

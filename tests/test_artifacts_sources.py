@@ -99,6 +99,27 @@ def test_names_of_web_sources_are_safe(path: str, query: str) -> None:
     _check_safe(name)
 
 
+# Those that are plain or nearly so.
+_NEARLY_PLAIN = st.lists(
+    st.one_of(
+        st.text("ab1._-+A", min_size=1, max_size=6),
+        st.sampled_from(
+            ["a.npy", "v1.0", "1.0.3", "x" * 100, "x" * 101, "y" * 98 + ".m", "a.b" + "c" * 15, "a.b" + "c" * 16]
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+).map("/".join)
+
+
+@given(st.sampled_from(["h", "h.example", "h:80", "H", "h" * 100, "h" * 101]), _NEARLY_PLAIN)
+@example("h", "a/model.mlir")
+@example("h", "a.b/model.mlir")
+def test_a_name_does_not_depend_on_how_the_scheme_is_spelled(host: str, path: str) -> None:
+    # Of the two, only the lower-case one can be told to be plain at first sight.
+    assert _name_or_none(f"https://{host}/{path}") == _name_or_none(f"HTTPS://{host}/{path}")
+
+
 @given(_PATHS, _PATHS, st.sampled_from(["", "?q"]))
 @example("a", "a/b", "")
 @example("a.npy", "a.npy/b.npy", "")

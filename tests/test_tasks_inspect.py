@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,26 @@ def test_plan_as_json(project: Path, run: Any) -> None:
 
 
 @pytest.mark.iree
+def test_a_plan_as_json_has_a_line_for_each_step(project: Path, run: Any, without_iree: None) -> None:
+    result = run("plan", "--format", "json", "--model", "a")
+    lines = result.out.splitlines()
+    start = lines.index('"steps": [') + 1
+    steps = [json.loads(line.removesuffix(",")) for line in lines[start : lines.index("],")]]
+    assert steps == result.json["steps"]
+    assert list(result.json) == ["schema", "suite", "run_dir", "toolchain", "steps", "problems"]
+
+
+def test_a_plan_leaves_the_collection_of_garbage_as_it_was(project: Path, run: Any, without_iree: None) -> None:
+    assert run("plan", "--model", "a").code == 0
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        run("plan", "--model", "a")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_plan_as_text(project: Path, run: Any) -> None:
     result = run("plan", "--model", "a")
     assert result.code == 0

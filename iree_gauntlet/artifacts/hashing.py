@@ -78,14 +78,12 @@ class VerifiedHashes:
     def known(self, path: Path) -> str:
         """Remembered SHA-256 of a file that has not changed since; empty where there is none. Cheap."""
         absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
-        stamp = _Stamp.read(self._stamp_file(absolute))
-        if stamp is None:
-            return ""
         try:
             status = os.stat(absolute)  # noqa: PTH116 - of the string that the stamp names
         except OSError:
             return ""
-        return stamp.sha256 if stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
+        stamp = _Stamp.read(self._stamp_file(absolute))
+        return stamp.sha256 if stamp and stamp == _Stamp.of(absolute, status, stamp.sha256) else ""
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever lies there now."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Registry"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+# Printable ASCII without quotes and backslashes: a shell parts such a line at its blanks, as `str.split` does.
+_UNQUOTED = re.compile(r"[ \t!#-&(-\[\]-~]*\Z")
 _BARE = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+\Z")
 
 
@@ -106,7 +108,7 @@ def _entry(line: str, where: str) -> Entry | None:
         return None
     expected = "Expected: name sha256:<64 hexadecimal digits> url"
     try:
-        words = shlex.split(line)
+        words = line.split() if _UNQUOTED.match(line) else shlex.split(line)
     except ValueError as error:
         raise ArtifactError("", f"{where}: {error}: {line!r}", expected) from error
     if len(words) not in (2, 3):

@@ -19,7 +19,6 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 from iree_gauntlet.errors import ArtifactError
@@ -51,10 +50,18 @@ _DIGEST_CHARACTERS = 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,15}\Z")
 _PLAIN = re.compile(r"[a-z0-9_+-][a-z0-9_.+-]*\Z")
+_BLANK_OR_CONTROL = re.compile(r"[\x00-\x20\x7F]")
+_CONTROL = re.compile(r"[\x00-\x1F\x7F]")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
-# A trailing dot, too: some file systems drop it.
-_LIKE_A_FILE = re.compile(r"\.(?:[A-Za-z][^.]*)?\Z")
+# A plain folder does not look like a file. A trailing dot, too: some file systems drop it.
+_PLAIN_FOLDER = re.compile(rf"(?!.*\.(?:[a-z][^.]*)?\Z)[a-z0-9_+-][a-z0-9_.+-]{{,{_LONGEST_COMPONENT - 1}}}\Z")
 _HOST = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
+# What most URLs are, and what becomes their name: the rules above in one expression, which is several times faster.
+_PLAIN_URL = re.compile(
+    r"(https?)://([a-z0-9][a-z0-9.-]{,99}/"
+    r"(?:(?![^/]*\.(?:[a-z][^./]*)?/)[a-z0-9_+-][a-z0-9_.+-]{,99}/)*"
+    r"(?=[^/]{,100}\Z)[a-z0-9_+-][a-z0-9_.+-]*\.[a-z][a-z0-9]{,15})\Z"
+)
 # The names and versions that the packaging specifications allow (epochs are written `1!2.0`).
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
@@ -110,11 +117,13 @@ def parse_source(url: str) -> Source:
     Raises:
         ArtifactError: if it is malformed, or of a scheme that is not known.
     """
+    if (plain := _PLAIN_URL.match(url)) and len(url) < _LONGEST_NAME:
+        return HttpSource(url, f"{plain[1]}/{plain[2]}")
     scheme = _scheme(url)
     if not url.isascii():
         spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
         raise ArtifactError(url, f"URL with characters beyond ASCII: {url!r}", f"Write it as {spelled}")
-    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
+    if _BLANK_OR_CONTROL.search(url):
         raise ArtifactError(url, f"URL with a space or control character: {url!r}", "Write a space as %20.")
     if "\\" in url:
         raise ArtifactError(url, f"URL with a backslash: {url}", "Folders are parted by /.")
@@ -147,24 +156,23 @@ def normalized_distribution(name: str) -> str:
 
 
 def _scheme(url: str) -> str:
-    known = "Known are: " + ", ".join(SCHEMES.values())
     match = _SCHEME.match(url)
-    if not match:
-        raise ArtifactError(url, f"URL without a scheme: {url!r}", known)
-    scheme = match[1].lower()
+    scheme = match[1].lower() if match else ""
     if scheme not in SCHEMES:
-        raise ArtifactError(url, f"unknown scheme {match[1]!r} in {url!r}", known)
+        what = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
+        raise ArtifactError(url, what, f"Known are: {', '.join(SCHEMES.values())}")
     return scheme
 
 
 def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
-    if not parts.hostname:
+    hostname = parts.hostname
+    if not hostname:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {SCHEMES[scheme]}")
-    if parts.username is not None or parts.password is not None:
+    if "@" in parts.netloc:
         # Not repeated in the message: it would carry the secret into logs.
         raise ArtifactError(
-            f"{scheme}://{parts.hostname}",
-            f"URL with a user or password in it, for {parts.hostname}",
+            f"{scheme}://{hostname}",
+            f"URL with a user or password in it, for {hostname}",
             "Put them into ~/.netrc, which is used for the host by itself.",
         )
     if "#" in url:
@@ -172,8 +180,9 @@ def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
     components = parts.path.split("/")[1:]
     if not components or not components[-1]:
         raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
-    host = parts.hostname if _HOST.match(parts.hostname) and len(parts.hostname) <= _LONGEST_COMPONENT else ""
-    folder = (host or _cleaned(parts.hostname)) + (f"+{parts.port}" if parts.port is not None else "")
+    port = parts.port
+    host = hostname if _HOST.match(hostname) and len(hostname) <= _LONGEST_COMPONENT else ""
+    folder = (host or _cleaned(hostname)) + (f"+{port}" if port is not None else "")
     identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
     return HttpSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
 
@@ -229,36 +238,25 @@ def _decoded(url: str, path: str) -> str:
         text = unquote_to_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ArtifactError(url, f"URL whose %-escapes are not UTF-8: {url}", "Escape its UTF-8.") from error
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
+    if _CONTROL.search(text):
         raise ArtifactError(url, f"URL with an escaped control character: {url}", "Rename the file.")
     return text
-
-
-class _Component(NamedTuple):
-    text: str
-    plain: bool
 
 
 def _name(scheme: str, base: str, components: list[str], identity: str, *, digested: bool) -> str:
     """The name by the rules above; `base` is plain folders, `digested` asks for a digest in any case."""
     *folders, file = components
-    cleaned = [_folder(folder) for folder in folders]
     suffix = _SUFFIX.search(file)
     plain = bool(suffix and _PLAIN.match(file) and len(file) <= _LONGEST_COMPONENT)
-    plain = plain and not digested and all(folder.plain for folder in cleaned)
-    middle = [folder.text for folder in cleaned]
-    if sum(len(part) + 1 for part in (*middle, base, file)) > _LONGEST_NAME:
-        plain, middle = False, []
-    if not plain:
+    if not all(map(_PLAIN_FOLDER.match, folders)):
+        plain, folders = False, [name if _PLAIN_FOLDER.match(name) else _cleaned(name) for name in folders]
+    if len("/".join((base, *folders, file))) >= _LONGEST_NAME:
+        plain, folders = False, []
+    if digested or not plain:
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST_CHARACTERS]
         stem = file[: suffix.start()] if suffix else file
         file = f"{_cleaned(stem)}~{digest}{suffix[0] if suffix else ''}"
-    return "/".join((scheme, base, *middle, file))
-
-
-def _folder(name: str) -> _Component:
-    plain = bool(_PLAIN.match(name)) and len(name) <= _LONGEST_COMPONENT and not _LIKE_A_FILE.search(name)
-    return _Component(name if plain else _cleaned(name), plain)
+    return "/".join((scheme, base, *folders, file))
 
 
 def _cleaned(text: str) -> str:

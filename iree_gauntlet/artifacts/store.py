@@ -16,6 +16,7 @@ only if its hash is wrong.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -104,6 +105,7 @@ class ArtifactStore:
         downloader: Downloader | None = None,
     ) -> None:
         self._root = root
+        self._artifacts = root / "artifacts"
         self._registry = registry
         self._offline = offline
         self._progress: Progress = progress or Silent()
@@ -111,6 +113,8 @@ class ArtifactStore:
         self._wheels = Wheels(root, offline=offline)
         self._lock = _LockFile(root / "registry.lock.txt")
         self.verified = VerifiedHashes(root / "verified")
+        # A plan asks for the path and the hash of each of many URLs, one after the other.
+        self._located = functools.lru_cache(maxsize=16)(self._locate)
 
     def path(self, url: str) -> Path:
         """Where the file lies or will lie; decided from the URL alone.
@@ -118,7 +122,7 @@ class ArtifactStore:
         Raises:
             ArtifactError: if the URL is malformed or of an unknown scheme.
         """
-        return self._path(parse_source(url))
+        return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
         """SHA-256 that the file has or must have; empty where nobody knows yet. Reads no artifact.
@@ -126,9 +130,9 @@ class ArtifactStore:
         Raises:
             ArtifactError: if the URL or the lock file is malformed.
         """
-        source = parse_source(url)
+        source, path = self._located(url)
         pin = self._pin(source)
-        return pin.sha256 if pin else self.verified.known(self._path(source))
+        return pin.sha256 if pin else self.verified.known(path)
 
     def present(self, url: str) -> bool:
         """Whether the file is there and nothing says that it is the wrong one. Reads no artifact.
@@ -136,8 +140,7 @@ class ArtifactStore:
         Raises:
             ArtifactError: if the URL or the lock file is malformed.
         """
-        source = parse_source(url)
-        path = self._path(source)
+        source, path = self._located(url)
         if not path.is_file():
             return False
         pin, known = self._pin(source), self.verified.known(path)
@@ -151,8 +154,7 @@ class ArtifactStore:
         """
         started = time.perf_counter()
         recorder = Recorder(self._progress)
-        source = parse_source(url)
-        path = self._path(source)
+        source, path = self._located(url)
         if isinstance(source, FileSource):
             sha256, cached = self._hash(url, path), True
         else:
@@ -160,16 +162,19 @@ class ArtifactStore:
         seconds = time.perf_counter() - started
         return Fetched(url, path, sha256, path.stat().st_size, seconds, cached, tuple(recorder.notes))
 
-    def _path(self, source: Source) -> Path:
-        return source.path if isinstance(source, FileSource) else self._root / "artifacts" / source.local_name
+    def _locate(self, url: str) -> tuple[Source, Path]:
+        source = parse_source(url)
+        return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
 
     def _pin(self, source: Source) -> _Pin | None:
         if not isinstance(source, HttpSource | PypiSource):
             return None
-        for registry in (self._registry, self._lock.registry()):
-            if entry := registry.get(source.local_name):
-                return _Pin(entry.sha256, registry.path)
-        return None
+        registry = self._registry
+        entry = registry.get(source.local_name)
+        if entry is None:
+            registry = self._lock.registry()
+            entry = registry.get(source.local_name)
+        return _Pin(entry.sha256, registry.path) if entry else None
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:

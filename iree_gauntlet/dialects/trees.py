@@ -228,4 +228,4 @@ def _validated(
 
 def _shown(path: Path) -> str:
     """The path from the working folder where it lies below it."""
-    return str(path).removeprefix(f"{Path.cwd()}/")
+    return str(path).removeprefix(f"{str(Path.cwd()).rstrip('/')}/")

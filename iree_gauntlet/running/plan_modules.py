@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT, archive_name
@@ -30,7 +29,7 @@ def import_step(step: Step, module: Module, world: Surroundings) -> Step:
     """Completes the step that prepares and imports an ONNX program."""
     assert module.program.onnx is not None, "only ONNX programs are imported"
     source = _source(module, world)
-    output = str(Path(step.folder) / "program.mlir")
+    output = f"{step.folder}/program.mlir"
     ingredients = {
         "kind": "import",
         "program": source.sha256,
@@ -60,7 +59,7 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
     """
     source = _source(made.module, world)
     program = imported.output("program") if imported else source.path
-    output = str(Path(step.folder) / archive_name(scope))
+    output = f"{step.folder}/{archive_name(scope)}"
     ingredients = {
         "kind": f"parameters {PARAMETERS_FORMAT}",
         "program": source.sha256,
@@ -97,19 +96,19 @@ def compile_step(
         world: the surroundings.
         translate: spells flags as the compiler does, and notes those that it does not know.
     """
-    folder = Path(step.folder)
+    statistics = f"{step.folder}/statistics.json"
     source = _source(module, world)
     program = source.path
     if imported:
         # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
         program, working_directory = os.path.relpath(imported, step.folder), step.folder
-    splat = str(folder / "splat.irpa") if module.splat else ""
-    translation = translate(compile_flags(module, str(folder / "statistics.json"), splat), "iree-compile")
+    splat = f"{step.folder}/splat.irpa" if module.splat else ""
+    translation = translate(compile_flags(module, statistics, splat), "iree-compile")
     files = [
         (flag, StepInput(FILE_ROLE + flag, str(world.artifact_path(url)), url, world.artifact_hash(url)))
         for flag, url in module.file_flags
     ]
-    outputs = [("module", str(folder / "module.vmfb")), ("statistics", str(folder / "statistics.json"))]
+    outputs = [("module", f"{step.folder}/module.vmfb"), ("statistics", statistics)]
     ingredients = {
         "kind": "compile",
         "program": source.sha256,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.parameters.names import archive_name
@@ -13,6 +12,7 @@ from iree_gauntlet.cases import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from iree_gauntlet.cases import Case, MadeValues, Module, Parameters
 
@@ -45,18 +45,18 @@ class Places:
         """The folder of a step."""
         case, _, target = chain.rpartition("@")
         name = stage.value if role == "main" else f"{stage}.{role}"
-        return str(self.run_dir / "steps" / _safe(f"{case}.{target}") / name)
+        return f"{self.run_dir}/steps/{_safe(f'{case}.{target}')}/{name}"
 
     def module_folder(self, module: Module) -> str:
         """The folder of the step that compiles a module."""
         owner = self.owners.get(module.id)
         if owner is None:
-            return str(self.run_dir / "steps" / f"{module.name}.{module.target.name}" / "compile")
+            return f"{self.run_dir}/steps/{module.name}.{module.target.name}/compile"
         return self.folder(owner.chain, Stage.COMPILE, module.role)
 
     def module_path(self, module: Module) -> str:
         """Path of a module's .vmfb."""
-        return str(Path(self.module_folder(module)) / "module.vmfb")
+        return f"{self.module_folder(module)}/module.vmfb"
 
     def archive_path(self, parameters: Parameters) -> str:
         """Path of an archive that a step of the run makes; empty for one that is fetched, or that nothing makes."""
@@ -65,15 +65,15 @@ class Places:
             owner = self.owners.get(made.module.id)
             chain = owner.chain if owner else f"{made.module.name}.{made.module.target.name}"
             folder = self.folder(chain, Stage.PARAMETERS, parameters_role(parameters.scope, made))
-            return str(Path(folder) / archive_name(parameters.scope))
+            return f"{folder}/{archive_name(parameters.scope)}"
         return self._splat_path(parameters.splat_of) if parameters.splat_of else ""
 
     def _splat_path(self, module_id: str) -> str:
         owner = self.owners.get(module_id)
         if owner is None:
-            return str(self.run_dir / "steps" / module_id.replace("@", ".") / "splat.irpa")
+            return f"{self.run_dir}/steps/{module_id.replace('@', '.')}/splat.irpa"
         module = next(item for item in owner.modules if item.id == module_id)
-        return str(Path(self.module_folder(module)) / "splat.irpa")
+        return f"{self.module_folder(module)}/splat.irpa"
 
 
 def _safe(path: str) -> str:

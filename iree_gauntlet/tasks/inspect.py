@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -15,7 +17,7 @@ from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.errors import Problem
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["lint", "list_cases", "show_plan"]
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for garbage: all that these tasks make is held until they end, and looking through it is slow."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(options, Defaults(targets=FAMILIES))
@@ -47,6 +62,7 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
     return code
 
 
+@_uncollected()
 def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
@@ -59,20 +75,20 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
     selection = select(options, defaults)
     selection.require_sound()
     _warn_of_markers(selection)
+    name, cases, stages = selection.name, selection.cases, stages or selection.stages
+    # What the specs say takes more memory than the steps, which find room where it was.
+    del selection
     machine = make_machine(options, Silent(), need_toolchain=False)
-    run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{selection.name}"
-    plan = make_plan(selection.cases, stages or selection.stages, make_surroundings(machine, run_dir, options))
+    run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{name}"
+    plan = make_plan(cases, stages, make_surroundings(machine, run_dir, options))
     if _format(options) == "json":
-        _print_json(
-            {
-                "schema": 1,
-                "suite": selection.name,
-                "run_dir": str(run_dir),
-                "toolchain": machine.toolchain.as_dict() if machine.toolchain else None,
-                "steps": [_step_record(step) for step in plan.steps],
-                "problems": [asdict(problem) for problem in plan.problems],
-            }
-        )
+        head = {
+            "schema": 1,
+            "suite": name,
+            "run_dir": str(run_dir),
+            "toolchain": machine.toolchain.as_dict() if machine.toolchain else None,
+        }
+        sys.stdout.writelines(_plan_lines(head, plan))
     else:
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
@@ -81,6 +97,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
 
+@_uncollected()
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
     selection = select(options, Defaults(targets=FAMILIES))
@@ -145,6 +162,28 @@ def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> di
     }
 
 
+def _plan_lines(head: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    """A plan as one JSON object, a line for each step: a long one is never in memory as a whole."""
+    yield "{\n"
+    for name, value in head.items():
+        yield f"{_line(name)}: {_line(value)},\n"
+    yield from _array("steps", map(_step_record, plan.steps))
+    yield ",\n"
+    yield from _array("problems", map(asdict, plan.problems))
+    yield "\n}\n"
+
+
+def _array(name: str, records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield f"{_line(name)}: ["
+    for index, record in enumerate(records):
+        yield f"{',' if index else ''}\n{_line(record)}"
+    yield "\n]"
+
+
+def _line(document: object) -> str:
+    return json.dumps(document, ensure_ascii=False)
+
+
 def _step_record(step: Step) -> dict[str, Any]:
     """A step as `plan --format json` gives it; docs/plan.md describes the fields."""
     return {
@@ -156,13 +195,19 @@ def _step_record(step: Step) -> dict[str, Any]:
         "argv": list(step.command.argv) if step.command else [],
         "cwd": step.command.cwd if step.command else "",
         "env": dict(step.command.env) if step.command else {},
-        "inputs": [asdict(item) for item in step.inputs],
+        "inputs": [
+            {"role": item.role, "path": item.path, "url": item.url, "sha256": item.sha256} for item in step.inputs
+        ],
         "outputs": dict(step.outputs),
         "needs": list(step.needs),
         "key": step.cache.key,
         "cached": step.cache.hit,
         "why": step.cache.reason,
-        "resources": asdict(step.resources),
+        "resources": {
+            "cores": step.resources.cores,
+            "exclusive": step.resources.exclusive,
+            "device": step.resources.device,
+        },
         "timeout_seconds": step.timeout,
         "expectation": {"outcome": "fail" if step.expect_failure else "pass", "reason": step.expect_failure},
         "goldens": [{**asdict(golden), "limit": golden.limit} for golden in step.goldens],

@@ -1,0 +1,204 @@
+"""What planning costs: `python benchmarks/planning.py [SPECS]` in an environment with IREE and the toolkit.
+
+Three trees are made in a temporary folder, each with a tenth of the specs and with all of them (10,000):
+
+1. torch models: a module definition for each quality, benchmark and compstat test that load it, each module with
+   files of its own; the definitions come on top of the number of specs;
+2. the same with every file pinned in the registry, so that the plan looks every module up in the cache;
+3. sharktank: a regression and a benchmark for each module.
+
+`plan --format json` and `lint` are processes of their own, as a user starts them; a peer of the same kind reads the
+same JSON files one by one, and keeps nothing. Peak memory is the kernel's (`ru_maxrss`), which takes a child for
+as large as this program was when it started it: 50 MB or less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.sources import local_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_LIMIT = 10.0  # seconds that are promised for 10,000 specs
+_HOST = "https://models.example.org/iree/test-suites"
+_PROGRAM = "from iree_gauntlet.tasks.program import main; main()"
+_PEER = """
+import json, sys
+from pathlib import Path
+for path in Path(sys.argv[1]).rglob("*.json"):
+    json.loads(path.read_bytes())
+"""
+_COMPILER_FLAGS = [
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-hal-target-device=local",
+    "--iree-llvmcpu-target-cpu-features=host",
+    "--iree-opt-level=O1",
+    "--iree-opt-data-tiling",
+    "--iree-llvmcpu-distribution-size=32",
+    "--iree-scheduling-dump-statistics-format=json",
+    "--iree-scheduling-dump-statistics-file=compilation_info.json",
+]
+_TYPES = ("1x4x128x128xf16", "1xf16", "2x64x2048xf16", "2x1280xf16", "2x6xf16", "1xf16")
+_BENCHMARK_FLAGS = ["--benchmark_repetitions=10", "--benchmark_min_warmup_time=3.0", "--device_allocator=caching"]
+_SUBMODELS = 20  # a folder holds those of one model
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a process came to."""
+
+    seconds: float
+    peak: int
+    written: int
+
+
+def main() -> None:
+    """Measure and print the table."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    with tempfile.TemporaryDirectory() as name:
+        for what, make, pinned in (
+            ("torch models", _torch_tree, False),
+            ("torch models, pinned", _torch_tree, True),
+            ("sharktank", _sharktank_tree, False),
+        ):
+            few, many = (_measured(Path(name), what, make, size, pinned=pinned) for size in (count // 10, count))
+            growth = (many.peak - few.peak) / (count - count // 10)
+            verdict = "ok" if many.seconds * 10_000 / count < _LIMIT else "TOO SLOW"
+            print(f"{what:<22} {growth / 1e3:.1f} KB of peak memory a spec, {verdict}\n", flush=True)
+
+
+def _measured(
+    folder: Path, what: str, make: Callable[[Path, int], Iterator[str]], count: int, *, pinned: bool
+) -> _Cost:
+    """Prints the rows of one tree; the cost of its plan."""
+    project = folder / f"{make.__name__}-{count}-{pinned}"
+    specs = project / "specs"
+    urls = set(make(specs, count))
+    if pinned:
+        _pin(project, urls)
+    selection = ["--spec-dir", str(specs), "--target", "cpu"]
+    # Known flags are asked of the tools once in a cache's life.
+    _run(project, ["-c", _PROGRAM, "plan", *selection, "--model", "model-0"])
+    peer = _run(project, ["-c", _PEER, str(specs)])
+    plan = _run(project, ["-c", _PROGRAM, "plan", *selection, "--format", "json"])
+    lint = _run(project, ["-c", _PROGRAM, "lint", *selection])
+    for name, cost in (("json.loads", peer), ("plan", plan), ("lint", lint)):
+        print(
+            f"{what:<22}{count:>7} specs {name:<11}{cost.seconds:7.2f} s {cost.peak / 1e6:6.0f} MB peak"
+            f"{cost.written / 1e6:7.1f} MB out   ratio {cost.seconds / peer.seconds:5.1f}",
+            flush=True,
+        )
+    return plan
+
+
+def _run(project: Path, arguments: Sequence[str]) -> _Cost:
+    output = project / "output.txt"
+    began = time.perf_counter()
+    with output.open("wb") as stream:
+        environment = {**os.environ, "IREE_GAUNTLET_CACHE": str(project / "cache")}
+        process = subprocess.Popen([sys.executable, *arguments], cwd=project, env=environment, stdout=stream)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    assert process.returncode == 0, f"{arguments} failed"
+    return _Cost(seconds, usage.ru_maxrss * 1024, output.stat().st_size)
+
+
+def _pin(project: Path, urls: set[str]) -> None:
+    lines = [f"{local_name(url)} sha256:{hashlib.sha256(url.encode()).hexdigest()} {url}\n" for url in sorted(urls)]
+    (project / "cache").mkdir()
+    (project / "cache" / "registry.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def _torch_tree(folder: Path, count: int) -> Iterator[str]:
+    """Tests of torch models, three to a module; yields the URLs of their files."""
+    root = folder / "torch_models"
+    for number in range(-(-count // 3)):
+        model, name = f"model-{number // _SUBMODELS}", f"part{number}_cpu"
+        files = f"{_HOST}/torch-models/{model}/part{number}"
+        module = f"{model}/modules/{name}"
+        inputs = [{"url": f"{files}/input{i}.bin", "value": text} for i, text in enumerate(_TYPES)]
+        outputs = [{"url": f"{files}/output_v2.bin", "value": _TYPES[0]}]
+        loaded: dict[str, Any] = {
+            "markers": ["cpu", "local-task", model],
+            "modules": [module],
+            "weights": [{"type": "url", "url": f"{files}/weights.irpa", "scope": "model"}],
+            "inputs": inputs,
+        }
+        flags = ["--function=main", "--device=local-task"]
+        tests: tuple[tuple[str, dict[str, Any]], ...] = (
+            (
+                "quality",
+                {**loaded, "run_args": [*flags, "--expected_f16_threshold=0.2f"], "expected_outputs": outputs},
+            ),
+            ("benchmark", {**loaded, "run_args": [*flags, *_BENCHMARK_FLAGS], "golden_time_ms": 42.0}),
+            (
+                "compstat",
+                {
+                    "markers": ["cpu"],
+                    "module": module,
+                    "golden_dispatch_count": 1463,
+                    "golden_binary_size": 2000000,
+                },
+            ),
+        )
+        _write(root / f"{module}.json", {"mlir": f"{files}/program.mlir", "compiler_flags": _COMPILER_FLAGS})
+        for kind, fields in tests[: count - 3 * number]:
+            _write(root / model / f"part{number}_{kind}_cpu.json", {"type": kind, **fields})
+        yield f"{files}/program.mlir"
+        yield f"{files}/weights.irpa"
+        yield from (item["url"] for item in (*inputs, *outputs))
+
+
+def _sharktank_tree(folder: Path, count: int) -> Iterator[str]:
+    """Regressions, each with a benchmark; yields the URLs of their files."""
+    for number in range(-(-count // 2)):
+        model = f"model-{number // _SUBMODELS}"
+        files = f"{_HOST}/sharktank/{model}/part{number}"
+        inputs = [{"source": f"{files}/input{i}.bin", "value": text} for i, text in enumerate(_TYPES)]
+        outputs = [{"source": f"{files}/output.bin", "value": _TYPES[0]}]
+        regression = {
+            "inputs": inputs,
+            "outputs": outputs,
+            "device": "local-task",
+            "real_weights": f"{files}/weights.irpa",
+            "mlir": f"{files}/program.mlir",
+            "compiler_flags": _COMPILER_FLAGS,
+            "threshold_args": ["--expected_f16_threshold=1.0f"],
+            "run_function": "main",
+        }
+        benchmark = {
+            "inputs": list(_TYPES),
+            "function_run": "main",
+            "benchmark_flags": _BENCHMARK_FLAGS,
+            "device": "local-task",
+            "golden_time_tolerance_multiplier": {"mi250": 1.3, "mi300": 1.1},
+            "golden_time_ms": {"mi250": 9.0, "mi300": 7.65},
+            "golden_dispatch": {"mi250": 792, "mi300": 792},
+            "golden_size": {"mi250": 460000, "mi300": 460000},
+        }
+        _write(folder / "quality_tests" / model / f"part{number}_cpu.json", regression)
+        if 2 * number + 1 < count:
+            _write(folder / "benchmarks" / model / f"part{number}_cpu.json", benchmark)
+        yield from (f"{files}/program.mlir", f"{files}/weights.irpa")
+        yield from (item["source"] for item in (*inputs, *outputs))
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
