@@ -70,7 +70,9 @@ def _of_other_types(complaints: Sequence[str]) -> frozenset[int]:
     return frozenset(int(match[1]) for line in complaints if (match := _OTHER_TYPE.match(line)))
 
 
-def _with_figures(step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]) -> Result:
+def _with_figures(
+    step: Step, command: Command, processes: Processes, result: Result, other_types: frozenset[int]
+) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
         expected = read_arguments(
