@@ -113,6 +113,18 @@ def test_folders_of_any_name_and_depth_are_collected(project: TorchProject) -> N
     assert "suite/build/dist/deep_compstat.json::build/dist/deep_compstat.json" in done.stdout
 
 
+def test_what_earlier_sessions_left_below_the_tests_is_no_test(project: TorchProject) -> None:
+    left = project.folder / "artifacts" / "artifacts" / "https" / "host"
+    left.mkdir(parents=True)
+    (left / "data.json").write_text('{"type": "quality"}')
+    command = [word.replace("./suite", "./") for word in project.pytest_command("--collect-only", "-q")]
+    done = subprocess.run(
+        command, cwd=project.folder, capture_output=True, text=True, check=False, env=project.environment()
+    )
+    assert "3 errors" in done.stdout
+    assert "data.json" not in done.stdout
+
+
 def test_an_unknown_marker_is_a_warning_that_lists_the_known_ones(project: TorchProject) -> None:
     done = project.pytest("--collect-only", "-q", "-m", "cpu or hip", "--strict-markers")
     assert "no test has the marker hip; known: benchmark, compstat, cpu, quality" in done.stdout

@@ -64,19 +64,22 @@ def read_specs(folders: Sequence[Path], external: Path | None = None, modules: P
     return list(specs.values())
 
 
-def read_torch_specs(folder: Path, external: Path | None = None, modules: Path | None = None) -> list[Spec]:
+def read_torch_specs(
+    folder: Path, external: Path | None = None, modules: Path | None = None, without: Path | None = None
+) -> list[Spec]:
     """Reads the specs of torch models anywhere below a folder, which is their root.
 
     Args:
         folder: the folder of the tests.
         external: as for `read_specs`.
         modules: as for `read_specs`.
+        without: a folder that is not looked into.
 
     Raises:
         UsageError: the folder does not exist or is none.
     """
     tree = _tree(folder, external, modules)
-    return list(_torch_specs(tree, tree.folder))
+    return list(_torch_specs(tree, tree.folder, without))
 
 
 def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
@@ -135,16 +138,18 @@ def _has_type(path: Path) -> bool:
     return isinstance(document, dict) and "type" in document
 
 
-def _files_below(root: Path) -> Iterator[Path]:
+def _files_below(root: Path, without: Path | None = None) -> Iterator[Path]:
     for current, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = sorted(
+            name for name in subfolders if not name.startswith(".") and Path(current, name) != without
+        )
         for name in sorted(files):
             if name.endswith(".json") and not name.startswith("."):
                 yield Path(current, name)
 
 
-def _torch_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
-    for path in _files_below(root):
+def _torch_specs(tree: SpecTree, root: Path, without: Path | None = None) -> Iterator[Spec]:
+    for path in _files_below(root, without):
         spec = _read_torch(tree, root, path)
         if spec is not None:
             yield spec

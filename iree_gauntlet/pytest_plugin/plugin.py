@@ -30,12 +30,13 @@ class ModelTestPlugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._artifacts = _folder(config, "artifact_directory")
         self.suite = ModelTestSuite(
             _folder(config, "test_file_directory"),
             _optional_folder(config, "module_directory"),
             _optional_folder(config, "external_file_directory"),
+            self._artifacts,
         )
-        self._artifacts = _folder(config, "artifact_directory")
         # Of xdist: absent in the one process, or in the one that hands out the tests.
         self._worker: dict[str, Any] = getattr(config, "workerinput", {})
         self._run_folder: Path | None = Path(self._worker["gauntlet_run"]) if self._worker else None
