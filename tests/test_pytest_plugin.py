@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import psutil
 import pytest
-from torch_project import CPU, TorchProject
+from torch_project import CPU, PYTEST, TorchProject
 
 pytestmark = pytest.mark.iree
 
@@ -415,7 +414,7 @@ def test_the_documents_own_command_lines_work_as_they_stand(command: str, warm: 
     words = shlex.split(command.replace("<path-to-iree>", str(tmp_path / "iree")))
     assert words[0] == "pytest"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "iree_gauntlet.pytest_plugin", *words[1:]],
+        [*PYTEST, *words[1:]],
         cwd=folder,
         capture_output=True,
         text=True,

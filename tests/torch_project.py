@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ module @%(name)s {
   }
 }
 """
+# Where the toolkit is installed, pytest finds the plugin by itself, and would not take it twice.
+INSTALLED = entry_points(group="pytest11", name="iree_gauntlet")
+PYTEST = (sys.executable, "-m", "pytest", *(() if INSTALLED else ("-p", "iree_gauntlet.pytest_plugin")))
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
@@ -110,7 +114,7 @@ class TorchProject:
     def pytest_command(self, *arguments: str) -> list[str]:
         """The plugin's command line, as a person types it."""
         return [
-            *(sys.executable, "-m", "pytest", "-p", "iree_gauntlet.pytest_plugin", "-p", "no:cacheprovider"),
+            *(*PYTEST, "-p", "no:cacheprovider"),
             *("--test-file-directory=./suite", "--module-directory=./suite", "--external-file-directory=./files"),
             *arguments,
         ]
