@@ -36,6 +36,7 @@ _OWN_FIELDS = {
     for kind in _SHARKTANK
 }
 _DOCS_HINT = "docs/specs.md lists the fields of each format."
+_TORCH_HINT = "docs/torch-models.md lists the fields of tests and module definitions."
 
 
 def read_specs(folders: Sequence[Path], external: Path | None = None, modules: Path | None = None) -> list[Spec]:
@@ -165,7 +166,7 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
         if kind is None:
             return None
         if isinstance(kind, str):
-            problems = [problem_at(name, text, ["type"], kind, _DOCS_HINT)]
+            problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
         else:
             document, problems = _validated(kind, content, name, text)
     return Spec(tree, root, path, name, document, tuple(problems), torch=True)

@@ -67,7 +67,8 @@ class ModelTestSuite:
                 continue
             test, problems = build_test(spec, modules, targets)
             assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
-            found[spec.path] = FoundTest(test, tuple(problems), (*spec.document.markers, spec.document.type))
+            markers = (*spec.document.markers, spec.document.type)
+            found[spec.path] = FoundTest(test, tuple(dict.fromkeys(problems)), markers)
         return found
 
     @cached_property
