@@ -146,13 +146,13 @@ def _run(
     if options["resume"]:
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
     cancelled = threading.Event()
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
+        "markers": options["markers"],
+        "resumed": bool(options["resume"]),
+        "asked": asdict(asked),
+    }
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
-        command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
-            "markers": options["markers"],
-            "resumed": bool(options["resume"]),
-            "asked": asdict(asked),
-        }
         journal.run(event)
         console.run_started(event)
         engine = Engine(
