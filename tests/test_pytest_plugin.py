@@ -187,6 +187,31 @@ def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
     assert float(properties["time_ms_min"] or "") > 0
 
 
+def test_a_wrong_expression_leaves_the_last_summary_alone(project: TorchProject) -> None:
+    summary = project.folder / "job_summary.md"
+    summary.write_text("of the last session")
+    done = project.pytest("-q", "-m", "cpu and (quality")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert summary.read_text() == "of the last session"
+    assert not (project.folder / "artifacts" / "runs").exists()
+
+
+def test_the_short_summary_says_what_failed(project: TorchProject) -> None:
+    project.compstat("toy/low", golden_dispatch_count=0)
+    done = project.pytest("-q", "-k", "low", COLUMNS="240")
+    assert (
+        "FAILED suite/toy/low.json::toy/low.json - CheckFailure: toy/low@cpu compstat: failed: dispatch" in done.stdout
+    )
+
+
+def test_a_program_that_does_not_compile_fails_all_its_tests_by_the_compilers_words(project: TorchProject) -> None:
+    (project.suite / "toy" / "modules" / "add_cpu.mlir").write_text("func.func @main( {")
+    done = project.pytest("-q")
+    assert outcomes(done) == {"failed": 3}
+    assert done.stdout.count("iree-compile failed with exit code 1") >= 3
+    assert project.gauntlet("run").returncode == 1
+
+
 def test_benchmarks_run_last(project: TorchProject) -> None:
     done = project.pytest("-v")
     order = re.findall(r"add_(\w+)_cpu\.json::", done.stdout)
@@ -256,7 +281,7 @@ def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
 def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: TorchProject) -> None:
     project.compstat("toy/other", module=project.module("toy/modules/odd", compiler_flags=["--iree-not-a-flag"]))
     done = project.pytest("-q")
-    assert done.returncode == 2
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "iree-not-a-flag" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 

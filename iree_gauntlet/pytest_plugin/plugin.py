@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,12 @@ class ModelTestPlugin:
         """Plan everything that was selected.
 
         Raises:
-            Exit: there is no IREE, or the folder for runs cannot be made.
+            UsageError: there is no IREE, its tools do not know a flag, or the folder for runs cannot be made.
         """
         tests = [item for item in session.items if isinstance(item, ModelTest)]
         stopped = session.testsfailed and not self._config.option.continue_on_collection_errors
-        if not tests or stopped or self._config.option.collectonly:
+        # Pytest calls this also where collecting ended in an error, such as a wrong expression.
+        if not tests or stopped or self._config.option.collectonly or sys.exc_info()[0] is not None:
             return
         try:
             self.session = ModelTestSession(
@@ -137,7 +139,7 @@ class ModelTestPlugin:
         except GauntletError as error:
             if self._worker:
                 raise
-            pytest.exit(str(error), returncode=int(error.exit_code))
+            raise pytest.UsageError(str(error)) from error
 
     def run_folder(self) -> Path:
         """The folder of this session, made when it is first asked for; one for all processes under xdist."""

@@ -48,6 +48,7 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
     """A failure that is shown as its text alone: a traceback of the toolkit would say nothing."""
 
     __test__ = False
+    __module__ = "builtins"  # as pytest's own: summaries then name the class alone
 
     def __init__(self, step: StepOutcome, run_dir: Path) -> None:
         super().__init__(failure_text(step, run_dir), pytrace=False)
@@ -56,13 +57,19 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
 class TestFailure(_PlainFailure):
     """A test failed: the product under test is at fault."""
 
+    __module__ = "builtins"
+
 
 class CheckFailure(TestFailure):
     """The check itself failed: what a test marked `xfail` is expected to do."""
 
+    __module__ = "builtins"
+
 
 class StepError(_PlainFailure):
     """Something else than the product under test kept a test from being judged."""
+
+    __module__ = "builtins"
 
 
 class _Log:

@@ -290,6 +290,9 @@ class _Planner:
         imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
         step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._world)
         needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
+        # A program that does not compile needs no weights: its failure is said once, by the compiler.
+        compiled = step_id(owner.chain, Stage.COMPILE, made.module.role)
+        needs = (*needs, compiled) if compiled in self._steps else needs
         timeout = self._timeout(case, Stage.PARAMETERS)
         self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
 

@@ -190,7 +190,7 @@ def _suite_path(text: str) -> Path:
     """A path, or the name of a suite of the project."""
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
-    return shown(named) if not path.exists() and path.suffix != ".toml" and named.is_file() else path
+    return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
 
 
 def shown(path: Path) -> Path:
