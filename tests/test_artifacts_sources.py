@@ -187,11 +187,11 @@ def test_only_exact_versions(url: str) -> None:
         parse_source(url)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://b/x", "hf://m/x", "az://c/x", "ftp://h/x", "model.mlir", ""])
+@pytest.mark.parametrize("url", ["ftp://h/x", "abfs://c@a/x", "model.mlir", ""])
 def test_unknown_schemes_list_the_known(url: str) -> None:
     with pytest.raises(ArtifactError) as caught:
         parse_source(url)
-    assert all(scheme in caught.value.hint for scheme in ("https://", "http://", "file:", "pypi://", "random://"))
+    assert all(scheme in caught.value.hint for scheme in ("https://", "file:", "az://", "s3://", "hf://", "random://"))
 
 
 @pytest.mark.parametrize(
@@ -234,3 +234,66 @@ def test_random_sources_are_named_by_what_they_mean() -> None:
     assert source.local_name == local_name("random://uniform/1x4xf32?low=0&seed=7")
     assert source.local_name != local_name("random://uniform/1x4xf32?seed=8")
     assert local_name("random://normal/2xbf16").endswith("-2xbf16.bin")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("az://account/models/a/m.mlir", "az/account/models/a/m.mlir"),
+        ("s3://bucket/m.mlir", "s3/bucket/m.mlir"),
+        ("gs://my-bucket/1.0/m.mlir", "gs/my-bucket/1.0/m.mlir"),
+        (f"hf://org/repo@{'0a' * 20}/m.onnx", f"hf/models/org/repo/{'0a' * 20}/m.onnx"),
+        (f"hf://datasets/org/repo@{'0a' * 20}/x/m.npy", f"hf/datasets/org/repo/{'0a' * 20}/x/m.npy"),
+    ],
+)
+def test_plain_names_of_stores(url: str, name: str) -> None:
+    assert local_name(url) == name
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "az://account/container",
+        "az://account/container/",
+        "az://account/../x/y",
+        "az:account/c/x",
+        "s3://bucket",
+        "s3://bucket/a//b",
+        "s3://bucket/%2e%2e/x",
+        "s3://bucket/..%2Fx",
+        "gs://-/x",
+        "gs://b/x?generation=1",
+        f"hf://org@x/repo@{'0a' * 20}/m",
+        f"hf://org/repo@{'0a' * 20}",
+        "hf://org",
+        "hf://datasets",
+    ],
+)
+def test_malformed_urls_of_stores(url: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        parse_source(url)
+    assert url in str(caught.value)
+    assert "://" in caught.value.hint or "%3F" in caught.value.hint
+
+
+@pytest.mark.parametrize("revision", ["", "@main", "@v1.0", f"@{'0A' * 20}", "@0a0a0a0"])
+def test_a_revision_that_moves_is_refused(revision: str) -> None:
+    with pytest.raises(ArtifactError, match="commit is needed"):
+        parse_source(f"hf://org/repo{revision}/m.onnx")
+
+
+@pytest.mark.parametrize("query", ["?sv=1&sig=SECRET", "?X-Amz-Signature=SECRET", "?a&X-Goog-Signature=SECRET"])
+def test_signatures_do_not_belong_into_specs(query: str) -> None:
+    with pytest.raises(ArtifactError, match="signature") as caught:
+        parse_source(f"https://account.blob.core.windows.net/c/m.mlir{query}")
+    assert "SECRET" not in str(caught.value)
+
+
+@given(st.sampled_from(["az", "s3", "gs", "hf"]), _PATHS)
+@example("s3", "b/A.npy")
+def test_names_of_stores_stay_inside_the_store(scheme: str, path: str) -> None:
+    prefix = f"org/repo@{'0a' * 20}/" if scheme == "hf" else "account/container/"
+    name = _name_or_none(f"{scheme}://{prefix}{quote(path, safe='/%@')}")
+    if name is not None:
+        _check_safe(name)
+        assert name.startswith(f"{scheme}/")

@@ -5,24 +5,23 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pooch
 import pytest
 from artifact_server import Request, Server, serving, whole
 
 from iree_gauntlet.artifacts import locking
-from iree_gauntlet.artifacts.download import HttpDownloader
 from iree_gauntlet.artifacts.locking import locked
 from iree_gauntlet.artifacts.progress import Recorder, Silent
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _CONTENT = b"weights" * 100_000
 _SHA256 = hashlib.sha256(_CONTENT).hexdigest()
@@ -37,9 +36,7 @@ def server() -> Iterator[Server]:
 def _store(root: Path, pins: dict[str, str] | None = None, *, offline: bool = False) -> ArtifactStore:
     entries = [Entry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
     registry = Registry(root / "registry.txt").with_entries(entries)
-    return ArtifactStore(
-        root, registry, offline=offline, downloader=HttpDownloader(stall_timeout=5, retries=2, backoff=0.01)
-    )
+    return ArtifactStore(root, registry, offline=offline, policy=Policy(stall_timeout=5, retries=2, backoff=0.01))
 
 
 def _files(root: Path) -> list[str]:
@@ -247,13 +244,6 @@ def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytes
     holder.join(10)
     assert len(recorder.notes) == 1
     assert "waiting for another run" in recorder.notes[0]
-
-
-def test_the_downloader_works_for_pooch(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", whole(_CONTENT))
-    library = pooch.create(path=tmp_path, base_url="", registry={"m": f"sha256:{_SHA256}"}, urls={"m": url})
-    pooch.get_logger().setLevel("ERROR")
-    assert Path(library.fetch("m", downloader=HttpDownloader())).read_bytes() == _CONTENT
 
 
 def test_others_may_read_a_shared_cache(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = ["VerifiedHashes", "hash_file"]
@@ -23,6 +24,9 @@ __all__ = ["VerifiedHashes", "hash_file"]
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
 # the file system's clock, with no trace in its modification time: such a hash is not remembered.
 _CLOCK_TICK_NS = 100_000_000
+
+# Last uses are told apart to this precision: more would be a write to the disk for each use.
+_USE_SECONDS = 3600.0
 
 # A memory aid that cannot be written must not stop the work: a read-only or full cache.
 _UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
@@ -115,20 +119,74 @@ class VerifiedHashes:
         """Note the hash of a file that nobody but the caller has written."""
         self._write(path, path.stat(), sha256)
 
+    def touch(self, path: Path, used: float | None = None) -> None:
+        """Note that a file with a stamp was used, at most once an hour; the stamp's own time tells when.
+
+        Args:
+            path: the file.
+            used: when, in seconds since 1970, noted in any case; by default now.
+        """
+        stamp = self._stamp_file(os.path.abspath(path))  # noqa: PTH100
+        try:
+            if used is not None:
+                os.utime(stamp, (used, used))
+            elif time.time() - stamp.stat().st_mtime > _USE_SECONDS:
+                # Without a time, so that whoever may write the file may do it, not its owner alone.
+                os.utime(stamp)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE | {errno.ENOENT}:
+                raise
+
+    def last_use(self, path: Path) -> float | None:
+        """When a file was last used, to the hour, in seconds since 1970; None where it has no stamp."""
+        try:
+            return self._stamp_file(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100
+        except OSError:
+            return None
+
+    def doubt(self, path: Path) -> None:
+        """Have a file hashed at its next use; what it ought to be is not forgotten, nor when it was used."""
+        absolute = os.path.abspath(path)  # noqa: PTH100
+        stamp, used = _Stamp.read(self._stamp_file(absolute)), self.last_use(path)
+        if stamp is not None:
+            self._store(replace(stamp, mtime_ns=-1))
+            self.touch(path, used)
+
+    def gone(self) -> Iterator[Path]:
+        """Stamps of files that are no longer there, and what killed writers have left."""
+        for file in sorted(self._folder.glob("*/*")):
+            if file.name.startswith("."):
+                if _age(file) > _USE_SECONDS:
+                    yield file
+                continue
+            stamp = _Stamp.read(file)
+            if stamp is None or not os.path.lexists(stamp.path):
+                yield file
+
     def _stamp_file(self, absolute: str) -> Path:
         digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
 
     def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        absolute = os.path.abspath(path)  # noqa: PTH100
-        file = self._stamp_file(absolute)
+        self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100
+
+    def _store(self, stamp: _Stamp) -> None:
+        file = self._stamp_file(stamp.path)
         temporary = file.with_name(f".{file.stem}.{os.getpid()}.{time.monotonic_ns()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             # Not fsynced: what a power cut leaves of it reads as no stamp, and the file is hashed again.
-            temporary.write_text(_Stamp.of(absolute, status, sha256).text(), encoding="utf-8")
+            temporary.write_text(stamp.text(), encoding="utf-8")
             temporary.replace(file)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             if error.errno not in _UNWRITABLE:
                 raise
+
+
+def _age(file: Path) -> float:
+    """Seconds since a file was written; 0 where it is gone."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return 0.0

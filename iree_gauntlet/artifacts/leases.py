@@ -1,0 +1,256 @@
+"""Which files of a cache are in use by a living process, so that nothing is collected under its feet.
+
+    <cache>/leases/<host>-<process>-<random>.txt   of one process: a used path a line, relative to the cache
+    <cache>/locks/use.lock                         shared by whoever writes a line, alone for who collects
+
+A process holds a flock on its lease file for as long as it lives; the kernel frees it on any death, so a
+lease file without a lock is that of a dead process and counts for nothing. As lines are written under the
+shared lock and files are taken away under the exclusive one, a file is either seen to be in use and stays,
+or it is gone before its user looks for it: use it first, look for it then.
+
+On NFS, Linux passes flock on to the server (as a lock of the whole file), so that processes of several
+machines see each other's leases; not on mounts with `nolock` or `local_lock=flock` (or `all`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ArtifactError, GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Leases", "lock_or_none"]
+
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+_POLL_SECONDS = 0.05
+_PATIENCE_SECONDS = 30.0
+
+
+class Leases:
+    """The leases of a cache, as one process sees them; may be used by several threads, and across `fork`.
+
+    Args:
+        root: the cache's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        # Both forms, as callers may have resolved links or not.
+        self._roots = tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))  # noqa: PTH100
+        self._folder = Path(self._roots[0]) / "leases"
+        self._lock_path = Path(self._roots[0]) / "locks" / "use.lock"
+        # By process, so that a forked child finds that it has none, and no lock that nobody will free.
+        self._own: dict[int, _Own] = {}
+
+    def use(self, path: Path) -> None:
+        """Say that this process uses a file or folder of the cache, until it ends; to be called before looking for it.
+
+        Of no effect for paths outside of the cache, and in a cache that this process may not write to: it
+        leaves no trace there, and whoever may collect there must know that it is read by others.
+
+        Raises:
+            ArtifactError: the file system fails in another way, or knows no locks.
+        """
+        relative = self._relative(path)
+        if not relative:
+            return
+        process = os.getpid()
+        own = self._own.setdefault(process, _Own())
+        if relative in own.used:
+            return
+        with own.lock:
+            for other in [other for other in self._own if other != process]:
+                # Inherited by fork: closed, and not unlocked, as the lock is the parent's too.
+                _close(self._own.pop(other).descriptor)
+            if relative in own.used:
+                return
+            try:
+                self._append(own, relative)
+            except OSError as error:
+                if error.errno not in _DENIED | _FULL:
+                    what = f"cannot note in {self._folder} what is in use: {error.strerror} ({error.filename})"
+                    hint = "The cache must be a folder on a file system with locks (flock)."
+                    raise ArtifactError("", what, hint) from error
+            own.used.add(relative)
+
+    def in_use(self) -> set[str]:
+        """Paths, relative to the cache, that living processes use; lease files of the dead are removed."""
+        found: set[str] = set()
+        for file in self._files():
+            descriptor = lock_or_none(file, shared=True)
+            if descriptor is None:
+                found.update(_lines(file))
+                continue
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                if error.errno not in _DENIED:  # another user's
+                    raise
+            finally:
+                _close(descriptor)
+        return found
+
+    @contextmanager
+    def collecting(self, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+        """Keep out new leases: what `in_use` does not name meanwhile may be taken away.
+
+        Args:
+            patience: seconds to wait for the lock.
+
+        Raises:
+            GauntletError: it was not to be had in that time.
+            OSError: the cache cannot be written.
+        """
+        started = time.monotonic()
+        while (descriptor := self._use_lock(fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+            if time.monotonic() - started > patience:
+                raise GauntletError(
+                    f"{self._lock_path} is held by another process",
+                    "Another collection is under way, or a run found the disk full and holds on to all of the cache: "
+                    "wait for its end.",
+                )
+            time.sleep(_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            _close(descriptor)
+
+    def dead(self) -> list[Path]:
+        """Lease files of processes that have ended; nothing is removed."""
+        found = []
+        for file in self._files():
+            descriptor = lock_or_none(file, shared=True)
+            if descriptor is not None:
+                _close(descriptor)
+                found.append(file)
+        return found
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.txt"))
+
+    def _relative(self, path: Path) -> str:
+        """The path as it stands in lease files; empty for one outside of the cache."""
+        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links out of the cache
+        for root in self._roots:
+            if absolute.startswith(root + os.sep):
+                return absolute[len(root) + 1 :].replace(os.sep, "/")
+        return ""
+
+    def _append(self, own: _Own, relative: str) -> None:
+        shared = self._use_lock(fcntl.LOCK_SH)
+        assert shared is not None, "it was waited for"
+        try:
+            if own.descriptor < 0:
+                own.descriptor = self._lease()
+            os.write(own.descriptor, os.fsencode(relative) + b"\n")
+        except OSError as error:
+            if error.errno in _FULL:
+                # No room for the line: the lock itself, kept to the end, protects everything.
+                _close(own.guard)
+                own.guard = shared
+                return
+            _close(shared)
+            raise
+        _close(shared)
+
+    def _lease(self) -> int:
+        """A new lease file, locked."""
+        self._folder.mkdir(exist_ok=True)
+        host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        while True:
+            file = self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt"
+            descriptor = os.open(file, flags, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_at(file, descriptor):
+                    return descriptor
+            except BaseException:
+                _close(descriptor)
+                raise
+            # Someone took it for that of a dead process, in the moment before it was locked.
+            _close(descriptor)
+
+    def _use_lock(self, operation: int) -> int | None:
+        """A descriptor that holds `use.lock`; None where it is not free and was not waited for."""
+        while True:
+            self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            # For all who may write to the folder, as far as the umask allows: a shared cache has several users.
+            descriptor = os.open(self._lock_path, flags, 0o666)
+            try:
+                fcntl.flock(descriptor, operation)
+            except BlockingIOError:
+                _close(descriptor)
+                return None
+            except BaseException:
+                _close(descriptor)
+                raise
+            if _is_at(self._lock_path, descriptor):
+                return descriptor
+            # Someone swept the folder: what was locked is no longer the file that others will see.
+            _close(descriptor)
+
+
+class _Own:
+    """The lease of one process."""
+
+    __slots__ = ("descriptor", "guard", "lock", "used")
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.guard = -1
+        self.lock = threading.Lock()
+        self.used: set[str] = set()
+
+
+def lock_or_none(path: Path, *, shared: bool = False) -> int | None:
+    """A descriptor that holds the flock of a file, to be closed; None where the file is missing, closed to us, or held.
+
+    Args:
+        path: the file.
+        shared: only find out that nobody holds it alone; reading rights are enough.
+    """
+    try:
+        # A lock of its own kind needs a descriptor of its own kind, on NFS.
+        descriptor = os.open(path, (os.O_RDONLY if shared else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        _close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return []
+    # A last line without its end is being written right now, or never was to the end.
+    return [os.fsdecode(line[:-1]) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)

@@ -1,0 +1,114 @@
+"""What a download needs of a server: byte ranges of one version of one file, and errors that say what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+__all__ = [
+    "BLOCK_BYTES",
+    "Body",
+    "ChangedError",
+    "Connection",
+    "MissingError",
+    "Remote",
+    "RemoteFile",
+    "TransientError",
+]
+
+BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """What a server says of a file.
+
+    Attributes:
+        size: bytes of the whole file; None where it does not say.
+        version: what changes with the content (ETag, or else Last-Modified); empty where it does not say.
+        ranged: whether parts of it can be asked for.
+        checksums: of the whole content, lower-case hexadecimal by hashlib's name of the algorithm.
+    """
+
+    size: int | None
+    version: str
+    ranged: bool
+    checksums: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An answer: bytes from `start` on, in blocks.
+
+    Attributes:
+        file: the file that they are of.
+        start: index of the first one in the file.
+        blocks: the bytes; raises TransientError where the connection fails. Ends early without an error
+            where the server ends early: count.
+    """
+
+    file: RemoteFile
+    start: int
+    blocks: Iterator[bytes]
+
+
+class TransientError(Exception):
+    """A failure that may be gone in a moment.
+
+    Attributes:
+        wait: seconds that the server asked to wait; None where it did not.
+    """
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class ChangedError(Exception):
+    """The file is not the version that was asked for: what was had of it is of no use."""
+
+
+class MissingError(ArtifactError):
+    """There is no such file there: the one failure after which a mirror is silently passed over."""
+
+
+class Connection(Protocol):
+    """One of several connections of a download; used by one thread."""
+
+    def open(self, start: int, stop: int | None, version: str) -> AbstractContextManager[Body]:
+        """Ask for the bytes from `start` up to and without `stop` (None: to the end).
+
+        A server that knows no ranges may answer with the whole file, from 0 on.
+
+        Args:
+            start: index of the first byte.
+            stop: index after the last one; it may lie beyond the end.
+            version: the version that it must be; empty for any.
+
+        Raises:
+            TransientError: try again.
+            ChangedError: it is another version now.
+            ArtifactError: it cannot be had.
+        """
+
+
+class Remote(Protocol):
+    """A file on a server.
+
+    Attributes:
+        url: where, for messages; without any secret.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where, for messages."""
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """A connection; made lazily, so this does not fail."""

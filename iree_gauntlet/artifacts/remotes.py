@@ -1,0 +1,163 @@
+"""Where the file of a URL may be had: mirrors first, then the URL itself, each with the credentials for it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+from iree_gauntlet.artifacts.azure_access import AZURE_HINT, azure_access, azure_blob
+from iree_gauntlet.artifacts.file_remote import FileRemote
+from iree_gauntlet.artifacts.http_remote import HttpRemote
+from iree_gauntlet.artifacts.object_remote import ObjectRemote
+from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
+from iree_gauntlet.configuration import is_below
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from iree_gauntlet.artifacts.azure_access import AzureAccess
+    from iree_gauntlet.artifacts.remote import Remote
+    from iree_gauntlet.configuration import Configuration
+
+__all__ = ["places", "remotes_of"]
+
+_HUB = "https://huggingface.co"
+_HUB_HINT = (
+    "A private or gated repository needs a token: set HF_TOKEN, or sign in with `hf auth login`, "
+    "and accept the model's terms on its page."
+)
+_HUB_PATH = re.compile(r"(datasets/|spaces/)?([^/@]+/[^/@]+)@([0-9a-f]{40})/(.+)\Z")
+_SIGNED_FOR = timedelta(hours=1)
+
+
+def places(url: str, configuration: Configuration) -> list[str]:
+    """Where a file is looked for, in this order: URLs, and absolute paths of folders' files.
+
+    A mirror that takes the place of its origin leaves the URL itself out.
+    """
+    found, origin = [], True
+    for mirror in configuration.mirrors:
+        if is_below(url, mirror.prefix) or (url.startswith(mirror.prefix) and mirror.prefix.endswith("/")):
+            rest = url[len(mirror.prefix) :].lstrip("/")
+            found += [f"{place.rstrip('/')}/{rest}" for place in mirror.to]
+            origin = origin and not mirror.only
+    return [*found, *([url] if origin else [])]
+
+
+def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
+    """The ways to get at a place, in the order of trying; most have one.
+
+    Raises:
+        ArtifactError: options or credentials that are malformed, or a scheme that cannot be fetched.
+    """
+    if place.startswith(("/", "file:///")):
+        yield FileRemote(_inside_mirror(place))
+        return
+    scheme, _, rest = place.partition("://")
+    if scheme in ("http", "https"):
+        yield from _web(place, configuration, stall_timeout)
+    elif scheme == "az":
+        account, _, path = rest.partition("/")
+        container, _, blob = path.partition("/")
+        access = azure_access(account, configuration, place)
+        yield _blob(place, access, container, blob, stall_timeout)
+    elif scheme == "s3":
+        yield _s3(place, configuration, stall_timeout)
+    elif scheme == "gs":
+        yield _gcs(place, configuration, stall_timeout)
+    elif scheme == "hf":
+        yield _hub(place, rest, configuration, stall_timeout)
+    else:
+        raise ArtifactError(place, f"not a place that files are fetched from: {place}", "See docs/artifacts.md.")
+
+
+def _inside_mirror(place: str) -> Path:
+    path = unquote(urlsplit(place).path if place.startswith("file:") else place)
+    if ".." in path.split("/") or "\0" in path:
+        raise ArtifactError(place, f"a path that leaves its mirror: {place}", "Write the URL without '..'.")
+    return Path(path)
+
+
+def _web(url: str, configuration: Configuration, stall_timeout: float) -> Iterator[Remote]:
+    blob = azure_blob(url, configuration)
+    if blob is None:
+        yield HttpRemote(url, stall_timeout=stall_timeout)
+        return
+    access, container, name = blob
+    if access.own:
+        yield _blob(url, access, container, name, stall_timeout)
+        return
+    # Most are public, and an identity of another organisation is refused even there: without it first.
+    yield HttpRemote(url, stall_timeout=stall_timeout, access_hint=AZURE_HINT)
+    if access.identity:
+        yield _blob(url, access, container, name, stall_timeout)
+
+
+def _blob(url: str, access: AzureAccess, container: str, blob: str, stall_timeout: float) -> Remote:
+    direct = f"{access.endpoint}/{container}/{blob}"
+    if access.sas:
+        return HttpRemote(
+            url, target=lambda: f"{direct}?{access.sas}", stall_timeout=stall_timeout, access_hint=AZURE_HINT
+        )
+    location = open_azure(access, container, unquote(blob), url)
+    if access.signs:
+        return HttpRemote(url, target=_signing(location), stall_timeout=stall_timeout, access_hint=AZURE_HINT)
+    if location.anonymous:
+        return HttpRemote(url, target=lambda: direct, stall_timeout=stall_timeout, access_hint=AZURE_HINT)
+    return ObjectRemote(url, location.store, location.path, AZURE_HINT)
+
+
+def _s3(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
+    location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
+    if location.anonymous:
+        # What everybody may read is not encrypted with a key of somebody's: the ETag is an MD5.
+        return ObjectRemote(url, location.store, location.path, S3_HINT, etag_is_md5=True)
+    return HttpRemote(url, target=_signing(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
+
+
+def _gcs(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
+    location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
+    return ObjectRemote(url, location.store, location.path, GCS_HINT)
+
+
+def _signing(location: StoreLocation) -> Callable[[], str]:
+    def target() -> str:
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        return obstore.sign(location.store, "GET", location.path, _SIGNED_FOR)  # type: ignore[call-overload, no-any-return]
+
+    return target
+
+
+def _hub(url: str, rest: str, configuration: Configuration, stall_timeout: float) -> Remote:
+    match = _HUB_PATH.match(rest)
+    assert match is not None, "checked when the URL was parsed"
+    environ = configuration.environ
+    endpoint = environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    kind, repository, revision, path = match[1] or "", match[2], match[3], match[4]
+    target = f"{endpoint}/{kind}{repository}/resolve/{revision}/{quote(unquote(path))}"
+    token = _hub_token(configuration)
+    return HttpRemote(
+        url,
+        target=lambda: target,
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        stall_timeout=stall_timeout,
+        access_hint=_HUB_HINT,
+    )
+
+
+def _hub_token(configuration: Configuration) -> str:
+    """The token as the hub's own tools find it (huggingface.co/docs/huggingface_hub/package_reference)."""
+    environ = configuration.environ
+    if environ.get("HF_TOKEN"):
+        return environ["HF_TOKEN"].strip()
+    home = environ.get("HF_HOME") or str(Path(environ.get("HOME", "/")) / ".cache/huggingface")
+    path = Path(environ.get("HF_TOKEN_PATH") or str(Path(home) / "token"))
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,320 @@
+"""Downloads of any size: ranges over several connections, resumed after a kill, tried again after a failure.
+
+One `Transfer` brings one file from one `Remote` into a `Partial`. It knows the server through `Remote`'s
+protocol only, and never decides whether the content is the right one: that is checked on the whole file.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.artifacts.partial import Partial, Span, missing
+from iree_gauntlet.artifacts.publishing import human_bytes, require_space
+from iree_gauntlet.artifacts.remote import Body, ChangedError, RemoteFile, TransientError
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.artifacts.remote import Connection, Remote
+
+__all__ = ["Arrived", "Policy", "Transfer"]
+
+# How much may be lost of what a connection has brought when the process is killed.
+_NOTED_BYTES = 4 << 20
+_PROGRESS_SECONDS = 0.1
+_VERSIONS = 3
+_NOTES = 5
+_ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How hard to try.
+
+    Attributes:
+        connections: for one large file.
+        all_connections: for all files of this process together.
+        part_bytes: what is asked for at once; files up to this size take one connection.
+        retries: attempts after a transient failure that follow each other without a single byte of progress.
+        backoff: seconds before the first of them; doubles each time, ± half at random, so that parallel runs
+            do not come back in step.
+        longest_backoff: seconds that it grows up to.
+        longest_wait: seconds that a server may ask to wait (Retry-After); more is an error at once.
+        stall_timeout: seconds without a byte after which a connection is given up. There is no limit in total.
+    """
+
+    connections: int = 4
+    all_connections: int = 8
+    part_bytes: int = 32 << 20
+    retries: int = 4
+    backoff: float = 0.5
+    longest_backoff: float = 30.0
+    longest_wait: float = 120.0
+    stall_timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A file that is whole, but not checked yet.
+
+    Attributes:
+        path: where it lies, in the partial's folder.
+        file: what the server said of it.
+        resumed: bytes of it that an earlier attempt had brought.
+    """
+
+    path: Path
+    file: RemoteFile
+    resumed: int
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One download.
+
+    Args:
+        remote: the file.
+        name: the URL that it is fetched as, for progress and errors.
+        folder: of the partial; the caller holds its lock.
+        policy: how hard to try.
+        slots: connections that this process may still open.
+        progress: who is told; what it raises ends the download.
+    """
+
+    remote: Remote
+    name: str
+    folder: Path
+    policy: Policy
+    slots: threading.BoundedSemaphore
+    progress: Progress
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _failure: BaseException | None = None
+    _interruptions: int = 0
+    _not_before: float = 0.0
+    _done: int = 0
+    _told: float = 0.0
+
+    def run(self, *, fresh: bool = False) -> Arrived:
+        """Bring the whole file.
+
+        Args:
+            fresh: use nothing of an earlier attempt.
+
+        Raises:
+            ArtifactError: it cannot be had. What has arrived stays for the next attempt.
+            OSError: it cannot be written.
+        """
+        for number in range(_VERSIONS):
+            try:
+                return self._version(resume=number == 0 and not fresh)
+            except ChangedError as error:
+                self.progress.note(self.name, f"changed at its source ({error}): beginning anew")
+        what = f"changed {_VERSIONS} times while it was fetched: {self.remote.url}"
+        raise ArtifactError(self.name, what, "Wait until nobody writes it any more.")
+
+    def _version(self, *, resume: bool) -> Arrived:
+        earlier = Partial.resume(self.folder, self.remote.url) if resume else None
+        if earlier is not None:
+            partial, file = earlier
+        else:
+            partial, file = self._first()
+        try:
+            there = sum(span.stop - span.start for span in partial.spans)
+            resumed = there if earlier is not None else 0
+            if resumed:
+                require_space(self.folder, self.name, (file.size or 0) - there)
+                self.progress.note(self.name, f"resuming at {human_bytes(there)} of {human_bytes(file.size or 0)}")
+            self._done = there
+            self.progress.update(self.name, there, file.size)
+            if file.size is not None:
+                self._rest(partial, file, file.size)
+        finally:
+            partial.close()
+        return Arrived(partial.path, file, resumed)
+
+    def _first(self) -> tuple[Partial, RemoteFile]:
+        """Ask for the first part, which tells what file it is; where parts are not to be had, for all of it."""
+        with self.slots, self.remote.connect() as connection:
+            failures = 0
+            while True:
+                self._done = 0
+                attempt = _Attempt()
+                try:
+                    with connection.open(0, self.policy.part_bytes, "") as body:
+                        self._begin(attempt, body)
+                    return attempt.kept(), body.file
+                except TransientError as error:
+                    # With parts, the others go on where this one broke off; a stream begins anew.
+                    if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
+                        self._after_failure(error, 0)
+                        return attempt.kept(), body.file
+                    # No progress: what a stream has brought is of no use for the next one.
+                    failures += 1
+                    self._after_failure(error, failures)
+                finally:
+                    attempt.close()
+
+    def _begin(self, attempt: _Attempt, body: Body) -> None:
+        """Take the first answer into a new partial."""
+        file = body.file
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if file.size is not None:
+            require_space(self.folder, self.name, file.size)
+        partial = attempt.partial = Partial.begin(self.folder, self.remote.url, file)
+        self.progress.update(self.name, 0, file.size)
+        end = file.size
+        if file.ranged and end is not None:
+            end = min(end, self.policy.part_bytes)
+        cursor = _Cursor(0, _ENDLESS if end is None else end)
+        try:
+            self._take(partial, body, cursor, file.size)
+        finally:
+            partial.spans.append(Span(0, cursor.position))
+        if end is not None and cursor.position < end:
+            raise TransientError(f"cut off after {human_bytes(cursor.position)} of {human_bytes(end)}")
+
+    def _rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
+        """Everything that is not there yet, over several connections."""
+        todo: queue.SimpleQueue[Span] = queue.SimpleQueue()
+        spans = list(missing(partial.spans, size, self.policy.part_bytes))
+        for span in spans:
+            todo.put(span)
+        # Daemons: a run that is ended does not wait for a silent server.
+        workers = [
+            threading.Thread(target=self._work, args=(partial, file, size, todo), name="download", daemon=True)
+            for _ in range(min(self.policy.connections, len(spans)))
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        failure, self._failure = self._failure, None
+        self._stop.clear()
+        if failure is not None:
+            raise failure
+
+    def _work(self, partial: Partial, file: RemoteFile, size: int, todo: queue.SimpleQueue[Span]) -> None:
+        try:
+            with self.slots, self.remote.connect() as connection:
+                while not self._stop.is_set():
+                    try:
+                        span = todo.get_nowait()
+                    except queue.Empty:
+                        return
+                    self._part(partial, connection, file, size, _Cursor(span.start, span.stop))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the file
+            with self._lock:
+                self._failure = self._failure or error
+            self._stop.set()
+
+    def _part(self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor) -> None:
+        """One part, gone on with after each failure where it broke off."""
+        failures = 0
+        while cursor.position < cursor.stop and not self._stop.is_set():
+            began = cursor.position
+            self._stop.wait(max(0.0, self._not_before - time.monotonic()))
+            try:
+                with connection.open(began, cursor.stop, file.version) as body:
+                    if body.start != began:
+                        raise ChangedError("the server gives no parts any more")
+                    if body.file.size not in (None, size):
+                        raise ChangedError(f"{size} bytes have become {body.file.size}")
+                    self._take(partial, body, cursor, size)
+                self._require_end(cursor)
+            except TransientError as error:
+                failures = 1 if cursor.position > began else failures + 1
+                self._after_failure(error, failures)
+
+    def _require_end(self, cursor: _Cursor) -> None:
+        if cursor.position < cursor.stop and not self._stop.is_set():
+            raise TransientError(f"cut off after {human_bytes(cursor.position)}")
+
+    def _take(self, partial: Partial, body: Body, cursor: _Cursor, size: int | None) -> None:
+        """Write what comes, up to the end of the span; the cursor says how far, also after an error."""
+        noted = cursor.position
+        try:
+            for block in body.blocks:
+                room = cursor.stop - cursor.position
+                if room <= 0 or self._stop.is_set():
+                    break
+                taken = block[:room]
+                partial.write(cursor.position, taken)
+                cursor.position += len(taken)
+                self._count(len(taken), size)
+                if cursor.position - noted >= _NOTED_BYTES:
+                    partial.got(Span(noted, cursor.position))
+                    noted = cursor.position
+        finally:
+            if cursor.position > noted:
+                partial.got(Span(noted, cursor.position))
+
+    def _count(self, arrived: int, size: int | None) -> None:
+        with self._lock:
+            self._done += arrived
+            now = time.monotonic()
+            if now - self._told < _PROGRESS_SECONDS and self._done != size:
+                return
+            self._told, done = now, self._done
+        self.progress.update(self.name, done, size)
+
+    def _after_failure(self, error: TransientError, failures: int) -> None:
+        """Wait before the next attempt, or give up; no wait after a failure that follows progress.
+
+        Args:
+            error: what has happened.
+            failures: how often in a row without any progress between.
+        """
+        policy = self.policy
+        if failures > policy.retries:
+            what = f"{error} ({failures} attempts): {self.remote.url}"
+            hint = "Run again later: what has arrived is kept. Check the network and the proxy settings (HTTPS_PROXY)."
+            raise ArtifactError(self.name, what, hint) from error
+        if error.wait is not None and error.wait > policy.longest_wait:
+            what = f"{error}, and the server asks to wait {error.wait:.0f} s: {self.remote.url}"
+            raise ArtifactError(self.name, what, "Try again after that time.") from error
+        jitter = random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        wait = min(policy.longest_backoff, policy.backoff * 2.0 ** max(0, failures - 1)) * jitter
+        if error.wait is not None:
+            wait = error.wait
+            # It is the server that is busy, not this connection alone.
+            self._not_before = max(self._not_before, time.monotonic() + wait)
+        with self._lock:
+            self._interruptions += 1
+            told = self._interruptions <= _NOTES
+        if told:
+            more = "; further ones are not told" if self._interruptions == _NOTES else ""
+            number = f"retry {max(1, failures)} of {policy.retries}"
+            self.progress.note(self.name, f"{error}; {number} in {wait:.1f} s{more}")
+        self._stop.wait(wait)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where in a part the next byte goes, and where the part ends."""
+
+    position: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A partial that is closed unless it is kept."""
+
+    partial: Partial | None = None
+
+    def kept(self) -> Partial:
+        partial, self.partial = self.partial, None
+        assert partial is not None, "begun before"
+        return partial
+
+    def close(self) -> None:
+        if self.partial is not None:
+            self.partial.close()

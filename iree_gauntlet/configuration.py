@@ -1,0 +1,101 @@
+"""What a user sets once for all commands: mirrors, stores, the shared module cache (`gauntlet.toml`).
+
+`dialects/configuration_file.py` reads it; docs/artifacts.md describes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["Configuration", "DownloadSettings", "Mirror", "SharedModulesSettings", "StoreOptions", "is_below"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Where files may be had instead of at their URL.
+
+    Attributes:
+        prefix: what the URLs begin with.
+        to: what takes its place, in the order of trying: URLs, or absolute folders.
+        only: never go to the URL itself.
+    """
+
+    prefix: str
+    to: tuple[str, ...]
+    only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of an object store.
+
+    Attributes:
+        prefix: what the URLs begin with (`az://account`, `s3://bucket`).
+        options: names and values as obstore takes them; a value `$NAME` stands for an environment variable.
+    """
+
+    prefix: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModulesSettings:
+    """The shared module cache.
+
+    Attributes:
+        url: where it is.
+        write: whether this machine may fill it.
+    """
+
+    url: str
+    write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadSettings:
+    """How downloads are done.
+
+    Attributes:
+        connections: at once for one large file.
+        retries: further attempts after a transient failure without any progress.
+    """
+
+    connections: int = 4
+    retries: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that is set; by default nothing.
+
+    Attributes:
+        files: where it was read from.
+        mirrors: in the order of trying.
+        stores: options, the most special prefix wins.
+        shared_modules: None where there is none.
+        downloads: how downloads are done.
+        environ: the environment that `$NAME` and credentials are taken from.
+    """
+
+    files: tuple[Path, ...] = ()
+    mirrors: tuple[Mirror, ...] = ()
+    stores: tuple[StoreOptions, ...] = ()
+    shared_modules: SharedModulesSettings | None = None
+    downloads: DownloadSettings = DownloadSettings()
+    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+
+    def options_of(self, url: str) -> Mapping[str, str]:
+        """Options of the store that a URL is in, as written; of several prefixes the longest wins."""
+        fitting = [store for store in self.stores if is_below(url, store.prefix)]
+        return max(fitting, key=lambda store: len(store.prefix)).options if fitting else MappingProxyType({})
+
+
+def is_below(url: str, prefix: str) -> bool:
+    """Whether a URL is a prefix, or lies in the folder that it names."""
+    return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")

@@ -1,0 +1,166 @@
+"""`gauntlet.toml`: the project's and the user's settings, read and checked.
+
+Read are, the first one's mirrors and stores before the second's: `$XDG_CONFIG_HOME/iree-gauntlet/config.toml`
+(of the user) and `gauntlet.toml` of the project. `$IREE_GAUNTLET_CONFIG` names a file in place of both; set
+and empty, it stands for no file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from iree_gauntlet.configuration import (
+    Configuration,
+    DownloadSettings,
+    Mirror,
+    SharedModulesSettings,
+    StoreOptions,
+)
+from iree_gauntlet.dialects.spec_file import problems_of
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.errors import Problem, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PROJECT_FILE", "read_configuration"]
+
+PROJECT_FILE = "gauntlet.toml"
+_VARIABLE = "IREE_GAUNTLET_CONFIG"
+_WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
+_STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
+_SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
+_SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
+
+
+def _url(text: str) -> str:
+    if not _URL.match(text):
+        raise ValueError(f"expected the beginning of a URL, such as https://host/folder/, found {text!r}")
+    return text
+
+
+def _place(text: str) -> str:
+    if not _URL.match(text) and not text.startswith("/"):
+        raise ValueError(f"expected a URL or an absolute folder, found {text!r}")
+    return text
+
+
+def _shared(text: str) -> str:
+    if not _SHARED.match(text):
+        raise ValueError(
+            f"expected az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…, found {text!r}"
+        )
+    return text
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _MirrorTable(_Table):
+    prefix: Annotated[str, AfterValidator(_url)]
+    to: Annotated[list[Annotated[str, AfterValidator(_place)]], Field(min_length=1)]
+    only: bool = False
+
+
+class _ModulesTable(_Table):
+    url: Annotated[str, AfterValidator(_shared)]
+    write: bool = False
+
+
+class _DownloadsTable(_Table):
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    retries: Annotated[int, Field(ge=0, le=100)] = 4
+
+
+class _File(_Table):
+    mirrors: list[_MirrorTable] = Field(default_factory=list)
+    stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
+    modules: _ModulesTable | None = None
+    downloads: _DownloadsTable | None = None
+
+
+def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
+    """The settings that hold for a project.
+
+    Args:
+        project: its folder.
+        environ: the environment variables.
+
+    Raises:
+        UsageError: `$IREE_GAUNTLET_CONFIG` names no file.
+        SpecError: with everything that is wrong with a file.
+    """
+    files = [path for path in _places(project, environ) if path.is_file()]
+    tables = [_read(path) for path in files]
+    modules = next((table.modules for table in tables if table.modules), None)
+    downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
+    return Configuration(
+        files=tuple(files),
+        mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
+        stores=tuple(
+            StoreOptions(prefix, {name: _text(value) for name, value in options.items()})
+            for table in tables
+            for prefix, options in table.stores.items()
+        ),
+        shared_modules=_shared_modules(modules, environ),
+        downloads=DownloadSettings(downloads.connections, downloads.retries),
+        environ=environ,
+    )
+
+
+def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
+    named = environ.get(_VARIABLE)
+    if named is not None:
+        if named and not Path(named).is_file():
+            raise UsageError(f"${_VARIABLE} names {named}, which is no file", "Mend the path, or unset the variable.")
+        return [Path(named)] if named else []
+    home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return [Path(home) / "iree-gauntlet" / "config.toml", project / PROJECT_FILE]
+
+
+def _read(path: Path) -> _File:
+    text, content = read_toml(path)
+    try:
+        table = _File.model_validate(content)
+    except ValidationError as error:
+        raise SpecError(with_lines(problems_of(error, _File, str(path), "{}"), text)) from error
+    problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
+    if problems:
+        raise SpecError(problems)
+    return table
+
+
+def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> list[Problem]:
+    if not _STORE.match(prefix):
+        message = f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
+        return [Problem(str(path), 0, f'stores."{prefix}"', message)]
+    return [
+        Problem(
+            str(path),
+            0,
+            f'stores."{prefix}".{name}',
+            "a secret in a file",
+            'Put it into an environment variable and write its name: "$NAME".',
+        )
+        for name, value in options.items()
+        if _SECRET.search(name) and isinstance(value, str) and value and not value.startswith("$")
+    ]
+
+
+def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:
+    if table is None:
+        return None
+    said = environ.get(_WRITE_VARIABLE, "")
+    if said not in ("", "0", "1"):
+        raise UsageError(f"${_WRITE_VARIABLE} is {said!r}: expected 0 or 1", "Unset it for what the file says.")
+    return SharedModulesSettings(table.url, said == "1" if said else table.write)
+
+
+def _text(value: str | bool | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
