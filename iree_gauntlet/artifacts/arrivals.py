@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,17 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file that is whole and right, in a temporary place."""
+    """A file that is whole and right, in a temporary place.
+
+    Attributes:
+        path: where.
+        sha256: its hash.
+        notes: how it came about, for the journal alone: who watches has seen it.
+    """
 
     path: Path
     sha256: str
+    notes: tuple[str, ...] = ()
 
 
 class _WrongContentError(Exception):
@@ -169,7 +176,10 @@ class Arrivals:
             try:
                 _require_size(arrived)
                 write = _linking(arrived.path)
-                return _checked(source, folder, expected, arrived.file.checksums, write, progress, arrived.resumed > 0)
+                checksums, resumed = arrived.file.checksums, arrived.resumed
+                checked = _checked(source, folder, expected, checksums, write, progress, resumed > 0)
+                there = f"resuming at {human_bytes(resumed)} of {human_bytes(arrived.path.stat().st_size)}"
+                return replace(checked, notes=(there,)) if resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
                     (folder / name).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
-from urllib3.exceptions import ReadTimeoutError
+from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError, SSLError
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.publishing import human_bytes
@@ -46,6 +46,8 @@ _HEX_SHA256 = re.compile(r'"?([0-9a-f]{64})"?\Z')
 # Temporary by their meaning (RFC 9110, RFC 6585). Of the others from 500 on, a repetition changes nothing.
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_ACCESS = frozenset({401, 403})
+# Azure: 409 where an account has no public containers.
+_REFUSED = _NO_ACCESS | {409}
 _GONE = frozenset({404, 410})
 
 
@@ -59,6 +61,7 @@ class HttpRemote:
         headers: sent to the host of the target alone.
         stall_timeout: seconds without a byte after which a connection is given up.
         access_hint: what to do where access is refused.
+        missing_hint: what to do where there is no such file.
     """
 
     def __init__(
@@ -69,10 +72,12 @@ class HttpRemote:
         headers: Mapping[str, str] | None = None,
         stall_timeout: float = 60.0,
         access_hint: str = "It needs credentials: put them into ~/.netrc, or use a source that is public.",
+        missing_hint: str = "There is no such file: check the spelling, or whether it was moved.",
     ) -> None:
         self.url = url
         self.stall_timeout = stall_timeout
         self.access_hint = access_hint
+        self.missing_hint = missing_hint
         self.headers = dict(headers or {})
         self._target = target or (lambda: url)
         self._lock = threading.Lock()
@@ -164,10 +169,11 @@ class _HttpConnection:
     def _blocks(self, response: requests.Response, first: int, done: list[int]) -> Iterator[bytes]:
         done[0] = first
         try:
-            for block in response.iter_content(BLOCK_BYTES):
+            # As it comes, so that nothing is lost of what came before a cut.
+            while block := response.raw.read1(BLOCK_BYTES, decode_content=True):
                 yield block
                 done[0] += len(block)
-        except requests.RequestException as error:
+        except HTTPError as error:
             raise self._explained(error, done[0]) from error
 
     def _check_status(self, response: requests.Response) -> None:
@@ -181,23 +187,27 @@ class _HttpConnection:
             raise TransientError(reason, _retry_after(response.headers.get("Retry-After")))
         what = f"{reason}: {remote.url}"
         if status in _GONE:
-            raise MissingError(remote.url, what, "There is no such file: check the spelling, or whether it was moved.")
+            raise MissingError(remote.url, what, remote.missing_hint)
         hint = "Open the URL in a browser to see what the server says."
-        raise ArtifactError(remote.url, what, remote.access_hint if status in _NO_ACCESS else hint)
+        raise ArtifactError(remote.url, what, remote.access_hint if status in _REFUSED else hint)
 
-    def _explained(self, error: requests.RequestException, done: int) -> Exception:
+    def _explained(self, error: requests.RequestException | HTTPError, done: int) -> Exception:
         """The error of ours that a failure of the network means; read from the most special on."""
         remote = self._remote
-        if isinstance(error, requests.exceptions.SSLError):
-            hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
-            return ArtifactError(remote.url, f"TLS to the server failed: {_cause(error)}: {remote.url}", hint)
-        if isinstance(error, requests.exceptions.ConnectTimeout):
-            return TransientError(f"no connection within {remote.stall_timeout:g} s")
         late = bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
-        if late or isinstance(error, requests.exceptions.Timeout):
+        match error:
+            case requests.exceptions.SSLError() | SSLError():
+                hint = "Where a proxy signs with its own certificate, name it with REQUESTS_CA_BUNDLE."
+                return ArtifactError(remote.url, f"TLS to the server failed: {_cause(error)}: {remote.url}", hint)
+            case requests.exceptions.ConnectTimeout():
+                return TransientError(f"no connection within {remote.stall_timeout:g} s")
+            case requests.exceptions.Timeout() | ReadTimeoutError():
+                late = True
+            case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
+                if not late:
+                    return TransientError(f"connection lost after {human_bytes(done)}: {_cause(error)}")
+        if late:
             return TransientError(f"no byte for {remote.stall_timeout:g} s, after {human_bytes(done)}")
-        if isinstance(error, requests.exceptions.ConnectionError | requests.exceptions.ChunkedEncodingError):
-            return TransientError(f"connection lost after {human_bytes(done)}: {_cause(error)}")
         return ArtifactError(remote.url, f"cannot be fetched: {_cause(error)}: {remote.url}", "Check the URL.")
 
 

@@ -1,15 +1,13 @@
 """A download that is not whole yet: its bytes, and a journal of which of them can be relied upon.
 
     <folder>/data          the bytes that have arrived, at their places; holes elsewhere
-    <folder>/state.jsonl   first {"url": …, "size": …, "version": …, "boot": …}, then lines that are appended:
-                           {"got": [from, to]}   these bytes were written
-                           {"synced": n}         the first n bytes of this file, and the data that they speak of,
-                                                 have reached the disk
+    <folder>/state.jsonl   first {"url": …, "size": …, "version": …}, then a line for each stretch of bytes that
+                           was written: {"got": [from, to], "crc32": …}
 
-A process may be killed at any point: what it has written stays in the system's memory, so all `got` lines
-hold, and a torn last line is left out. After a power cut they hold up to the last `synced` line alone; which
-of the two it was is told by the identity of the boot. Nothing here is ever taken for the file itself: it is
-checked as a whole and then renamed to its place.
+A process may be killed at any point, and the power may fail: the two files then hold anything between what was
+written and nothing of it, in any order. So what is gone on with is what the journal says *and* the data proves:
+a torn line ends the journal, and bytes whose checksum does not match are had again. Nothing here is ever taken
+for the file itself: that is checked as a whole and then renamed to its place.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from __future__ import annotations
 import json
 import os
 import threading
+import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from iree_gauntlet.artifacts.remote import RemoteFile
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
-    from iree_gauntlet.artifacts.remote import RemoteFile
+__all__ = ["Partial", "Span", "merged", "missing"]
 
-__all__ = ["Partial", "Span", "boot_identity", "merged", "missing"]
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_SYNC_BYTES = 256 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,14 +60,6 @@ def missing(spans: Iterable[Span], size: int, longest: int) -> Iterator[Span]:
         position = max(position, span.stop)
 
 
-def boot_identity() -> str:
-    """What changes when this machine starts anew; empty where the system does not tell."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 class Partial:
     """A partial download that is open for writing; used by several threads.
 
@@ -86,39 +76,36 @@ class Partial:
         self._data = data
         self._state = state
         self._lock = threading.Lock()
-        self._unsynced = 0
 
     @classmethod
-    def resume(cls, folder: Path, url: str) -> tuple[Self, RemoteFile] | None:
+    def resume(cls, folder: Path, url: str, checked: Callable[[int, int], None]) -> tuple[Self, RemoteFile] | None:
         """Continue what an earlier attempt has left; None where there is nothing of use.
 
         Args:
             folder: where it lies, or not.
             url: where it must come from.
+            checked: is told how many bytes of how many have been read again.
 
         Raises:
             OSError: the folder cannot be read or written.
         """
-        from iree_gauntlet.artifacts.remote import RemoteFile  # noqa: PLC0415 - types alone elsewhere
-
         state = folder / "state.jsonl"
         if not state.is_file() or not (folder / "data").is_file():
             return None
         content = state.read_bytes()
-        header, spans, intact = _read(content)
-        if header is None or header.get("url") != url or not header.get("version"):
+        header, noted, intact = _read(content)
+        size, version = header.get("size"), header.get("version")
+        if header.get("url") != url or not isinstance(size, int) or not isinstance(version, str) or not version:
             return None
-        size, version = header.get("size"), str(header["version"])
-        there = (folder / "data").stat().st_size
-        usable = isinstance(size, int) and all(span.stop <= min(size, there) for span in spans)
-        if not usable or not spans:
+        data, journal = _opened(folder)
+        spans = list(_proven(data, noted, size, checked))
+        if not spans:
+            os.close(data)
+            os.close(journal)
             return None
         if intact < len(content):
             os.truncate(state, intact)
-        partial = cls(folder, *_opened(folder), merged(spans))
-        # A boot that is not the one of the header: from here on the lines hold for the present one.
-        partial._append({"boot": boot_identity()})
-        return partial, RemoteFile(size, version, ranged=True)
+        return cls(folder, data, journal, merged(spans)), RemoteFile(size, version, ranged=True)
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
@@ -131,7 +118,7 @@ class Partial:
         for name in ("state.jsonl", "data"):
             (folder / name).unlink(missing_ok=True)
         partial = cls(folder, *_opened(folder), [])
-        partial._append({"url": url, "size": file.size, "version": file.version, "boot": boot_identity()})
+        partial._append({"url": url, "size": file.size, "version": file.version})
         return partial
 
     def write(self, position: int, block: bytes) -> None:
@@ -145,24 +132,14 @@ class Partial:
             written = os.pwrite(self._data, view, position)
             view, position = view[written:], position + written
 
-    def got(self, span: Span) -> None:
-        """Note that bytes have been written; from time to time they are made durable.
+    def got(self, span: Span, crc32: int) -> None:
+        """Note that bytes have been written.
 
         Raises:
             OSError: the disk is full, for one.
         """
         with self._lock:
-            self._append({"got": [span.start, span.stop]})
-            self._unsynced += span.stop - span.start
-            if self._unsynced < _SYNC_BYTES:
-                return
-            self._unsynced = 0
-            known = os.fstat(self._state).st_size
-        # Outside of the lock: the other connections go on meanwhile.
-        os.fdatasync(self._data)
-        with self._lock:
-            self._append({"synced": known})
-            os.fdatasync(self._state)
+            self._append({"got": [span.start, span.stop], "crc32": crc32})
 
     def close(self) -> None:
         """Close the files; may be called twice."""
@@ -181,23 +158,21 @@ def _opened(folder: Path) -> tuple[int, int]:
     return data, os.open(folder / "state.jsonl", flags, 0o644)
 
 
-def _read(content: bytes) -> tuple[dict[str, Any] | None, list[Span], int]:
-    """The header, the spans that can be relied upon, and how many bytes of the file are intact."""
+def _read(content: bytes) -> tuple[dict[str, Any], list[tuple[Span, int]], int]:
+    """The header, spans with their checksums, and how many bytes of the file are intact."""
     header: dict[str, Any] | None = None
-    boot, position, synced = "", 0, 0
-    noted: list[tuple[int, str, Span]] = []  # where its line ends, and in which boot it was written
+    noted: list[tuple[Span, int]] = []
+    position = 0
     for line in content.splitlines(keepends=True):
         entry = _entry(line)
-        if entry is None:
+        if entry is None or (header is None) != ("url" in entry):
             break
-        header = entry if header is None else header
         position += len(line)
-        boot = str(entry.get("boot", boot))
-        synced = entry.get("synced", synced)
-        if "got" in entry:
-            noted.append((position, boot, Span(*entry["got"])))
-    now = boot_identity()
-    return header, [span for end, of, span in noted if end <= synced or (now and of == now)], position
+        if header is None:
+            header = entry
+        else:
+            noted.append((Span(*entry["got"]), entry["crc32"]))
+    return header or {}, noted, position
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
@@ -208,6 +183,25 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         return None
     if not line.endswith(b"\n") or not isinstance(entry, dict):
         return None
-    got, synced = entry.get("got", [0, 0]), entry.get("synced", 0)
-    whole = isinstance(got, list) and len(got) == 2 and all(isinstance(number, int) for number in [*got, synced])
-    return entry if whole and 0 <= got[0] <= got[1] else None
+    if "url" in entry:
+        return entry
+    got, crc32 = entry.get("got"), entry.get("crc32")
+    if not isinstance(got, list) or len(got) != 2 or not all(isinstance(number, int) for number in [*got, crc32]):
+        return None
+    return entry if 0 <= got[0] < got[1] else None
+
+
+def _proven(data: int, noted: list[tuple[Span, int]], size: int, checked: Callable[[int, int], None]) -> Iterator[Span]:
+    """The spans whose bytes are what they were."""
+    total, done = sum(span.stop - span.start for span, _ in noted), 0
+    for span, expected in noted:
+        if span.stop > size:
+            continue
+        crc32, position = 0, span.start
+        while position < span.stop and (block := os.pread(data, min(_BLOCK_BYTES, span.stop - position), position)):
+            crc32 = zlib.crc32(block, crc32)
+            position += len(block)
+        if position == span.stop and crc32 == expected:
+            yield span
+        done += span.stop - span.start
+        checked(done, total)

@@ -254,7 +254,7 @@ class ArtifactStore:
         self.verified.touch(path)
         return sha256
 
-    def _make(self, source: MadeSource, path: Path, progress: Progress) -> str:
+    def _make(self, source: MadeSource, path: Path, progress: Recorder) -> str:
         """Has a file brought, checked and put in its place."""
         pin = self._pin(source)
         expected = Expected(pin.sha256, str(pin.said_by)) if pin else None
@@ -263,6 +263,7 @@ class ArtifactStore:
             # Pooch's temporary files are for their owner alone; a cache may be shared.
             arrived.path.chmod(0o644)
             publish(arrived.path, path)
+        progress.notes[:0] = arrived.notes
         self.verified.remember(path, arrived.sha256)
         if pin is None:
             self._record(source, arrived.sha256, progress)

@@ -10,6 +10,7 @@ import queue
 import random
 import threading
 import time
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,7 @@ class Transfer:
         raise ArtifactError(self.name, what, "Wait until nobody writes it any more.")
 
     def _version(self, *, resume: bool) -> Arrived:
-        earlier = Partial.resume(self.folder, self.remote.url) if resume else None
+        earlier = Partial.resume(self.folder, self.remote.url, self._checking) if resume else None
         if earlier is not None:
             partial, file = earlier
         else:
@@ -131,7 +132,6 @@ class Transfer:
             resumed = there if earlier is not None else 0
             if resumed:
                 require_space(self.folder, self.name, (file.size or 0) - there)
-                self.progress.note(self.name, f"resuming at {human_bytes(there)} of {human_bytes(file.size or 0)}")
             self._done = there
             self.progress.update(self.name, there, file.size)
             if file.size is not None:
@@ -139,6 +139,9 @@ class Transfer:
         finally:
             partial.close()
         return Arrived(partial.path, file, resumed)
+
+    def _checking(self, done: int, total: int) -> None:
+        self.progress.checking(self.name, done, total)
 
     def _first(self) -> tuple[Partial, RemoteFile]:
         """Ask for the first part, which tells what file it is; where parts are not to be had, for all of it."""
@@ -239,7 +242,7 @@ class Transfer:
 
     def _take(self, partial: Partial, body: Body, cursor: _Cursor, size: int | None) -> None:
         """Write what comes, up to the end of the span; the cursor says how far, also after an error."""
-        noted = cursor.position
+        noted, crc32 = cursor.position, 0
         try:
             for block in body.blocks:
                 room = cursor.stop - cursor.position
@@ -247,14 +250,15 @@ class Transfer:
                     break
                 taken = block[:room]
                 partial.write(cursor.position, taken)
+                crc32 = zlib.crc32(taken, crc32)
                 cursor.position += len(taken)
                 self._count(len(taken), size)
                 if cursor.position - noted >= _NOTED_BYTES:
-                    partial.got(Span(noted, cursor.position))
-                    noted = cursor.position
+                    partial.got(Span(noted, cursor.position), crc32)
+                    noted, crc32 = cursor.position, 0
         finally:
             if cursor.position > noted:
-                partial.got(Span(noted, cursor.position))
+                partial.got(Span(noted, cursor.position), crc32)
 
     def _count(self, arrived: int, size: int | None) -> None:
         with self._lock:

@@ -1,0 +1,199 @@
+"""`gauntlet.toml`: read whole or refused with file, field and what to write instead."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.artifacts.remotes import places, remotes_of
+from iree_gauntlet.configuration import Configuration, Mirror, StoreOptions, is_below
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WHOLE = """
+[[mirrors]]
+prefix = "https://host/models/"
+to = ["s3://ours/models/", "/mnt/mirror"]
+
+[[mirrors]]
+prefix = "https://closed/"
+to = ["az://account/container"]
+only = true
+
+[stores."s3://ours"]
+region = "eu-central-1"
+secret_access_key = "$OUR_KEY"
+virtual_hosted_style_request = true
+
+[modules]
+url = "gs://bucket/modules"
+
+[downloads]
+connections = 8
+"""
+
+
+def _read(folder: Path, text: str, **environ: str) -> Configuration:
+    (folder / "gauntlet.toml").write_text(text, encoding="utf-8")
+    return read_configuration(folder, {"XDG_CONFIG_HOME": str(folder / "none"), **environ})
+
+
+def test_everything_that_can_be_set(tmp_path: Path) -> None:
+    found = _read(tmp_path, _WHOLE)
+    assert found.files == (tmp_path / "gauntlet.toml",)
+    assert found.mirrors == (
+        Mirror("https://host/models/", ("s3://ours/models/", "/mnt/mirror")),
+        Mirror("https://closed/", ("az://account/container",), only=True),
+    )
+    assert dict(found.options_of("s3://ours/x")) == {
+        "region": "eu-central-1",
+        "secret_access_key": "$OUR_KEY",
+        "virtual_hosted_style_request": "true",
+    }
+    assert not found.options_of("s3://ours-too/x")
+    assert found.shared_modules is not None
+    assert (found.shared_modules.url, found.shared_modules.write) == ("gs://bucket/modules", False)
+    assert (found.downloads.connections, found.downloads.retries) == (8, 4)
+
+
+def test_no_file_sets_nothing(tmp_path: Path) -> None:
+    assert read_configuration(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)}) == Configuration(
+        environ={"XDG_CONFIG_HOME": str(tmp_path)}
+    )
+
+
+def test_the_users_own_file_comes_first(tmp_path: Path) -> None:
+    own = tmp_path / "home" / "iree-gauntlet" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('[[mirrors]]\nprefix = "https://host/models/"\nto = ["/own"]\n')
+    found = _read(tmp_path, _WHOLE, XDG_CONFIG_HOME=str(tmp_path / "home"))
+    assert found.mirrors[0].to == ("/own",)
+    assert len(found.mirrors) == 3
+
+
+def test_a_named_file_takes_the_place_of_both(tmp_path: Path) -> None:
+    named = tmp_path / "ci.toml"
+    named.write_text("[downloads]\nretries = 9\n")
+    assert _read(tmp_path, _WHOLE, IREE_GAUNTLET_CONFIG=str(named)).mirrors == ()
+    assert _read(tmp_path, _WHOLE, IREE_GAUNTLET_CONFIG="").files == ()
+    with pytest.raises(UsageError, match=r"names .*absent"):
+        _read(tmp_path, _WHOLE, IREE_GAUNTLET_CONFIG=str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(("said", "write"), [("1", True), ("0", False), ("", False)])
+def test_writing_is_switched_by_the_environment(tmp_path: Path, said: str, *, write: bool) -> None:
+    found = _read(tmp_path, _WHOLE, IREE_GAUNTLET_SHARED_MODULES_WRITE=said)
+    assert found.shared_modules is not None
+    assert found.shared_modules.write is write
+
+
+def test_a_switch_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected 0 or 1"):
+        _read(tmp_path, _WHOLE, IREE_GAUNTLET_SHARED_MODULES_WRITE="yes")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[[mirrors]]\nprefix = 'host'\nto = ['/x']", "mirrors[0].prefix: expected the beginning of a URL"),
+        ("[[mirrors]]\nprefix = 'https://h/'\nto = ['rel']", "expected a URL or an absolute folder, found 'rel'"),
+        ("[[mirrors]]\nprefix = 'https://h/'\nto = []", "mirrors[0].to"),
+        ("[[mirrors]]\nto = ['/x']", "mirrors[0].prefix: is missing"),
+        ("[[mirror]]\nprefix = 'https://h/'", "did you mean 'mirrors'?"),
+        ("[stores.'ftp://x']\na = 'b'", "expected az://account"),
+        ("[stores.'s3://b']\nsecret_access_key = 'abc'", "a secret in a file"),
+        ("[stores.'az://a']\nsas_token = 'sv=1'", "environment variable"),
+        ("[modules]\nurl = 'https://h/x'", "expected az://account/container"),
+        ("[modules]\nurl = 's3://b/x'\nwrite = 'yes'", "modules.write"),
+        ("[downloads]\nconnections = 0", "downloads.connections"),
+        ("[downloads", "is not TOML"),
+    ],
+)
+def test_mistakes_name_file_and_field(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        _read(tmp_path, text)
+    assert expected in str(caught.value)
+    assert "gauntlet.toml" in str(caught.value)
+    assert "abc" not in str(caught.value)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 99) | st.text("a:/$sz3é", max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("abz:/3s", max_size=8), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+def test_no_change_of_a_file_ends_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    content = tomllib.loads(_WHOLE)
+    table = data.draw(st.sampled_from([content, content["mirrors"][0], content["stores"], content["modules"]]))
+    table[data.draw(st.sampled_from(sorted(table)) | st.text("ab", min_size=1, max_size=3))] = data.draw(_JSON)
+    folder = tmp_path_factory.mktemp("c")
+    try:
+        _read(folder, "\n".join(_toml(content)))
+    except GauntletError as error:
+        assert "Traceback" not in str(error)  # noqa: PT017 - most changes are fine
+
+
+def _toml(table: dict[str, object], prefix: str = "") -> list[str]:
+    """A table as TOML, everything inline."""
+    return [f"{_quoted(name)} = {_value(value)}" for name, value in table.items() if value is not None]
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        items = (f"{_quoted(name)} = {_value(item)}" for name, item in value.items() if item is not None)
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value if item is not None) + "]"
+    return (
+        str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int) else _quoted(str(value))
+    )
+
+
+def test_mirrors_come_before_their_origin() -> None:
+    configuration = Configuration(
+        mirrors=(
+            Mirror("https://host/", ("/mnt/all/",)),
+            Mirror("https://host/models", ("s3://ours/m",)),
+            Mirror("https://only/", ("/mnt/only",), only=True),
+        )
+    )
+    assert places("https://host/models/a/b.mlir", configuration) == [
+        "/mnt/all/models/a/b.mlir",
+        "s3://ours/m/a/b.mlir",
+        "https://host/models/a/b.mlir",
+    ]
+    assert places("https://host/models2/x", configuration) == ["/mnt/all/models2/x", "https://host/models2/x"]
+    assert places("https://only/x", configuration) == ["/mnt/only/x"]
+    assert places("https://other/x", configuration) == ["https://other/x"]
+
+
+@given(st.text("ab/", max_size=8), st.text("ab/", max_size=8))
+def test_a_prefix_ends_at_a_slash(prefix: str, rest: str) -> None:
+    assert is_below(f"s3://b/{prefix}/{rest}", f"s3://b/{prefix}")
+    assert not is_below(f"s3://b/{prefix}x{rest}", f"s3://b/{prefix}") or prefix.endswith("/") or not prefix
+
+
+@pytest.mark.parametrize("place", ["/mnt/m/../x", "file:///mnt/m/%2e%2e/x", "/mnt/m/%2E./x"])
+def test_no_url_leaves_its_mirror(place: str) -> None:
+    with pytest.raises(ArtifactError, match="leaves its mirror"):
+        list(remotes_of(place, Configuration(), 1))
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    stores = (StoreOptions("az://account", {"sas_token": "$NOT_THERE"}),)
+    with pytest.raises(ArtifactError, match=r"\$NOT_THERE, which is not set"):
+        list(remotes_of("az://account/c/x", Configuration(stores=stores), 1))
