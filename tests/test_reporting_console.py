@@ -74,16 +74,18 @@ def test_silence_is_broken_by_what_is_running() -> None:
     console = PlainConsole(stream, heartbeat=0.05)
     console.run_started(builder.lines[0])
     console.step_started(builder.steps[0])
-    console.download("x", "https://models.example/m.onnx", 2_000_000, 8_000_000)
+    console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
     console.waiting("for the device lock of hip://0")
     deadline = time.monotonic() + 10
-    while "still running" not in stream.getvalue() and time.monotonic() < deadline:
+    while "still running" not in stream.getvalue() or "m.onnx: " not in stream.getvalue():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     console.close()
-    line = next(line for line in stream.getvalue().splitlines() if "still running" in line)
+    lines = stream.getvalue().splitlines()
+    line = next(line for line in lines if "still running" in line)
     assert line.startswith("[0/2] still running: ocr/s0@cpu compile (0.")
-    assert "downloading https://models.example/m.onnx: 2.0 MB of 8.0 MB (25.0 %)" in line
     assert "waiting for the device lock of hip://0" in line
+    assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %)" in lines
 
 
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
@@ -104,7 +106,7 @@ def test_a_download_and_a_wait_are_said_once() -> None:
     stream = io.StringIO()
     console = PlainConsole(stream)
     for done in (0, 500_000, 1_000_000):
-        console.download("s", "https://models.example/m.onnx", done, 1_000_000)
+        console.download("https://models.example/m.onnx", done, 1_000_000)
         console.waiting("for another run, which compiles it")
     console.close()
     assert stream.getvalue().splitlines() == [
@@ -145,8 +147,11 @@ def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
         for step in steps:
             console.waiting("a lock")
             console.step_started(step)
-            console.download(step["id"], "https://models.example/m.onnx", 1, None)
+            for done in range(20):
+                console.download(f"https://models.example/{step['id']}", done, None)
+            console.checking(f"https://models.example/{step['id']}", 10, 20)
             console.message("hello")
+            console.download_finished(f"https://models.example/{step['id']}")
             console.step_finished(step, result())
 
     threads = [threading.Thread(target=work, args=(builder.steps[index::6],)) for index in range(6)]
@@ -175,15 +180,18 @@ def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
     console.step_started(builder.steps[0])
     console.step_finished(builder.steps[0], result("failed", "why"))
     console.step_started(builder.steps[1])
-    console.download("x", "https://models.example/deep/m.onnx", 2_000_000, 8_000_000)
+    console.download("https://models.example/deep/m.onnx", 0, 8_000_000)
+    now[0] += 1
+    console.download("https://models.example/deep/m.onnx", 2_000_000, 8_000_000)
+    console.download_finished("https://models.example/of/another")
     console.waiting("for a quiet machine")
-    now[0] += 12.5
+    now[0] += 1.5
     shown = [line.plain for line in console._lines()]
     console.close()
     assert shown == [
-        "1/3 done · 12.5 s · 1 failed",
-        "     12.5 s  ocr/s1@cpu compile",
-        "  download m.onnx: 2.0 MB of 8.0 MB (25.0 %)",
+        "1/3 done · 2.50 s · 1 failed",
+        "     2.50 s  ocr/s1@cpu compile",
+        "  ↓ m.onnx  25.0 %   2.0 MB/s  3 s left",
         "  waiting for a quiet machine",
     ]
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.details import finding_lines
+from iree_gauntlet.reporting.download_rates import Downloads
+from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
@@ -78,6 +81,8 @@ class _Log:
     def __init__(self) -> None:
         self.records: dict[str, dict[str, Any]] = {}
         self.running: set[str] = set()
+        self._lock = threading.Lock()
+        self._downloads = Downloads()
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.running.add(step["id"])
@@ -94,7 +99,23 @@ class _Log:
         _LOG.info("waiting %s", text)
 
     def update(self, url: str, done: int, total: int | None) -> None:
-        """Downloads are told of when they are done, as a log has no line to overwrite."""
+        """Downloads are told of when they begin and when they are done, as a log has no line to overwrite."""
+        with self._lock:
+            begun = self._downloads.update(time.monotonic(), url, done, total)
+        if begun:
+            _LOG.info("%s", beginning_text(begun))
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """What is hashed tells that a download is whole."""
+        with self._lock:
+            self._downloads.checking(time.monotonic(), url, done, total)
+
+    def finished(self, url: str) -> None:
+        with self._lock:
+            arrival = self._downloads.finished(time.monotonic(), url)
+        text = arrival_text(arrival) if arrival else ""
+        if text:
+            _LOG.info("%s", text)
 
     def note(self, url: str, message: str) -> None:
         _LOG.info("%s: %s", url, message)

@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
-from iree_gauntlet.reporting.figures import byte_size, duration, percent
+from iree_gauntlet.reporting.download_rates import Downloads
+from iree_gauntlet.reporting.download_text import arrival_text, beginning_text, progress_text
+from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.step_outcome import step_name
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Console",
     "PlainConsole",
-    "download_text",
     "finished_text",
     "is_live",
     "open_console",
@@ -41,8 +42,14 @@ class Console(Protocol):
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
         """Take a planned step and the journal's `result` event; it need not have been started (skipped)."""
 
-    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+    def download(self, url: str, done: int, total: int | None) -> None:
         """Take the progress of a download in bytes; `total` is None where the server did not say."""
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Take how many bytes of a file that has arrived were hashed, of how many."""
+
+    def download_finished(self, url: str) -> None:
+        """Forget a download: it is there, or cannot be had; may be called for one that never was."""
 
     def message(self, text: str) -> None:
         """Show a line that stays."""
@@ -72,12 +79,14 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class PlainConsole:
     """One line for each finished step, without control sequences, flushed at once.
 
-    Where nothing was written for a while (30 s), a line says what is running, so that a CI system does
-    not take the run for dead and a reader of its log sees what hangs.
+    Where no step came to an end for a while (30 s), a line says what is running, so that a CI system does
+    not take the run for dead and a reader of its log sees what hangs. As often, lines say how far the
+    downloads are.
 
     Args:
         stream: where to write.
-        heartbeat: seconds of silence before a line says what is running.
+        heartbeat: seconds of silence before a line says what is running, and from one progress of downloads
+            to the next.
         clock: seconds, for elapsed times.
     """
 
@@ -95,11 +104,12 @@ class PlainConsole:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._running: dict[str, tuple[str, float]] = {}
-        self._downloads: dict[tuple[str, str], tuple[int, int | None]] = {}
+        self._downloads = Downloads()
         self._total = 0
         self._done = 0
         self._waiting = ""
         self._last_line = clock()
+        self._last_progress = clock()
 
     def run_started(self, run: dict[str, Any]) -> None:
         """Say what begins, and start the heartbeat."""
@@ -119,21 +129,36 @@ class PlainConsole:
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
         """Write its line."""
         with self._lock:
-            step_id = str(step["id"])
-            self._running.pop(step_id, None)
-            for key in [key for key in self._downloads if key[0] == step_id]:
-                del self._downloads[key]
+            self._running.pop(str(step["id"]), None)
             self._done += 1
             self._write(finished_text(step, result, self._done, self._total))
 
-    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+    def download(self, url: str, done: int, total: int | None) -> None:
         """Write a line when a download begins; the heartbeat tells how it goes."""
         with self._lock:
-            key = (step_id, url)
-            if key not in self._downloads:
-                size = f" ({byte_size(total)})" if total else ""
-                self._write(f"downloading {one_line(url)}{size}")
-            self._downloads[key] = (done, total)
+            now = self._clock()
+            if self._downloads.idle:
+                # The first progress comes a heartbeat after the beginning.
+                self._last_progress = now
+            begun = self._downloads.update(now, url, done, total)
+            if begun:
+                self._write(beginning_text(begun))
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """The heartbeat tells how it goes."""
+        with self._lock:
+            now = self._clock()
+            if self._downloads.idle:
+                self._last_progress = now
+            self._downloads.checking(now, url, done, total)
+
+    def download_finished(self, url: str) -> None:
+        """Write a line where a download has taken long."""
+        with self._lock:
+            arrival = self._downloads.finished(self._clock(), url)
+            text = arrival_text(arrival) if arrival else ""
+            if text:
+                self._write(text)
 
     def message(self, text: str) -> None:
         """Write a line."""
@@ -160,27 +185,31 @@ class PlainConsole:
     def _beat(self) -> None:
         while not self._closing.wait(min(self._heartbeat / 4, 1.0)):
             with self._lock:
-                if self._clock() - self._last_line < self._heartbeat:
-                    continue
                 try:
-                    self._write(self._state())
+                    self._tell(self._clock())
                 except (BrokenPipeError, ValueError):
                     # Nobody reads any more. The engine's own next line meets the same error and raises
                     # it where it can be acted on; a traceback from this thread would only hide it.
                     return
 
-    def _state(self) -> str:
-        now = self._clock()
+    def _tell(self, now: float) -> None:
+        """Write what runs and how far the downloads are, where it is time to."""
+        if now - self._last_line >= self._heartbeat:
+            self._write(self._state(now))
+        if self._downloads.idle or now - self._last_progress < self._heartbeat:
+            return
+        self._last_progress = now
+        together = self._downloads.together(now)
+        shown = [*([together] if together else []), *self._downloads.running(now)]
+        # Not a line that breaks the silence: what runs beside a long download is told, too.
+        write_text(self._stream, "".join(f"{progress_text(figures)}\n" for figures in shown))
+
+    def _state(self, now: float) -> str:
         longest = sorted(self._running.values(), key=lambda started: started[1])
         names = [f"{title} ({duration(now - began)})" for title, began in longest[:_NAMED_STEPS]]
         more = len(longest) - len(names)
         running = ", ".join(names) + (f" and {more} more" if more else "")
         parts = [f"still running: {running}" if running else "nothing runs"]
-        parts += [
-            f"downloading {one_line(url)}: {download_text(done, total)}"
-            for (_, url), (done, total) in self._downloads.items()
-            if total is None or done < total
-        ]
         if self._waiting:
             parts.append(f"waiting {one_line(self._waiting)}")
         return f"[{self._done}/{self._total}] {'; '.join(parts)}"
@@ -216,10 +245,3 @@ def finished_text(step: dict[str, Any], result: dict[str, Any], done: int, total
     reason = f": {one_line(str(result['reason']))}" if result.get("reason") else ""
     width = len(str(total))
     return f"[{done:>{width}}/{total}] {verdict:<7} {step_title(step)}{took}{reason}"
-
-
-def download_text(done: int, total: int | None) -> str:
-    """`12.0 MB of 69.1 MB (17.4 %)`."""
-    if not total:
-        return byte_size(done)
-    return f"{byte_size(done)} of {byte_size(total)} ({percent(done, total)})"

@@ -11,7 +11,9 @@ from rich.live import Live
 from rich.text import Text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
-from iree_gauntlet.reporting.console import download_text, finished_text, started_text, step_title
+from iree_gauntlet.reporting.console import finished_text, started_text, step_title
+from iree_gauntlet.reporting.download_rates import Downloads
+from iree_gauntlet.reporting.download_text import arrival_text, beginning_text, columns
 from iree_gauntlet.reporting.figures import duration
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ STYLES = {
 # Above this many steps only what did not pass gets a line of its own: thousands of them would scroll away
 # what matters, and all are in the reports.
 _EVERY_STEP_BELOW = 200
-_MOST_LINES = 8
+_MOST_STEPS = 8
+_MOST_DOWNLOADS = 5
 
 
 class LiveConsole:
@@ -57,7 +60,7 @@ class LiveConsole:
         # rich's own lock when it asks for the state.
         self._lock = threading.Lock()
         self._running: dict[str, tuple[str, float]] = {}
-        self._downloads: dict[tuple[str, str], tuple[int, int | None]] = {}
+        self._downloads = Downloads()
         self._verdicts: dict[str, int] = {}
         self._total = 0
         self._done = 0
@@ -99,10 +102,7 @@ class LiveConsole:
         """Count it; write its line where it is worth one."""
         verdict = str(result["verdict"])
         with self._lock:
-            step_id = str(step["id"])
-            self._running.pop(step_id, None)
-            for key in [key for key in self._downloads if key[0] == step_id]:
-                del self._downloads[key]
+            self._running.pop(str(step["id"]), None)
             self._done += 1
             self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1
             line = finished_text(step, result, self._done, self._total)
@@ -113,10 +113,25 @@ class LiveConsole:
             text.stylize(STYLES.get(verdict, ""), start, start + len(verdict))
             self._console.print(text, soft_wrap=True)
 
-    def download(self, step_id: str, url: str, done: int, total: int | None) -> None:
+    def download(self, url: str, done: int, total: int | None) -> None:
+        """Show how far it is; a line stays that says what is resumed."""
+        with self._lock:
+            begun = self._downloads.update(self._clock(), url, done, total)
+        if begun and begun.resumed:
+            self.message(beginning_text(begun))
+
+    def checking(self, url: str, done: int, total: int) -> None:
         """Show how far it is."""
         with self._lock:
-            self._downloads[step_id, url] = (done, total)
+            self._downloads.checking(self._clock(), url, done, total)
+
+    def download_finished(self, url: str) -> None:
+        """Take it away; a line stays of one that has taken long."""
+        with self._lock:
+            arrival = self._downloads.finished(self._clock(), url)
+        text = arrival_text(arrival) if arrival else ""
+        if text:
+            self.message(text)
 
     def message(self, text: str) -> None:
         """Write a line above the live part."""
@@ -143,20 +158,30 @@ class LiveConsole:
                 head.append(" · ")
                 head.append(f"{self._verdicts[verdict]} {verdict}", style)
         lines = [head]
-        room = max(1, min(_MOST_LINES, self._console.height - 5))
-        running = sorted(self._running.values(), key=lambda started: started[1])
-        for title, began in running[:room]:
-            lines.append(Text.assemble("  ", (f"{duration(now - began):>9}", "cyan"), f"  {title}"))
-        if len(running) > room:
-            lines.append(Text(f"  and {len(running) - room} more run", style="dim"))
-        under_way = [
-            (url, done, total) for (_, url), (done, total) in self._downloads.items() if total is None or done < total
-        ]
-        for url, done, total in under_way[:3]:
-            name = one_line(url).rstrip("/").rpartition("/")[2]
-            lines.append(Text(f"  download {name}: {download_text(done, total)}", style="blue"))
-        if len(under_way) > 3:
-            lines.append(Text(f"  and {len(under_way) - 3} more downloads", style="dim"))
+        # One line is the cursor's.
+        room = max(0, self._console.height - 1 - len(lines) - bool(self._waiting))
+        downloads = self._download_lines(now, min(_MOST_DOWNLOADS, (room + 1) // 2))
+        lines += self._step_lines(now, room - len(downloads))
+        lines += downloads
         if self._waiting:
             lines.append(Text(f"  waiting {one_line(self._waiting)}", style="yellow"))
         return lines
+
+    def _step_lines(self, now: float, room: int) -> list[Text]:
+        """The steps that have run longest, and how many more there are."""
+        running = sorted(self._running.values(), key=lambda started: started[1])
+        shown = running[: min(_MOST_STEPS, room if len(running) <= room else max(0, room - 1))]
+        lines = [Text.assemble("  ", (f"{duration(now - began):>9}", "cyan"), f"  {title}") for title, began in shown]
+        if len(running) > len(shown) and room:
+            lines.append(Text(f"  and {len(running) - len(shown)} more run", style="dim"))
+        return lines
+
+    def _download_lines(self, now: float, room: int) -> list[Text]:
+        """All downloads together, then each of them as far as there is room."""
+        together = self._downloads.together(now)
+        files = self._downloads.running(now)[: max(0, room - bool(together))]
+        shown = columns(together if room else None, files, self._console.width - 4)
+        return [
+            Text(f"  {'↓' if not together or index == 0 else ' '} {line}", style="blue")
+            for index, line in enumerate(shown)
+        ]

@@ -26,6 +26,7 @@ from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, m
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.options import SELECTION_NAMES
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
@@ -42,19 +43,32 @@ __all__ = ["execute"]
 
 
 class _Downloads:
-    """Passes the progress of downloads on to the console, and ends them when the run is cancelled."""
+    """Passes the progress of downloads on to the console, and ends them when the run is cancelled.
+
+    A file is known by its URL alone: several steps may want it, and it is fetched once.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self.cancelled = False
 
     def update(self, url: str, done: int, total: int | None) -> None:
-        if self.cancelled:
-            raise GauntletError(f"{url}: interrupted")
-        self._console.download("", url, done, total)
+        self._end_if_cancelled(url)
+        self._console.download(url, done, total)
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        self._end_if_cancelled(url)
+        self._console.checking(url, done, total)
+
+    def finished(self, url: str) -> None:
+        self._console.download_finished(url)
 
     def note(self, url: str, message: str) -> None:
         self._console.message(f"{url}: {message}")
+
+    def _end_if_cancelled(self, url: str) -> None:
+        if self.cancelled:
+            raise GauntletError(f"{url}: interrupted")
 
 
 def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
@@ -155,6 +169,11 @@ def _run(
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
         journal.run(event)
         console.run_started(event)
+        if options["offline"]:
+            cases = (*selection.cases.cases, *selection.cases.required)
+            missing = missing_files(plan.steps, cases, machine.store, finished)
+            if missing:
+                console.message(missing_text(missing))
         engine = Engine(
             run_dir,
             machine.store,

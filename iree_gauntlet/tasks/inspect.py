@@ -70,6 +70,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
     from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
     selection = select(options, defaults)
@@ -93,6 +94,9 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
+        if options["offline"]:
+            missing = missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
+            sys.stdout.write(missing_text(missing) + "\n" if missing else "")
     _report_problems(plan.problems)
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
