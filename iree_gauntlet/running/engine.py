@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.module_cache import ModuleCache
+    from iree_gauntlet.running.shared_modules import SharedModules
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
 
@@ -80,6 +81,7 @@ class Engine:
         listener: and is shown there.
         options: how to run.
         available_memory: bytes that are free now.
+        shared: modules that several machines share; None where there are none.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Engine:
         listener: Listener,
         options: RunOptions,
         available_memory: Callable[[], int],
+        shared: SharedModules | None = None,
     ) -> None:
         self._store = store
         self._supervisor = supervisor
@@ -111,6 +114,7 @@ class Engine:
             lambda: datetime.now(UTC),
             cancelled,
             made_again=options.made_again,
+            shared=shared,
         )
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:

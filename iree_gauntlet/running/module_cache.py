@@ -6,8 +6,13 @@
 
 An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that
 of every file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known
-to it by device, inode, size and time of modification, and not hashed again; nothing of that is kept on disk,
-as a check costs about 1 ms for each MB and a stamp on disk could outlive what it vouches for.
+to it by device, inode, size and time of modification, and not hashed again. For a large file the same is kept
+on disk (`artifacts/hashing`), so that made-up weights of 2 GB cost the next process a stat and not a second of
+hashing; a small one is hashed by each process, which costs less than 1 ms for each MB. So whatever is written to
+a file is seen, as it changes the time of modification. What changes on the disk by itself is seen in a small file;
+in a large one `cache.verify` sees it.
+
+The time of modification of `entry.json` is that of the entry's last use, to the hour.
 
 Files pass between the store and a run's folder as hard links where the file system allows, as copies
 otherwise. A writer to the run's file would thus write into the store: that is damage, which the next lookup
@@ -17,19 +22,31 @@ sees. The files stay writable, so that a run's compile command can be pasted and
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
 from iree_gauntlet.atomic import sync_folder, write_atomic
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.machine_lock import LockFile, WaitCancelledError
+from iree_gauntlet.running.module_entry import (
+    ENTRY_FILE,
+    ENTRY_FORMAT,
+    DamageError,
+    is_key,
+    is_role,
+    open_sealed,
+    sealed,
+)
 from iree_gauntlet.running.module_key import canonical_json, describe_changes, make_key
 
 if TYPE_CHECKING:
@@ -39,11 +56,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
 
-_ENTRY_FORMAT = 1
 _LOCK_POLL_SECONDS = 0.05
-_ENTRY_FILE = "entry.json"
-_ROLE = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9_-]+)*")
-_KEY = re.compile(r"[0-9a-f]{64}")
+# From this size on, that a file was hashed is kept on disk. To read such a stamp costs as much as to hash 50 kB;
+# at 16 MB a module is hashed in 10 ms, and is seldom larger.
+_LARGE_BYTES = 16 << 20
+_USE_SECONDS = 3600.0
+_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class EntryGoneError(GauntletError):
@@ -109,13 +127,6 @@ class Publication:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _DamageError(Exception):
-    """What is wrong with an entry."""
-
-    what: str
-
-
 @dataclass(slots=True)
 class ModuleCache:
     """The store in a cache folder, which need not exist yet. May be used by several threads.
@@ -131,17 +142,23 @@ class ModuleCache:
     def _modules(self) -> Path:
         return self.folder / "modules"
 
+    @property
+    def _verified(self) -> VerifiedHashes:
+        return VerifiedHashes(self.folder / "verified")
+
     def lookup(self, key: str) -> Lookup:
         """Find an entry and check it; a damaged one counts as missing, and gives way to the next that is published."""
-        place = self._place_of(key)
+        place = self.folder_of(key)
         try:
-            return Lookup(self._read(key, place), "found")
+            entry = self._read(key, place)
+            _note_use(place)
+            return Lookup(entry, "found")
         except FileNotFoundError:
             if not place.exists():
                 return Lookup(None, "not in the cache")
             what = "a file is missing"
-        except _DamageError as damage:
-            what = damage.what
+        except DamageError as damage:
+            what = str(damage)
         except OSError as error:
             return Lookup(None, f"unreadable: {error.strerror}")
         return Lookup(None, f"damaged: {what}")
@@ -174,11 +191,11 @@ class ModuleCache:
         """
         key = make_key(ingredients)
         for role in files:
-            if not _ROLE.fullmatch(role) or role == _ENTRY_FILE:
+            if not is_role(role):
                 raise ValueError(f"{role!r} is no role")
         sources = {role: path.resolve(strict=True) for role, path in files.items()}
         document: dict[str, Any] = {
-            "format": _ENTRY_FORMAT,
+            "format": ENTRY_FORMAT,
             "key": key,
             "name": name,
             "created": created.isoformat(timespec="milliseconds"),
@@ -187,25 +204,44 @@ class ModuleCache:
         }
         canonical_json(document)
         try:
-            making = self._modules / "making"
-            making.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
+            with self.incoming(key) as temporary:
+                hashes = self._fill(temporary, sources, document)
+                publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
             return Publication(None, f"not kept in the cache: {error.strerror}")
+        return self._named(publication, name, key, ingredients)
+
+    @contextlib.contextmanager
+    def incoming(self, key: str) -> Iterator[Path]:
+        """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        making = self._modules / "making"
+        making.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
         try:
-            publication = self._fill_and_rename(temporary, key, sources, document)
-        except OSError as error:
-            return Publication(None, f"not kept in the cache: {error.strerror}")
+            yield temporary
         finally:
             # Of no effect after the rename.
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Publication:
+        """Put an entry into the store that was made elsewhere, and whose every file was checked.
+
+        Args:
+            temporary: its folder, out of `incoming`.
+            key: of the entry.
+            hashes: the SHA-256 that its files turned out to have, by role.
+            name: to explain later misses by; by default the entry's own.
+        """
         try:
-            by_name = self._name_file(name)
-            by_name.parent.mkdir(exist_ok=True)
-            write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
+            publication = self._put_in_place(temporary, key, hashes)
         except OSError as error:
-            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
-        return publication
+            return Publication(None, f"not kept in the cache: {error.strerror}")
+        entry = publication.entry
+        return self._named(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
     @contextlib.contextmanager
     def making(self, key: str, cancelled: threading.Event) -> Iterator[None]:
@@ -241,10 +277,21 @@ class ModuleCache:
             return "never compiled here"
         return describe_changes(before, ingredients) or "was compiled here, but is no longer in the cache"
 
-    def _place_of(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):
+    def folder_of(self, key: str) -> Path:
+        """Where an entry lies, or would lie."""
+        if not is_key(key):
             raise ValueError(f"{key!r} is no key")
         return self._modules / key[:2] / key
+
+    def _named(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
+        """Note what was last made under a name."""
+        try:
+            by_name = self._name_file(name)
+            by_name.parent.mkdir(exist_ok=True)
+            write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
+        except OSError as error:
+            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
+        return publication
 
     def _name_file(self, name: str) -> Path:
         # The hash keeps names apart that differ in what a file name cannot hold, or in case alone.
@@ -256,43 +303,28 @@ class ModuleCache:
 
         Raises:
             FileNotFoundError: it, or a part of it, is not there.
-            _DamageError: it is not what was written.
+            DamageError: it is not what was written.
         """
-        data = (place / _ENTRY_FILE).read_bytes()
-        try:
-            outer = json.loads(data)
-            document = outer["entry"]
-            # The bytes themselves are compared, so that no changed byte is overlooked.
-            intact = data == _sealed(document)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            intact = False
-        if not intact:
-            raise _DamageError(f"{_ENTRY_FILE} is not as it was written")
-        if document["format"] != _ENTRY_FORMAT or document["key"] != key:
-            raise _DamageError(f"{_ENTRY_FILE} belongs to another key or format")
+        document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
         files: dict[str, Path] = {}
         for role, expected in document["files"].items():
-            if not _ROLE.fullmatch(role):
-                raise _DamageError(f"{_ENTRY_FILE} names {role!r} as a file")
             files[role] = place / role
-            if self._hash(files[role]) != expected["sha256"]:
-                raise _DamageError(f"the checksum of {role} does not match")
+            if self._hash(files[role], expected["sha256"]) != expected["sha256"]:
+                raise DamageError(f"the checksum of {role} does not match")
         return Entry(key, files, document["metadata"], document["name"], document["ingredients"], document["created"])
 
-    def _hash(self, path: Path) -> str:
-        with path.open("rb") as stream:
-            found = os.fstat(stream.fileno())
-            # Not the time of change (ctime): a new hard link alters it.
-            stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-            known = self._checked.get(stamp)
-            if known is None:
-                known = hashlib.file_digest(stream, "sha256").hexdigest()
-                self._checked[stamp] = known
+    def _hash(self, path: Path, expected: str) -> str:
+        status = path.stat()
+        stamp = _stamp(status)
+        known = self._checked.get(stamp)
+        if known is None:
+            large = status.st_size >= _LARGE_BYTES
+            known = self._verified.sha256(path, expected) if large else hash_file(path)
+            self._checked[stamp] = known
         return known
 
-    def _fill_and_rename(
-        self, temporary: Path, key: str, sources: dict[str, Path], document: dict[str, Any]
-    ) -> Publication:
+    def _fill(self, temporary: Path, sources: Mapping[str, Path], document: dict[str, Any]) -> dict[str, str]:
+        """Put an entry together; SHA-256 by role."""
         described: dict[str, dict[str, Any]] = {}
         for role, source in sources.items():
             path = temporary / role
@@ -300,11 +332,14 @@ class ModuleCache:
             path.chmod(0o644)
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
-            described[role] = {"sha256": self._hash(path), "bytes": path.stat().st_size}
+            described[role] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
         document["files"] = described
-        write_atomic(temporary / _ENTRY_FILE, _sealed(document))
+        write_atomic(temporary / ENTRY_FILE, sealed(document))
+        return {role: file["sha256"] for role, file in described.items()}
+
+    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Publication:
         temporary.chmod(0o755)
-        place = self._place_of(key)
+        place = self.folder_of(key)
         place.parent.mkdir(exist_ok=True)
         # Twice: what stands there may turn out to be damaged, and is removed then.
         for _ in range(2):
@@ -315,12 +350,22 @@ class ModuleCache:
                     raise
             else:
                 sync_folder(place.parent)
+                self._remember(place, hashes)
             found = self.lookup(key)
             if found.entry is not None:
                 return Publication(found.entry)
             with contextlib.suppress(FileNotFoundError):
                 self._remove(place)
         return Publication(None, f"not kept in the cache: {found.reason}")
+
+    def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
+        """Note the hashes of files that were just written, and hashed, by nobody else."""
+        for role, sha256 in hashes.items():
+            with contextlib.suppress(FileNotFoundError):
+                status = (place / role).stat()
+                self._checked[_stamp(status)] = sha256
+                if status.st_size >= _LARGE_BYTES:
+                    self._verified.remember(place / role, sha256)
 
     def _remove(self, place: Path) -> None:
         """Take an entry out in one rename, then delete it at leisure."""
@@ -333,10 +378,24 @@ class ModuleCache:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sealed(document: dict[str, Any]) -> bytes:
-    """The content of entry.json: the entry, and its checksum."""
-    checksum = hashlib.sha256(canonical_json(document)).hexdigest()
-    return canonical_json({"checksum": checksum, "entry": document}) + b"\n"
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    # Not the time of change (ctime): a new hard link alters it.
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _note_use(place: Path) -> None:
+    """Set the time of an entry's last use, at most once an hour."""
+    file = place / ENTRY_FILE
+    try:
+        if time.time() - file.stat().st_mtime > _USE_SECONDS:
+            # Without a time, so that whoever may write the file may do it, not its owner alone.
+            os.utime(file)
+    except FileNotFoundError:
+        # Somebody cleared the cache: who wants a file of the entry will see it.
+        return
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
 
 
 def _place(source: Path, destination: Path) -> None:

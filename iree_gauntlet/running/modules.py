@@ -15,6 +15,7 @@ from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.plan_modules import FILE_ROLE
 from iree_gauntlet.running.results import Result, after_process, first_error
+from iree_gauntlet.running.shared_modules import Found
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.running.module_cache import Entry, ModuleCache
     from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.shared_modules import SharedModules
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["ModuleMaker", "dispatch_count", "read_statistics"]
@@ -48,6 +50,7 @@ class ModuleMaker:
         cancelled: ends the wait for another process that makes the same.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
+        shared: the store of several machines; None where there is none.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class ModuleMaker:
         cancelled: threading.Event,
         *,
         made_again: Path | None,
+        shared: SharedModules | None = None,
     ) -> None:
         self._cache = cache
         self._processes = processes
@@ -66,6 +70,7 @@ class ModuleMaker:
         self._clock = clock
         self._cancelled = cancelled
         self._made_again = made_again
+        self._shared = shared
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters or compile step."""
@@ -82,13 +87,38 @@ class ModuleMaker:
             result = self._looked_up(step, key)
             if result is not None:
                 return result
+        # Made-up weights are large, and made faster than they are fetched. Dumps are in no cache.
+        shared = None if dumps or step.stage is Stage.PARAMETERS else self._shared
         with self._cache.making(key, self._cancelled):
             # Again: another process may have made it meanwhile.
             forced = self._is_forced(step, key)
             result = None if dumps or forced else self._looked_up(step, key)
-            if result is None:
-                result = self._make(step, key, ingredients, step.cache.reason if dumps else "", forced=forced)
+            if result is not None:
+                return result
+            found = Found()
+            if shared is not None and not forced:
+                found, result = self._from_shared(shared, step, key)
+            if result is not None:
+                return result
+            result = self._make(step, key, ingredients, step.cache.reason if dumps else "", forced=forced)
+            result = _with_shared(result, found)
+        if shared is not None and result.verdict is Verdict.PASSED:
+            # Outside of the lock: nobody here waits for what others will use.
+            note = shared.offer(key, self._cache, self._cancelled)
+            result = replace(result, notes=(*result.notes, note)) if note else result
         return result
+
+    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[Found, Result | None]:
+        """What the shared store has, put where the step wants it."""
+        roles = [role for role, _ in step.outputs if role != "splat"]
+        found = shared.find(key, self._cache, step.id, roles, self._cancelled)
+        if found.entry is None:
+            return found, None
+        try:
+            result = self._from_cache(step, found.entry, key, f"from the shared cache {shared.url}")
+        except EntryGoneError:
+            return found, None
+        return found, replace(result, notes=(*result.notes, found.note)) if found.note else result
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
@@ -120,7 +150,7 @@ class ModuleMaker:
             (self._made_again / key).touch()
         return result
 
-    def _from_cache(self, step: Step, entry: Entry, key: str) -> Result:
+    def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
@@ -128,7 +158,7 @@ class ModuleMaker:
         return Result(
             Verdict.PASSED,
             command=self._processes.typed(step),
-            cache={"hit": True, "key": key, "reason": "in the cache"},
+            cache={"hit": True, "key": key, "reason": reason},
             statistics=metadata.get("statistics"),
             notes=(*step.notes, *metadata.get("notes", ())),
         )
@@ -217,6 +247,15 @@ def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
     """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
     count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
     return int(count) if count is not None else None
+
+
+def _with_shared(result: Result, found: Found) -> Result:
+    """A result with what the shared store came to, where it was of no use."""
+    if found.note:
+        return replace(result, notes=(*result.notes, found.note))
+    if found.asked and result.cache is not None:
+        return replace(result, cache={**result.cache, "reason": f"{result.cache['reason']}; not in the shared cache"})
+    return result
 
 
 def _comparison_note(step: Step, previous: Entry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from invoke.tasks import Task
 
 __all__ = ["main", "namespace"]
 
@@ -213,12 +216,155 @@ def record_task(_context: Any, options: dict[str, Any]) -> None:
     _finish(work)
 
 
+@gauntlet_task(
+    "list",
+    (*TOOLCHAIN, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
+)
+def cache_list_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
+
+    Example: cache.list --match '*.irpa'
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache import list_cache  # noqa: PLC0415
+
+        return list_cache(options)
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "verify",
+    (
+        *TOOLCHAIN,
+        Option("check_only", False, "Say what is damaged, and change nothing."),
+        Option("offline", False, "Never touch the network: what is damaged stays, unless it can be made here."),
+    ),
+)
+def cache_verify_task(_context: Any, options: dict[str, Any]) -> None:
+    """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache_verify import verify  # noqa: PLC0415
+
+        return verify(options)
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "gc",
+    (
+        *TOOLCHAIN,
+        Option("older_than", "", "What was not used for so long goes: 12h, 30d, 8w."),
+        Option("max_size", "", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB."),
+        Option("delete", False, "Delete it; without this, only show what would go."),
+    ),
+)
+def cache_gc_task(_context: Any, options: dict[str, Any]) -> None:
+    """Make room: what was not used for long goes, never what a running process uses.
+
+    Example: cache.gc --older-than 30d --max-size 50GB --delete
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache_gc import collect_garbage  # noqa: PLC0415
+
+        return collect_garbage(options)
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "lock",
+    (
+        *TOOLCHAIN,
+        Option("refresh", [], "Fetch this URL anew although it is pinned, and pin what it has now (repeatable)."),
+        Option("prune", False, "Drop entries that no spec of the project names."),
+        Option("dry_run", False, "Show what would change, and change nothing."),
+    ),
+)
+def cache_lock_task(_context: Any, options: dict[str, Any]) -> None:
+    """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache_lock import lock_hashes  # noqa: PLC0415
+
+        return lock_hashes(options)
+
+    _finish(work)
+
+
+@gauntlet_task("where", (Option("url", None, "As it stands in a spec."), *TOOLCHAIN, FORMAT), positional=("url",))
+def cache_where_task(_context: Any, options: dict[str, Any]) -> None:
+    """Print the local path of a URL's file; exit code 3 if it is not there yet.
+
+    Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache import where  # noqa: PLC0415
+
+        return where(options)
+
+    if not _asked_for_help(options["url"], "cache.where URL", cache_where_task):
+        _finish(work)
+
+
+@gauntlet_task(
+    "export",
+    (*SELECTION, *TOOLCHAIN, Option("output", "", "The archive to write.")),
+)
+def cache_export_task(_context: Any, options: dict[str, Any]) -> None:
+    """Pack what the selection needs, modules included, into one archive, for a machine without a network.
+
+    Example: cache.export --suite cpu --output cpu.tar
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache_archive import export_cache  # noqa: PLC0415
+
+        return export_cache(options)
+
+    _finish(work)
+
+
+@gauntlet_task(
+    "import", (Option("archive", None, "What `cache.export` has written."), *TOOLCHAIN), positional=("archive",)
+)
+def cache_import_task(_context: Any, options: dict[str, Any]) -> None:
+    """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.cache_archive import import_cache  # noqa: PLC0415
+
+        return import_cache(options)
+
+    if not _asked_for_help(options["archive"], "cache.import ARCHIVE", cache_import_task):
+        _finish(work)
+
+
+def _asked_for_help(value: str, usage: str, shown: Task[Any]) -> bool:
+    """Whether a positional argument is a wish for help, which is fulfilled: Invoke takes it for the value."""
+    if value not in ("--help", "-h"):
+        return False
+    sys.stdout.write(f"Usage: {usage}\n\n{inspect.cleandoc(shown.__doc__ or '')}\n")
+    return True
+
+
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
         run_task, report_task,
     )  # fmt: skip
     collection.add_collection(Collection("golden", record_task))
+    cache = Collection(
+        "cache",
+        cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,
+        cache_export_task, cache_import_task,
+    )  # fmt: skip
+    collection.add_collection(cache)
     collection.configure({"auto_dash_names": True})
     return collection
 

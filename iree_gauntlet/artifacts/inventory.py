@@ -1,0 +1,262 @@
+"""Everything that lies in a cache, told from names, sizes and times alone: no content is hashed.
+
+A module's size and name are those of its `entry.json`, whose modification time is its last use; an artifact's
+last use is the time of its stamp, see `hashing`. Sizes are what the files take on the disk, so that the holes of
+a download that is under way do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.partial import Span, merged
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from iree_gauntlet.artifacts.registry import Entry, Registry
+
+__all__ = ["Item", "ItemKind", "Pins", "lock_of", "take_inventory", "url_of"]
+
+_ENTRY_FILE = "entry.json"
+# `registry.txt` and what is beside it belong to the project whose cache this is, not to the cache.
+_NOT_OURS = frozenset({"registry.txt", "README.md", ".gitignore"})
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
+
+
+class ItemKind(StrEnum):
+    """What an item of a cache is."""
+
+    ARTIFACT = "artifact"
+    UNFINISHED = "unfinished"
+    MODULE = "module"
+    WHEEL = "wheel"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing in a cache that is there, or goes, as a whole.
+
+    Attributes:
+        kind: what it is.
+        path: the file or folder, relative to the cache.
+        name: what people call it: an artifact's name, a download's URL, a module's id.
+        bytes: what it takes on the disk.
+        shared_bytes: of these, what files take that have another name elsewhere (a run's folder).
+        last_use: seconds since 1970.
+        pin: "registry", "lock", or empty.
+        verified: whether its hash is known and it has not changed since; None where nothing is hashed.
+        present: bytes of a download that have arrived.
+        total: bytes that it will have; None where nobody knows.
+        key: of a module.
+    """
+
+    kind: ItemKind
+    path: str
+    name: str
+    bytes: int
+    last_use: float
+    shared_bytes: int = 0
+    pin: str = ""
+    verified: bool | None = None
+    present: int = 0
+    total: int | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The hashes that artifacts must have.
+
+    Attributes:
+        registry: of the project.
+        learnt: the cache's own, which counts where the registry is silent.
+    """
+
+    registry: Registry
+    learnt: Registry
+
+    def of(self, name: str) -> tuple[str, Entry | None]:
+        """Which of the two knows a name ("registry", "lock" or empty), and what it says."""
+        if entry := self.registry.get(name):
+            return "registry", entry
+        entry = self.learnt.get(name)
+        return ("lock", entry) if entry else ("", None)
+
+
+def take_inventory(root: Path, pins: Pins) -> list[Item]:
+    """Every item of a cache, in no order; none where there is no such folder. What vanishes meanwhile is left out.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    verified = VerifiedHashes(root / "verified")
+    items: list[Item] = []
+    for top in _entries(root):
+        if top.name == "artifacts" and top.is_dir():
+            items += _artifacts(root, verified, pins)
+        elif top.name == "incoming" and top.is_dir():
+            items += filter(None, (_unfinished(root, entry) for entry in _entries(Path(top.path))))
+        elif top.name == "modules" and top.is_dir():
+            items += _modules(root)
+        elif top.name == "wheels" and top.is_dir():
+            items += _wheels(root)
+        elif top.name not in _NOT_OURS:
+            items.append(_whole(root, Path(top.path), ItemKind.OTHER))
+    return items
+
+
+def lock_of(root: Path, url: str) -> Path:
+    """The lock that is held while a URL's file is fetched.
+
+    Raises:
+        ArtifactError: the URL is malformed.
+    """
+    digest = hashlib.sha256(local_name(url).encode()).hexdigest()[:32]
+    return root / "locks" / f"{digest}.lock"
+
+
+def url_of(name: str, entry: Entry | None) -> str:
+    """Where an artifact comes from: what its pin says, or what its name means; empty where neither does."""
+    if entry and entry.url:
+        return entry.url
+    scheme, _, rest = name.partition("/")
+    url = f"{scheme}://{rest}"
+    try:
+        return url if local_name(url) == name else ""
+    except ArtifactError:
+        return ""
+
+
+def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Item]:
+    base = root / "artifacts"
+    for entry, status in _files(base):
+        name = entry.path[len(str(base)) + 1 :].replace(os.sep, "/")
+        path = Path(entry.path)
+        if entry.name.startswith("."):  # no URL has such a name: what a killed writer has left
+            yield _whole(root, path, ItemKind.OTHER)
+            continue
+        used = verified.last_use(path)
+        yield Item(
+            kind=ItemKind.ARTIFACT,
+            path=f"artifacts/{name}",
+            name=name,
+            bytes=_on_disk(status),
+            shared_bytes=_on_disk(status) if status.st_nlink > 1 else 0,
+            last_use=status.st_mtime if used is None else used,
+            pin=pins.of(name)[0],
+            verified=bool(verified.known(path)),
+        )
+
+
+def _unfinished(root: Path, entry: os.DirEntry[str]) -> Item | None:
+    item = _whole(root, Path(entry.path), ItemKind.UNFINISHED)
+    header: dict[str, Any] = {}
+    spans: list[Span] = []
+    try:
+        lines = (Path(entry.path) / "state.jsonl").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        try:
+            document = json.loads(line)
+            header = header or dict(document)
+            if "got" in document:
+                spans.append(Span(*map(int, document["got"])))
+        except (ValueError, TypeError):
+            break  # torn by a kill; the rest is not relied upon when it is resumed, either
+    size = header.get("size")
+    return Item(
+        kind=item.kind,
+        path=item.path,
+        name=str(header.get("url", "")) or item.name,
+        bytes=item.bytes,
+        last_use=item.last_use,
+        present=sum(span.stop - span.start for span in merged(spans)),
+        total=size if isinstance(size, int) else None,
+    )
+
+
+def _modules(root: Path) -> Iterator[Item]:
+    base = root / "modules"
+    for folder in _entries(base):
+        if len(folder.name) != 2 or not folder.is_dir():  # by-name/, making/
+            yield _whole(root, Path(folder.path), ItemKind.OTHER)
+            continue
+        for entry in _entries(Path(folder.path)):
+            item = _whole(root, Path(entry.path), ItemKind.MODULE)
+            name, used = entry.name, item.last_use
+            try:
+                file = Path(entry.path) / _ENTRY_FILE
+                used = file.stat().st_mtime
+                name = str(json.loads(file.read_bytes())["entry"]["name"])
+            except (OSError, ValueError, TypeError, KeyError):
+                name = f"{entry.name[:12]} (damaged)"
+            yield Item(
+                item.kind, item.path, name, item.bytes, used, shared_bytes=item.shared_bytes, key=entry.name
+            )  # fmt: skip
+
+
+def _wheels(root: Path) -> Iterator[Item]:
+    for entry, status in _files(root / "wheels"):
+        path = Path(entry.path).relative_to(root).as_posix()
+        if "/." in path:  # pip at work, or what a killed one has left
+            yield _whole(root, Path(entry.path), ItemKind.OTHER)
+            continue
+        # Nothing but reading it tells of its use; where the system notes no such times, that of its arrival counts.
+        used = max(status.st_mtime, status.st_atime)
+        yield Item(ItemKind.WHEEL, path, entry.name, _on_disk(status), used)
+
+
+def _whole(root: Path, path: Path, kind: ItemKind) -> Item:
+    """A file, or a folder with all that is in it."""
+    relative = path.relative_to(root).as_posix()
+    found = [status for _, status in _files(path)] if path.is_dir() and not path.is_symlink() else _status(path)
+    used = max((status.st_mtime for status in found or _status(path)), default=0.0)
+    shared = sum(_on_disk(status) for status in found if status.st_nlink > 1)
+    name = relative + "/" if path.is_dir() else relative
+    return Item(kind, relative, name, sum(map(_on_disk, found)), used, shared_bytes=shared)
+
+
+def _status(path: Path) -> list[os.stat_result]:
+    try:
+        return [path.lstat()]
+    except FileNotFoundError:
+        return []
+
+
+def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """All files below a folder; links are not followed."""
+    for entry in _entries(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+            continue
+        try:
+            yield entry, entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+
+
+def _on_disk(status: os.stat_result) -> int:
+    # st_blocks of a file that was just written may still be 0 (delayed allocation): the smaller of the two only
+    # where there are blocks at all.
+    blocks = status.st_blocks * _BLOCK_BYTES
+    return min(status.st_size, blocks) if blocks else status.st_size

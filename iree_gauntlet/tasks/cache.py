@@ -1,0 +1,152 @@
+"""The tasks that look at the cache: `cache.list` and `cache.where`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
+from iree_gauntlet.artifacts.progress import Silent
+from iree_gauntlet.artifacts.publishing import human_bytes
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
+from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.tasks.cache_place import age_text, asked_format, open_cache, print_table, refusals_explained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.artifacts.sources import Source
+    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.tasks.cache_place import CachePlace
+
+__all__ = ["list_cache", "where"]
+
+_SCHEMA = 1
+
+
+def list_cache(options: Mapping[str, Any]) -> ExitCode:
+    """Prints what is in the cache, the largest first.
+
+    Raises:
+        NothingSelectedError: `--match` matches nothing.
+        GauntletError: the cache cannot be read.
+    """
+    wanted, match = asked_format(options), str(options["match"])
+    place = open_cache(options)
+    with refusals_explained(place.root):
+        items = take_inventory(place.root, place.pins)
+    items.sort(key=lambda item: (-item.bytes, item.path))
+    if match:
+        items = [item for item in items if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
+        if not items:
+            raise NothingSelectedError(
+                f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
+            )
+    if wanted == "json":
+        document = {
+            "schema": _SCHEMA,
+            "cache": str(place.root),
+            "bytes": sum(item.bytes for item in items),
+            "items": [asdict(item) for item in items],
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return ExitCode.OK
+    if not items:
+        sys.stdout.write(f"nothing is in {place.root}\n")
+        return ExitCode.OK
+    now = time.time()
+    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_row(item, now) for item in items)])
+    sys.stdout.write(f"{_totals(items)} in {place.root}\n")
+    return ExitCode.OK
+
+
+def where(options: Mapping[str, Any]) -> ExitCode:
+    """Prints where the file of a URL is or will be; ERROR where it is not there.
+
+    Raises:
+        UsageError: the URL means no source.
+        GauntletError: a registry or a settings file is wrong.
+    """
+    wanted, url = asked_format(options), str(options["url"])
+    try:
+        name, source = local_name(url), parse_source(url)
+    except ArtifactError as error:
+        raise UsageError(error.what, error.hint) from error
+    place = open_cache(options)
+    with refusals_explained(place.root):
+        return _tell_where(place, url, name, source, as_json=wanted == "json")
+
+
+def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:
+    store = place.store(Silent(), offline=True)
+    path, present = store.path(url), store.present(url)
+    pinned_by, entry = place.pins.of(name)
+    said_by = {"registry": place.pins.registry, "lock": place.pins.learnt}.get(pinned_by)
+    verified = present and bool(store.verified.known(path))
+    places = _places(source, place.configuration)
+    if as_json:
+        document = {
+            "schema": _SCHEMA,
+            "url": url,
+            "path": str(path),
+            "present": present,
+            "verified": verified,
+            "sha256": store.known_hash(url),
+            "pinned_in": str(said_by.path) if said_by else "",
+            "places": places,
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return ExitCode.OK if present else ExitCode.ERROR
+    sys.stdout.write(f"{path}\n")
+    sys.stdout.flush()
+    if not present:
+        wrong = path.is_file()
+        state = "there, but not what it should be: it will be fetched again" if wrong else "not there"
+    else:
+        state = "present, verified" if verified else "present, not verified yet: its next use will"
+    lines = [state]
+    if entry and said_by:
+        lines.append(f"pinned: sha256 {entry.sha256} in {said_by.path}")
+    elif isinstance(source, FileSource | RandomSource):
+        lines.append("needs no pin")
+    else:
+        lines.append("not pinned yet")
+    if not present or place.configuration.mirrors:
+        lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    return ExitCode.OK if present else ExitCode.ERROR
+
+
+def _places(source: Source, configuration: Configuration) -> list[str]:
+    if isinstance(source, FileSource):
+        return [str(source.path)]
+    if isinstance(source, RandomSource):
+        return ["made on this machine"]
+    if isinstance(source, PypiSource):
+        return [f"the wheel {source.distribution}=={source.version}, by pip"]
+    # Brings the drivers of all stores.
+    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415
+
+    return places(source.url, configuration)
+
+
+def _row(item: Item, now: float) -> tuple[str, ...]:
+    verified = {True: "yes", False: "no", None: ""}[item.verified]
+    name = item.name
+    if item.kind is ItemKind.UNFINISHED:
+        of = f" of {human_bytes(item.total)}" if item.total else ""
+        name += f" ({human_bytes(item.present)}{of} arrived)"
+    return human_bytes(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
+
+
+def _totals(items: Sequence[Item]) -> str:
+    by_kind = []
+    for kind in ItemKind:
+        found = [item for item in items if item.kind is kind]
+        if found:
+            by_kind.append(f"{kind} {human_bytes(sum(item.bytes for item in found))} ({len(found)})")
+    return f"{human_bytes(sum(item.bytes for item in items))}: {', '.join(by_kind)}"

@@ -1,0 +1,94 @@
+"""A cache with things in it, made without a network or a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.inventory import Item, Pins, take_inventory
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.running.module_cache import ModuleCache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DAY", "CacheBuilder"]
+
+DAY = 86400.0
+
+
+class CacheBuilder:
+    """Fills a cache's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.verified = VerifiedHashes(root / "verified")
+        (root / "locks").mkdir(parents=True, exist_ok=True)
+
+    def artifact(self, url: str, content: bytes, *, days: float = 0.0, learnt: bool = False) -> Path:
+        """A file that was fetched, and last used so many days ago."""
+        path = self.root / "artifacts" / local_name(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.verified.remember(path, sha256)
+        self.verified.touch(path, time.time() - days * DAY)
+        if learnt:
+            file = self.root / "registry.lock.txt"
+            file.write_text(Registry.read(file).with_entries([Entry(local_name(url), sha256, url)]).text())
+        return path
+
+    def module(self, name: str, content: bytes, *, days: float = 0.0) -> Path:
+        """A compiled module; its folder."""
+        source = self.root.parent / "module.vmfb"
+        source.write_bytes(content)
+        publication = ModuleCache(self.root).publish(
+            {"module.vmfb": source}, name=name, ingredients={"name": name}, metadata={}, created=datetime.now(UTC)
+        )
+        source.unlink()
+        assert publication.entry is not None
+        folder = publication.entry.files["module.vmfb"].parent
+        self._aged(folder / "entry.json", days)
+        return folder
+
+    def unfinished(self, url: str, present: int, total: int, *, days: float = 0.0) -> Path:
+        """A download that was killed; its folder."""
+        name = hashlib.sha256(local_name(url).encode()).hexdigest()[:32]
+        folder = self.root / "incoming" / name
+        folder.mkdir(parents=True)
+        with (folder / "data").open("wb") as data:
+            data.write(b"x" * present)
+            data.truncate(total)
+        lines: list[dict[str, object]] = [{"url": url, "size": total, "version": '"v"', "boot": ""}]
+        lines += [{"got": [0, present]}, {"got": [0, present // 2]}]
+        (folder / "state.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"got": [0, 9')
+        for path in (folder / "data", folder / "state.jsonl", folder):
+            self._aged(path, days)
+        return folder
+
+    def wheel(self, name: str, content: bytes, *, days: float = 0.0) -> Path:
+        """A wheel that artifacts came out of."""
+        path = self.root / "wheels" / name / "1.0" / f"{name}-1.0-py3-none-any.whl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        self._aged(path, days)
+        return path
+
+    def items(self, registry: Registry | None = None) -> dict[str, Item]:
+        """Everything that is there, by path."""
+        return {item.path: item for item in take_inventory(self.root, self.pins(registry))}
+
+    def pins(self, registry: Registry | None = None) -> Pins:
+        """What is pinned."""
+        return Pins(registry or Registry(), Registry.read(self.root / "registry.lock.txt"))
+
+    @staticmethod
+    def _aged(path: Path, days: float) -> None:
+        then = time.time() - days * DAY
+        os.utime(path, (then, then))
