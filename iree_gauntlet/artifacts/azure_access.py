@@ -52,12 +52,14 @@ class AzureAccess:
         endpoint: URL of its blob service, without a slash at the end.
         sas: a shared access signature, without the question mark; empty for none.
         options: more credentials, as obstore takes them.
+        instance: whether the machine has an identity of its own.
     """
 
     account: str
     endpoint: str
     sas: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    instance: bool = False
 
     @property
     def signs(self) -> bool:
@@ -67,7 +69,7 @@ class AzureAccess:
     @property
     def identity(self) -> bool:
         """Whether there is an identity of Microsoft Entra."""
-        return any(self.options.get(name) for name in _ENTRA_ENOUGH)
+        return self.instance or any(self.options.get(name) for name in _ENTRA_ENOUGH)
 
     @property
     def own(self) -> bool:
@@ -119,7 +121,8 @@ def azure_access(account: str, configuration: Configuration, url: str = "") -> A
             options.setdefault(name, environ[variable])
     sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).removeprefix("?")
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
-    return AzureAccess(account, endpoint, sas, options)
+    instance = options.pop("instance_profile", "") == "true"
+    return AzureAccess(account, endpoint, sas, options, instance)
 
 
 def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:

@@ -136,7 +136,7 @@ def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: 
     options = _from_environment(_AWS, configuration) | expanded(configuration.options_of(url), configuration, url)
     options.setdefault("region", "us-east-1")
     anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _AWS_CREDENTIALS) or options.pop("instance_profile", "") in _TRUE
+    known = any(options.get(name) for name in _AWS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     extra: dict[str, Any] = {}
     if not known and not anonymous:
         # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
@@ -166,7 +166,7 @@ def _gcs(bucket: str, path: str, url: str, configuration: Configuration, client:
     if emulator:
         options.setdefault("base_url", emulator if "://" in emulator else f"http://{emulator}")
     anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _GCS_CREDENTIALS) or options.pop("instance_profile", "") in _TRUE
+    known = any(options.get(name) for name in _GCS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     signed_in = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
     if not known and not signed_in.is_file():
         anonymous = True
