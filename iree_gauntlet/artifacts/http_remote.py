@@ -129,8 +129,10 @@ class _HttpConnection:
             response = self._request(self._remote.place()[0], start, stop, version, own=True)
         empty = start == 0 and stop is not None and response.status_code == requests.codes.range_not_satisfiable
         encoded = response.headers.get("Content-Encoding", "identity") != "identity"
-        if empty or (encoded and response.status_code == requests.codes.partial_content):
-            # An empty file has no ranges, and ranges of an encoded one are not ranges of the file.
+        endless = response.headers.get("Content-Range", "").endswith("/*") and start == 0
+        if empty or ((encoded or endless) and response.status_code == requests.codes.partial_content):
+            # An empty file has no ranges; ranges of an encoded one are not ranges of the file; and a part of a
+            # file of unknown size does not tell when all of them are there.
             response.close()
             url, resolved = self._remote.place()
             response = self._request(url, 0, None, version, own=not resolved)
