@@ -17,9 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from iree_gauntlet.artifacts import hashing
+from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.running import module_cache
 from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.module_cache import EntryGoneError, ModuleCache, Publication
+from iree_gauntlet.running.module_entry import sealed
 from iree_gauntlet.running.module_key import describe_changes, flag_ingredients, join_flags, make_key
 
 if TYPE_CHECKING:
@@ -175,7 +178,7 @@ def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path)
     path = cache.folder / "modules" / key[:2] / key / "entry.json"
     secret = hashlib.sha256(b"").hexdigest()
     forged = {"format": 1, "key": key, "files": {"../../x": {"sha256": secret}}}
-    path.write_bytes(module_cache._sealed(forged))
+    path.write_bytes(sealed(forged))
     assert cache.lookup(key).reason == "damaged: entry.json names '../../x' as a file"
     with pytest.raises(ValueError, match="no key"):
         cache.lookup("../../etc")
@@ -493,3 +496,76 @@ def test_a_store_without_room_for_locks_keeps_nobody_out(tmp_path: Path) -> None
     (tmp_path / "modules").write_text("a file where a folder should be")
     with ModuleCache(tmp_path).making(make_key(INGREDIENTS), threading.Event()):
         pass
+
+
+LARGE = bytes(17 << 20)
+
+
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are hashed from now on."""
+    names: list[str] = []
+
+    def note(path: Path) -> str:
+        names.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(module_cache, "hash_file", note)
+    monkeypatch.setattr(hashing, "hash_file", note)
+    return names
+
+
+def test_a_large_file_is_hashed_once_for_all_processes(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = publish(cache, tmp_path / "run", content=LARGE).entry
+    assert entry is not None
+    names = hashed(monkeypatch)
+    for _ in range(2):
+        assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+    assert names == ["statistics"] * 2
+    # What remembers is only a memory.
+    shutil.rmtree(cache.folder / "verified")
+    # One that was written to this very moment might be written to again, and is not remembered.
+    os.utime(entry.files["module"], (NOW.timestamp(), NOW.timestamp() - 60))
+    for _ in range(2):
+        assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+    assert sorted(names[2:]) == ["module", *["statistics"] * 2]
+
+
+def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run", content=LARGE).entry
+    assert entry is not None
+    with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
+        file.write(b"x")
+    for reader in (cache, ModuleCache(cache.folder), ModuleCache(cache.folder)):
+        assert reader.lookup(entry.key).reason == "damaged: the checksum of module does not match"
+    again = publish(cache, tmp_path / "other", content=LARGE)
+    assert again.note == ""
+    assert ModuleCache(cache.folder).lookup(entry.key).entry is not None
+
+
+def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    file = cache.folder_of(entry.key) / "entry.json"
+    for age, noted in ((30 * 86400, True), (1800, False), (-1800, False)):
+        before = time.time() - age
+        os.utime(file, (before, before))
+        assert cache.lookup(entry.key).entry == entry
+        assert (file.stat().st_mtime > before + 1) == noted
+    assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_use_that_cannot_be_noted_does_no_harm(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    os.utime(cache.folder_of(entry.key) / "entry.json", (0, 0))
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.lookup(entry.key).entry == entry

@@ -275,7 +275,7 @@ class ArtifactStore:
             return
         entry = Entry(source.local_name, sha256, source.url)
         if self.lock_file.add(entry, self.root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self.lock_file.path}: commit it with {self.registry.path}"
+            message = f"sha256 {sha256} is now pinned in {self.lock_file.path} (`cache.lock` puts it into the registry)"
             progress.note(source.url, message)
 
 

@@ -10,17 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.earlier_runs import newest_run
-from iree_gauntlet.tasks.workspace import cache_folder, runs_folder, shown
+from iree_gauntlet.tasks.workspace import cache_folder, project_folder, runs_folder, shown
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["doctor", "report"]
 
@@ -46,6 +47,23 @@ def report(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode(int(outcome.exit_code))
 
 
+def _configuration() -> Iterator[Finding]:
+    """What `gauntlet.toml` says, or what is wrong with it."""
+    try:
+        found = read_configuration(project_folder(), os.environ)
+    except GauntletError as error:
+        yield Finding("configuration", "missing", error.what, error.hint)
+        return
+    files = ", ".join(map(str, found.files))
+    yield Finding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")
+    for mirror in found.mirrors:
+        last = "" if mirror.only else ", then itself"
+        yield Finding("configuration", "info", f"{mirror.prefix}… from {', '.join(mirror.to)}{last}")
+    if found.shared_modules:
+        may = "read and written" if found.shared_modules.write else "read"
+        yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
+
+
 def doctor(options: Mapping[str, Any]) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     try:
@@ -55,6 +73,7 @@ def doctor(options: Mapping[str, Any]) -> ExitCode:
     except ToolchainError as error:
         findings = diagnose(error, cache_folder(options))
         broken = True
+    findings += _configuration()
     facts = machine_facts()
     memory = facts.memory_bytes / (1 << 30)
     text = f"{facts.cpu}, {facts.cores} cores, {memory:.1f} GiB, {facts.os}"

@@ -1,0 +1,172 @@
+"""What a download costs: `python benchmarks/downloads.py [--megabytes 2000] [--rounds 3] [--folder DIR]`.
+
+One large blob from Azurite (the Azure storage emulator, a process of its own on this machine), fetched by
+
+- ours: `ArtifactStore.fetch` with a pinned hash, which it checks, and made durable (fsync) before it is published;
+- azure: azure-storage-blob's `download_blob(max_concurrency=4).readinto(file)`, which checks and syncs nothing;
+- pooch: `pooch.retrieve(url, known_hash=…)`, which checks the hash and syncs nothing.
+
+In turn (A B C, C B A, …), each in a fresh process. Wall time is the call's, CPU time (user and system) and peak memory
+(VmHWM) are the whole process's, start of Python and imports included. At last the second use: the time of `fetch` alone
+in a fresh process, where the file is there and was verified. Needs the tests' dependencies, and Node.js for Azurite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(_ROOT / "tests"))
+
+from azure.storage.blob import BlobClient  # noqa: E402 - after the path
+from emulators import ACCOUNT, Azurite, azurite_server  # noqa: E402 - needs the path
+
+_SECOND_USES = 9
+_BLOCK = 1 << 20
+
+# Each gets a URL, a hash and a folder, and leaves `began` and `ended`.
+_OURS = """
+from pathlib import Path
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.store import ArtifactStore
+root = Path(folder)
+registry = Registry(root / "registry.txt").with_entries([Entry(local_name(url), sha256, url)])
+began = time.perf_counter()
+assert ArtifactStore(root, registry).fetch(url).sha256 == sha256
+ended = time.perf_counter()
+"""
+_AZURE = """
+from azure.storage.blob import BlobClient
+began = time.perf_counter()
+with BlobClient.from_blob_url(url, api_version="2025-11-05") as client, open(folder + "/file", "wb") as file:
+    client.download_blob(max_concurrency=4).readinto(file)
+ended = time.perf_counter()
+"""
+_POOCH = """
+import pooch
+pooch.get_logger().setLevel("WARNING")
+began = time.perf_counter()
+pooch.retrieve(url, known_hash=sha256, fname="file", path=folder)
+ended = time.perf_counter()
+"""
+_FRAME = """
+import json, re, sys, time
+url, sha256, folder = sys.argv[1:]
+{work}
+with open("/proc/self/status") as status:
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1]) * 1024
+print(json.dumps([ended - began, time.process_time(), peak]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one download came to: seconds, CPU seconds, peak bytes of memory."""
+
+    seconds: float
+    cpu: float
+    peak: float
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description="Downloads: ours, azure-storage-blob's, Pooch's.")
+    parser.add_argument("--megabytes", type=int, default=2000, help="size of the blob, in MB (10^6 bytes)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; by default the one of temporary files")
+    options = parser.parse_args()
+    size = options.megabytes * 10**6
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as name,
+        azurite_server(Path(name) / "azurite") as azurite,
+    ):
+        folder = Path(name)
+        url, sha256 = _blob(azurite, folder, size)
+        works = {"ours": _OURS, "azure": _AZURE, "pooch": _POOCH}
+        costs: dict[str, list[_Cost]] = {work: [] for work in works}
+        for number in range(options.rounds):
+            for work in list(works)[:: -1 if number % 2 else 1]:
+                cost = _measured(works[work], url, sha256, folder / "place")
+                costs[work].append(cost)
+                figures = f"{cost.seconds:8.2f} s {cost.cpu:7.2f} s CPU {cost.peak / 1e6:6.0f} MB"
+                print(f"round {number + 1}  {work:<6}{figures}", flush=True)
+        _table(costs, size)
+        _second_use(url, sha256, folder / "place", size)
+
+
+def _blob(azurite: Azurite, folder: Path, size: int) -> tuple[str, str]:
+    """Uploads random content; its URL and hash."""
+    source, digest = folder / "source", hashlib.sha256()
+    with source.open("wb") as file:
+        for position in range(0, size, _BLOCK):
+            block = os.urandom(min(_BLOCK, size - position))
+            digest.update(block)
+            file.write(block)
+    container = azurite.container(public=True)
+    with (
+        BlobClient.from_connection_string(
+            azurite.connection_string(), container, "weights.irpa", api_version="2025-11-05"
+        ) as client,
+        source.open("rb") as file,
+    ):
+        client.upload_blob(file, max_concurrency=4)
+    source.unlink()
+    os.sync()
+    print(f"{size / 1e6:.0f} MB at {azurite.endpoint.replace(ACCOUNT, '…')}", flush=True)
+    return f"{azurite.endpoint}/{container}/weights.irpa", digest.hexdigest()
+
+
+def _measured(work: str, url: str, sha256: str, folder: Path) -> _Cost:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # What the last one left to write is not this one's cost.
+    os.sync()
+    return _Cost(*_run(work, url, sha256, folder))
+
+
+def _run(work: str, url: str, sha256: str, folder: Path) -> list[float]:
+    done = subprocess.run(
+        [sys.executable, "-c", _FRAME.format(work=work), url, sha256, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found: list[float] = json.loads(done.stdout)
+    return found
+
+
+def _table(costs: dict[str, list[_Cost]], size: int) -> None:
+    medians = {
+        work: [statistics.median(getattr(cost, name) for cost in of) for name in ("seconds", "cpu", "peak")]
+        for work, of in costs.items()
+    }
+    seconds, cpu, peak = medians["ours"]
+    print("\nmedians    throughput      wall     CPU    peak   to ours:  wall    CPU   memory")
+    for work, (its_seconds, its_cpu, its_peak) in medians.items():
+        figures = f"{its_seconds:7.2f} s {its_cpu:5.2f} s {its_peak / 1e6:4.0f} MB"
+        ratios = f"{its_seconds / seconds:16.2f} {its_cpu / cpu:6.2f} {its_peak / peak:7.2f}"
+        print(f"{work:<10}{size / its_seconds / 1e6:7.0f} MB/s {figures}{ratios}")
+
+
+def _second_use(url: str, sha256: str, folder: Path, size: int) -> None:
+    _measured(_OURS, url, sha256, folder)
+    times = sorted(_run(_OURS, url, sha256, folder)[0] * 1e3 for _ in range(_SECOND_USES))
+    print(
+        f"\nsecond use of the verified {size / 1e9:.1f} GB: {statistics.median(times):.2f} ms "
+        f"({times[0]:.2f} to {times[-1]:.2f}, {_SECOND_USES} processes)"
+    )
+
+
+if __name__ == "__main__":
+    main()
