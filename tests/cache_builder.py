@@ -65,7 +65,7 @@ class CacheBuilder:
         with (folder / "data").open("wb") as data:
             data.write(b"x" * present)
             data.truncate(total)
-        lines: list[dict[str, object]] = [{"url": url, "size": total, "version": '"v"', "boot": ""}]
+        lines: list[dict[str, object]] = [{"url": url, "size": total, "version": '"v"', "checksums": {}}]
         lines += [{"got": [0, present]}, {"got": [0, present // 2]}]
         (folder / "state.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"got": [0, 9')
         for path in (folder / "data", folder / "state.jsonl", folder):

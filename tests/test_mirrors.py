@@ -197,3 +197,18 @@ def test_the_servers_own_checksums_decide_where_no_hash_is_known(
     assert not list((tmp_path / "incoming").iterdir())
     # A hash that people have pinned is worth more than a header.
     assert _store(tmp_path, pinned=url).fetch(url).sha256 == _SHA256
+
+
+def test_a_checksum_of_the_server_is_not_forgotten_by_a_resumption(server: Server, tmp_path: Path) -> None:
+    broken = _status(500)
+    answer = _ranged(_CONTENT, headers={"x-ms-blob-content-md5": _b64("md5", b"something else")})
+
+    def first_part_alone(request: Request) -> None:
+        (answer if request.headers["Range"] == "bytes=0-199999" else broken)(request)
+
+    url = server.url("/m.mlir", first_part_alone)
+    with pytest.raises(ArtifactError, match="HTTP 500"):
+        _store(tmp_path).fetch(url)
+    server.answers["/m.mlir"] = answer
+    with pytest.raises(ArtifactError, match="the server says"):
+        _store(tmp_path).fetch(url)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.partial import Partial, Span, merged, missing
 from iree_gauntlet.artifacts.remote import RemoteFile
 
+_CHECKSUMS = {"md5": "0" * 32}
 _URL = "https://host/m.mlir"
 _SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: Span(min(pair), max(pair))))
 
@@ -43,7 +44,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _begin(folder: Path, size: int = 100, version: str = '"v"') -> Partial:
-    return Partial.begin(folder, _URL, RemoteFile(size, version, ranged=True))
+    return Partial.begin(folder, _URL, RemoteFile(size, version, ranged=True, checksums=_CHECKSUMS))
 
 
 def _spans(folder: Path) -> list[Span] | None:
@@ -70,7 +71,7 @@ def test_what_was_written_is_gone_on_with(tmp_path: Path) -> None:
     assert resumed is not None
     resumed[0].close()
     assert resumed[0].spans == [Span(0, 20), Span(50, 60)]
-    assert resumed[1] == RemoteFile(100, '"v"', ranged=True)
+    assert resumed[1] == RemoteFile(100, '"v"', ranged=True, checksums=_CHECKSUMS)
 
 
 def test_another_place_or_no_version_begins_anew(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """A download that is not whole yet: its bytes, and a journal of which of them can be relied upon.
 
     <folder>/data          the bytes that have arrived, at their places; holes elsewhere
-    <folder>/state.jsonl   first {"url": …, "size": …, "version": …}, then a line for each stretch of bytes that
-                           was written: {"got": [from, to], "crc32": …}
+    <folder>/state.jsonl   first what the server says: {"url": …, "size": …, "version": …, "checksums": {…}},
+                           then a line for each stretch that was written: {"got": [from, to], "crc32": …}
 
 A process may be killed at any point, and the power may fail: the two files then hold anything between what was
 written and nothing of it, in any order. So what is gone on with is what the journal says *and* the data proves:
@@ -12,6 +12,7 @@ for the file itself: that is checked as a whole and then renamed to its place.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -94,7 +95,9 @@ class Partial:
             return None
         content = state.read_bytes()
         header, noted, intact = _read(content)
-        size, version = header.get("size"), header.get("version")
+        size, version, checksums = header.get("size"), header.get("version"), header.get("checksums")
+        if not isinstance(checksums, dict) or not checksums.keys() <= hashlib.algorithms_guaranteed:
+            return None
         if header.get("url") != url or not isinstance(size, int) or not isinstance(version, str) or not version:
             return None
         data, journal = _opened(folder)
@@ -105,7 +108,7 @@ class Partial:
             return None
         if intact < len(content):
             os.truncate(state, intact)
-        return cls(folder, data, journal, merged(spans)), RemoteFile(size, version, ranged=True)
+        return cls(folder, data, journal, merged(spans)), RemoteFile(size, version, ranged=True, checksums=checksums)
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
@@ -118,7 +121,8 @@ class Partial:
         for name in ("state.jsonl", "data"):
             (folder / name).unlink(missing_ok=True)
         partial = cls(folder, *_opened(folder), [])
-        partial._append({"url": url, "size": file.size, "version": file.version})
+        header = {"url": url, "size": file.size, "version": file.version, "checksums": dict(file.checksums)}
+        partial._append(header)
         return partial
 
     def write(self, position: int, block: bytes) -> None:
