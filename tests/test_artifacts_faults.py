@@ -335,7 +335,7 @@ def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[s
 
 def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ArtifactError, match="must be a folder|Not a directory"):
+    with pytest.raises(ArtifactError, match=r"must be a folder|Not a directory"):
         _store(tmp_path / "cache").fetch(server.url("/m.mlir", whole(_CONTENT)))
 
 

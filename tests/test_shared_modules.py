@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import obstore
 import pytest
-from emulators import ACCOUNT, Azurite
+from emulators import ACCOUNT, Azurite, Bucket
 from toy_project import FLAGS, Project
 
 from iree_gauntlet.artifacts.object_stores import open_store
@@ -201,6 +201,23 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     entry = ModuleCache(tmp_path / "second").lookup(KEY).entry
     assert entry is not None
     assert entry.files["module"].read_bytes() == content
+
+
+@pytest.mark.parametrize("conditional_put", ["etag", "disabled"])
+def test_stores_that_cannot_be_told_to_replace_nothing_are_asked_first(
+    s3: Bucket, first: ModuleCache, second: ModuleCache, tmp_path: Path, conditional_put: str
+) -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    options = {"endpoint": s3.endpoint, "conditional_put": conditional_put}
+    stores = (StoreOptions(f"s3://{s3.name}", options),)
+    remote = Remote(f"s3://{s3.name}/{conditional_put}", Configuration(environ=environ, stores=stores))
+    assert find(remote.seen(), second) == Found(asked=True)
+    publish(first, tmp_path / "run")
+    assert remote.seen(write=True).offer(KEY, first, NEVER) == ""
+    assert find(remote.seen(), second).entry is not None
+    remote.put(b"somebody else's")
+    assert remote.seen(write=True).offer(KEY, first, NEVER) == ""
+    assert remote.content() == b"somebody else's"
 
 
 def test_a_file_that_changes_while_it_is_sent_is_not_sent(remote: Remote, first: ModuleCache, tmp_path: Path) -> None:

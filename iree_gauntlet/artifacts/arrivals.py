@@ -210,6 +210,8 @@ def _checked(
     Raises:
         _WrongContentError: it is not what it should be.
     """
+    # What an earlier attempt has left there, Pooch would take for the file.
+    shutil.rmtree(folder / "checking", ignore_errors=True)
     # Pooch's own line for each download would stand between ours.
     pooch.get_logger().setLevel("WARNING")
     name = source.local_name.rpartition("/")[2]

@@ -3,7 +3,7 @@
     <cache>/leases/<host>-<process>-<random>.txt   of one process: a used path a line, relative to the cache
     <cache>/locks/use.lock                         shared by whoever writes a line, alone for who collects
 
-A process holds a flock on its lease file for as long as it lives; the kernel frees it on any death, so a
+A process holds a flock on its lease file for as long as its store lives; the kernel frees it on any death, so a
 lease file without a lock is that of a dead process and counts for nothing. As lines are written under the
 shared lock and files are taken away under the exclusive one, a file is either seen to be in use and stays,
 or it is gone before its user looks for it: use it first, look for it then.
@@ -72,7 +72,7 @@ class Leases:
         with own.lock:
             for other in [other for other in self._own if other != process]:
                 # Inherited by fork: closed, and not unlocked, as the lock is the parent's too.
-                _close(self._own.pop(other).descriptor)
+                del self._own[other]
             if relative in own.used:
                 return
             try:
@@ -213,6 +213,11 @@ class _Own:
         self.guard = -1
         self.lock = threading.Lock()
         self.used: set[str] = set()
+
+    def __del__(self) -> None:
+        # Who has dropped its store uses nothing of it any more. In a forked child the parent's lock stays.
+        _close(self.descriptor)
+        _close(self.guard)
 
 
 def lock_or_none(path: Path, *, shared: bool = False) -> int | None:

@@ -258,6 +258,7 @@ class ModelTestSession:
             self._log,
             options,
             lambda: psutil.virtual_memory().available,
+            self._machine.shared,
         )
 
     def _outcome(self, step: Step) -> StepOutcome:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.atomic import sync_folder, write_atomic
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.machine_lock import LockFile, WaitCancelledError
@@ -137,6 +138,10 @@ class ModuleCache:
 
     folder: Path
     _checked: dict[tuple[int, int, int, int], str] = field(default_factory=dict)
+    _leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(self.folder)
 
     @property
     def _modules(self) -> Path:
@@ -149,6 +154,9 @@ class ModuleCache:
     def lookup(self, key: str) -> Lookup:
         """Find an entry and check it; a damaged one counts as missing, and gives way to the next that is published."""
         place = self.folder_of(key)
+        if place.is_dir():
+            # Before it is read: what is in use is not collected.
+            self._leases.use(place)
         try:
             entry = self._read(key, place)
             _note_use(place)

@@ -278,7 +278,7 @@ def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
         obstore.put(location.store, path, content, mode="create", use_multipart=False)
     except AlreadyExistsError:
         return True
-    except NotSupportedError:
+    except (NotSupportedError, NotImplementedError):
         return False
     return True
 

@@ -191,6 +191,7 @@ def _run(
                 release=toolchain.compiler_release if toolchain else "",
             ),
             lambda: psutil.virtual_memory().available,
+            machine.shared,
         )
 
         def cancel() -> None:

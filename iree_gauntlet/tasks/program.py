@@ -314,7 +314,12 @@ def cache_where_task(_context: Any, options: dict[str, Any]) -> None:
 
 @gauntlet_task(
     "export",
-    (*SELECTION, *TOOLCHAIN, Option("output", "", "The archive to write.")),
+    (
+        *SELECTION,
+        *TOOLCHAIN,
+        *(option for option in RUNNING if option.name in ("offline", "timeout_stall")),
+        Option("output", "", "The archive to write."),
+    ),
 )
 def cache_export_task(_context: Any, options: dict[str, Any]) -> None:
     """Pack what the selection needs, modules included, into one archive, for a machine without a network.

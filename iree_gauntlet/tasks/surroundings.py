@@ -17,6 +17,7 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_key import flag_ingredients, make_key
+from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder
@@ -48,6 +49,7 @@ class Machine:
         cache_dir: folder of the caches.
         store: artifacts.
         modules: compiled modules.
+        shared: modules that several machines share; None where there are none.
     """
 
     toolchain: Toolchain | None
@@ -56,6 +58,7 @@ class Machine:
     cache_dir: Path
     store: ArtifactStore
     modules: ModuleCache
+    shared: SharedModules | None
 
 
 def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolchain: bool) -> Machine:
@@ -88,7 +91,8 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
         progress=progress,
         configuration=read_configuration(project_folder(), os.environ),
     )
-    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir))
+    shared = shared_modules(store.configuration, offline=bool(options.get("offline")))
+    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared)
 
 
 def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any]) -> Surroundings:
