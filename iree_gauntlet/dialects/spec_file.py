@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, get_args
 
+from iree_gauntlet.dialects.json_places import line_of
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["FieldError", "line_of", "load_json", "nearest", "problem_at", "problems_of"]
+__all__ = ["FieldError", "load_json", "nearest", "problem_at", "problems_of"]
 
-_SPACE = " \t\n\r"
 _MOST_DEPTH = 32
 
 
@@ -126,22 +125,6 @@ def _is_deeper(value: object, most: int) -> bool:
     return most == 0 or any(_is_deeper(child, most - 1) for child in children)
 
 
-def line_of(text: str, path: Sequence[str | int]) -> int:
-    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
-
-    Args:
-        text: a JSON text that parses.
-        path: keys of objects and indices of arrays from the top.
-    """
-    position = _skip(text, 0)
-    for part in path:
-        found = _child(text, position, part)
-        if found is None:
-            break
-        position = found
-    return text[:position].count("\n") + 1
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most like this one, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -217,35 +200,6 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> _BadFileError:
     if after == "":
         return _BadFileError(error.lineno, "ends in the middle of a value", "Is the file cut off?")
     return _BadFileError(error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Mend the syntax there.")
-
-
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position] in _SPACE + "\ufeff":
-        position += 1
-    return position
-
-
-def _child(text: str, position: int, part: str | int) -> int | None:
-    """Position of the member of the container that starts at `position`; None where there is none."""
-    opening = text[position : position + 1]
-    if opening not in ("{", "["):
-        return None
-    decoder = json.JSONDecoder()
-    index = 0
-    position = _skip(text, position + 1)
-    while text[position] not in "}]":
-        key: str | int = index
-        if opening == "{":
-            key, position = scanstring(text, position + 1, True)
-            position = _skip(text, _skip(text, position) + 1)
-        if key == part:
-            return position
-        _, position = decoder.raw_decode(text, position)
-        position = _skip(text, position)
-        if text[position] == ",":
-            position = _skip(text, position + 1)
-        index += 1
-    return None
 
 
 def _dotted(location: Sequence[str | int]) -> str:

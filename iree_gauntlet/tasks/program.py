@@ -217,6 +217,35 @@ def record_task(_context: Any, options: dict[str, Any]) -> None:
 
 
 @gauntlet_task(
+    "update",
+    (
+        Option("run", [], "Run whose figures count: its folder or name (repeatable; default: the newest)."),
+        Option("last", 1, "How many of the newest runs count."),
+        Option("match", "", "Only chains that fit this glob, such as 'dtln/*@cpu'."),
+        Option("size_headroom", 0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter."),
+        Option("to_release", False, "Move counts and sizes to the release that was measured."),
+        Option("output", "", "Write the diff to this file, to apply it later."),
+        Option("write", False, "Change the spec files."),
+    ),
+)
+def update_task(_context: Any, options: dict[str, Any]) -> None:
+    """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
+
+    Figures of failed, unfinished or disturbed measurements do not count, and are told.
+
+    Examples: golden.update --last 5
+              golden.update --match 'dtln/*' --write
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
+
+        return update(options)
+
+    _finish(work)
+
+
+@gauntlet_task(
     "list",
     (*TOOLCHAIN, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
 )
@@ -363,7 +392,7 @@ def _namespace() -> Collection:
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
         run_task, report_task,
     )  # fmt: skip
-    collection.add_collection(Collection("golden", record_task))
+    collection.add_collection(Collection("golden", record_task, update_task))
     cache = Collection(
         "cache",
         cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,

@@ -1,0 +1,176 @@
+"""The task `golden.update`: new goldens from what runs have measured, as a diff of the spec files."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
+from iree_gauntlet.dialects.spec_file import load_json
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
+from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.workspace import runs_folder, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+__all__ = ["update"]
+
+_JOURNAL = "journal.jsonl"
+_COMPILER_FIELD = "golden_compiler"
+
+
+@dataclass(frozen=True, slots=True)
+class _FileChange:
+    """A spec as it is, and as it ought to be."""
+
+    path: Path
+    before: str
+    after: str
+
+    def diff(self) -> str:
+        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+        )
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def update(options: Mapping[str, Any]) -> ExitCode:
+    """Shows, and with `write` makes, the goldens that runs speak for.
+
+    Raises:
+        UsageError: there is no such run, or an option is out of range.
+        NothingSelectedError: the runs hold nothing against goldens.
+        GauntletError: a journal or a spec cannot be read, or a spec has changed since.
+    """
+    headroom = _headroom(options["size_headroom"])
+    records = [read_journal(run / _JOURNAL) for run in _runs(options)]
+    evidence = collect_evidence([record for record in records if record.runs])
+    names = ", ".join(record.path.parent.name for record in records)
+    wanted = {
+        place: items
+        for place, items in evidence.items()
+        if not options["match"] or fnmatch.fnmatch(items[0].chain, options["match"])
+    }
+    if not wanted:
+        raise NothingSelectedError(
+            f"no golden was measured in {names}",
+            "A golden must stand in the spec to be updated (docs/goldens.md); times only with their --sku.",
+        )
+    proposals: list[Proposal] = []
+    for place in sorted(wanted):
+        outcome = propose(place, wanted[place], size_headroom=headroom, to_release=options["to_release"])
+        where = f"{place.file}: {place.field}"
+        if isinstance(outcome, str):
+            sys.stderr.write(f"stays    {where} {_number(place.value)}: {outcome}\n")
+            continue
+        verb = "tighten" if outcome.value < place.value else "relax" if outcome.value > place.value else "move"
+        change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
+        values = f"{_number(place.value)} → {_number(outcome.value)}{change}"
+        sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
+        proposals.append(outcome)
+    changes = [
+        _changed(file, [item for item in proposals if item.place.file == file])
+        for file in dict.fromkeys(item.place.file for item in proposals)
+    ]
+    _hand_out(changes, options)
+    return ExitCode.OK
+
+
+def _runs(options: Mapping[str, Any]) -> list[Path]:
+    """Folders of the runs that are asked, the oldest first."""
+    if options["run"] and options["last"] != 1:
+        raise UsageError("--run beside --last: which runs?", "Give one of the two.")
+    if options["run"]:
+        folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in options["run"]]
+        for text, folder in zip(options["run"], folders, strict=True):
+            if not (folder / _JOURNAL).is_file():
+                raise UsageError(f"there is no run {text}", f"Runs are folders of {shown(runs_folder())}.")
+        return folders
+    if options["last"] < 1:
+        raise UsageError(f"--last {options['last']}: expected 1 or more", "It is the number of runs to look at.")
+    newest_run(runs_folder())
+    journals = sorted(runs_folder().glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
+    return [journal.parent for journal in journals[-options["last"] :]]
+
+
+def _headroom(text: float) -> float | None:
+    if text == 0:
+        return None
+    if not math.isfinite(text) or text < 1:
+        raise UsageError(f"--size-headroom {text:g}: expected a factor of 1 or more", "1.25 leaves a quarter.")
+    return text
+
+
+def _changed(file: str, proposals: Sequence[Proposal]) -> _FileChange:
+    path = Path(file)
+    document, text, problems = load_json(path, file)
+    if document is None:
+        raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs have named this spec.")
+    after = text
+    for proposal in proposals:
+        place = proposal.place
+        try:
+            where = path_of(document, place.field)
+            present: Any = document
+            for part in where:
+                present = present[part]
+        except KeyError:
+            present = None
+        if present != place.value:
+            what = f"{file}: {place.field} is {present}, and was {_number(place.value)} when it was measured"
+            raise GauntletError(what, "Run again with the spec as it is now.")
+        after = with_number(after, where, proposal.value)
+    moved = {proposal.release for proposal in proposals if proposal.release}
+    if moved and document.get(_COMPILER_FIELD) not in moved:
+        _require_all_measured(file, document, proposals)
+        after = with_string(after, (_COMPILER_FIELD,), moved.pop())
+    return _FileChange(path, text, after)
+
+
+def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
+    """A release is said once for all counts and sizes of a file: they move together or not at all."""
+    there = set()
+    for name, value in document.items():
+        if name.startswith(("golden_dispatch", "golden_size", "golden_binary")):
+            there |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
+    left = sorted(there - {proposal.place.field for proposal in proposals})
+    if left:
+        what = f"{file}: {', '.join(left)} would come to belong to a release that has not measured it"
+        raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
+
+
+def _hand_out(changes: Sequence[_FileChange], options: Mapping[str, Any]) -> None:
+    patch = "".join(change.diff() for change in changes)
+    if not changes:
+        sys.stderr.write("nothing to change\n")
+        return
+    if options["output"]:
+        path = Path(options["output"])
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+        write_atomic(path, patch.encode())
+        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
+    else:
+        sys.stdout.write(patch)
+    if options["write"]:
+        for change in changes:
+            write_atomic(change.path, change.after.encode())
+        sys.stderr.write(f"changed {len(changes)} spec file{'s' if len(changes) != 1 else ''}\n")
+    elif not options["output"]:
+        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")
+
+
+def _number(value: float) -> str:
+    return json.dumps(int(value) if value == int(value) else value)
