@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
 from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 from iree_gauntlet.tasks.workspace import runs_folder, shown
 
 if TYPE_CHECKING:
@@ -28,22 +26,6 @@ __all__ = ["update"]
 
 _JOURNAL = "journal.jsonl"
 _COMPILER_FIELD = "golden_compiler"
-
-
-@dataclass(frozen=True, slots=True)
-class _FileChange:
-    """A spec as it is, and as it ought to be."""
-
-    path: Path
-    before: str
-    after: str
-
-    def diff(self) -> str:
-        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def update(options: Mapping[str, Any]) -> ExitCode:
@@ -84,7 +66,7 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         _changed(file, [item for item in proposals if item.place.file == file])
         for file in dict.fromkeys(item.place.file for item in proposals)
     ]
-    _hand_out(changes, options)
+    hand_out(changes, options)
     return ExitCode.OK
 
 
@@ -113,7 +95,7 @@ def _headroom(text: float) -> float | None:
     return text
 
 
-def _changed(file: str, proposals: Sequence[Proposal]) -> _FileChange:
+def _changed(file: str, proposals: Sequence[Proposal]) -> FileChange:
     path = Path(file)
     document, text, problems = load_json(path, file)
     if document is None:
@@ -136,7 +118,7 @@ def _changed(file: str, proposals: Sequence[Proposal]) -> _FileChange:
     if moved and document.get(_COMPILER_FIELD) not in moved:
         _require_all_measured(file, document, proposals)
         after = with_string(after, (_COMPILER_FIELD,), moved.pop())
-    return _FileChange(path, text, after)
+    return FileChange(path, text, after)
 
 
 def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Sequence[Proposal]) -> None:
@@ -149,27 +131,6 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
     if left:
         what = f"{file}: {', '.join(left)} would come to belong to a release that has not measured it"
         raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")
-
-
-def _hand_out(changes: Sequence[_FileChange], options: Mapping[str, Any]) -> None:
-    patch = "".join(change.diff() for change in changes)
-    if not changes:
-        sys.stderr.write("nothing to change\n")
-        return
-    if options["output"]:
-        path = Path(options["output"])
-        if not path.parent.is_dir():
-            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
-        write_atomic(path, patch.encode())
-        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
-    else:
-        sys.stdout.write(patch)
-    if options["write"]:
-        for change in changes:
-            write_atomic(change.path, change.after.encode())
-        sys.stderr.write(f"changed {len(changes)} spec file{'s' if len(changes) != 1 else ''}\n")
-    elif not options["output"]:
-        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")
 
 
 def _number(value: float) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "project_folder",
     "runs_folder",
     "select",
+    "suite_path",
     "urls_of",
 ]
 
@@ -177,7 +178,7 @@ def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415
 
     if options["suite"]:
-        return read_suite(_suite_path(options["suite"]))
+        return read_suite(suite_path(options["suite"]))
     narrowing = ("suite", "external_file_directory", "sku", "device")
     asked = [name for name in SELECTION_NAMES if name not in narrowing]
     default = project_folder() / defaults.suite
@@ -186,8 +187,8 @@ def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
     return None
 
 
-def _suite_path(text: str) -> Path:
-    """A path, or the name of a suite of the project."""
+def suite_path(text: str) -> Path:
+    """The file that `--suite` means: a path, or the name of a suite of the project."""
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
     return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path

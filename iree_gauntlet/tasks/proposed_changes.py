@@ -1,0 +1,65 @@
+"""Changes of files that people have written: shown as a diff, kept as one, or made."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.tasks.workspace import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["FileChange", "hand_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file as it is, and as it ought to be."""
+
+    path: Path
+    before: str
+    after: str
+
+    def diff(self) -> str:
+        """In the form that `git apply` takes; empty where nothing changes."""
+        name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+        )
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def hand_out(changes: Sequence[FileChange], options: Mapping[str, Any]) -> None:
+    """Does with changes what the options `output` and `write` say; without either, shows them.
+
+    The diff goes to standard output, words about it to standard error.
+
+    Raises:
+        UsageError: there is no folder for the diff.
+        OSError: a file cannot be written.
+    """
+    changes = [change for change in changes if change.before != change.after]
+    if not changes:
+        sys.stderr.write("nothing to change\n")
+        return
+    patch = "".join(change.diff() for change in changes)
+    if options["output"]:
+        path = Path(options["output"])
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+        write_atomic(path, patch.encode())
+        sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
+    else:
+        sys.stdout.write(patch)
+    if options["write"]:
+        for change in changes:
+            write_atomic(change.path, change.after.encode())
+        sys.stderr.write(f"changed {len(changes)} file{'s' if len(changes) != 1 else ''}\n")
+    elif not options["output"]:
+        sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")

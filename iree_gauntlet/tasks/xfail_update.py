@@ -1,0 +1,115 @@
+"""The task `xfail.update`: a suite's expected failures, as a run has found them, as a diff of the suite."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.dialects.suite_edit import with_expected_failures
+from iree_gauntlet.dialects.toml_file import read_toml
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.measuring.goldens import release_of
+from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
+from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
+from iree_gauntlet.tasks.workspace import runs_folder, shown, suite_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.dialects.load import ExpectedFailure
+    from iree_gauntlet.journal_format import JournalRecord
+
+__all__ = ["update"]
+
+_JOURNAL = "journal.jsonl"
+# What a broken golden comes to belongs into the golden, not into a list of failures.
+_STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
+_LONGEST_REASON = 160
+
+
+def update(options: Mapping[str, Any]) -> ExitCode:
+    """Shows, and with `write` makes, the expected failures that a run speaks for.
+
+    Raises:
+        UsageError: there is no such run, it did not come to its end, or it was not a suite's.
+        SpecError: the suite cannot be read.
+        GauntletError: the journal cannot be read.
+    """
+    run = _run(options)
+    record = read_journal(run / _JOURNAL)
+    if record.end is None or record.end.get("interrupted"):
+        raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
+    path = _suite_of(run, options)
+    suite = read_suite(path)
+    if suite.name != record.runs[-1]["suite"]:
+        what = f"{shown(run)} is a run of the suite {record.runs[-1]['suite']!r}, {path} is {suite.name!r}"
+        raise UsageError(what, "Name the suite of the run with --suite, or another run.")
+    removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, record)}
+    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
+    added = _new_failures(record, release)
+    text, _ = read_toml(path)
+    hand_out([FileChange(path, text, with_expected_failures(text, removed=removed, added=added))], options)
+    return ExitCode.OK
+
+
+def _run(options: Mapping[str, Any]) -> Path:
+    if not options["run"]:
+        return newest_run(runs_folder())
+    named = Path(options["run"])
+    folder = named if named.is_dir() else runs_folder() / named
+    if not (folder / _JOURNAL).is_file():
+        raise UsageError(f"there is no run {named}", f"Runs are folders of {shown(runs_folder())}.")
+    return folder
+
+
+def _suite_of(run: Path, options: Mapping[str, Any]) -> Path:
+    asked = asked_for(run)
+    named = options["suite"] or asked.selection.get("suite") or asked.defaults.get("suite")
+    if not named:
+        raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
+    return suite_path(str(named))
+
+
+def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
+    """Whether an expected failure is one no longer; what is to be known of it is told."""
+    verdicts = [
+        record.results[step["id"]]["verdict"]
+        for step in record.steps
+        if step["stage"] == entry.stage
+        and fnmatch.fnmatchcase(f"{step['model']}/{step['submodel']}", entry.case)
+        and step["id"] in record.results
+    ]
+    where = f"{entry.origin.file}: {entry.origin.field} ({entry.case}, {entry.stage})"
+    passed, failed = verdicts.count("xpassed"), verdicts.count("xfailed")
+    if passed and not failed:
+        sys.stderr.write(f"remove   {where}: passes now; the reason was: {entry.reason}\n")
+        return True
+    if passed:
+        sys.stderr.write(f"stays    {where}: {passed} of {passed + failed} pass now: write a narrower case\n")
+    elif not failed:
+        sys.stderr.write(f"stays    {where}: was not run\n")
+    return False
+
+
+def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage, str]]:
+    found: dict[tuple[str, Stage], str] = {}
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        verdict = result["verdict"] if result else "unfinished"
+        if result is None or verdict not in ("failed", "error"):
+            continue
+        case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
+        reason = " ".join(str(result["reason"]).split())[:_LONGEST_REASON] or "no reason was given"
+        if verdict == "error" or stage not in _STAGES:
+            why = "an error is no failure of the product" if verdict == "error" else "golden.update is for figures"
+            sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
+            continue
+        if (case, stage) not in found:
+            found[case, stage] = f"{reason} (IREE {release})" if release else reason
+            sys.stderr.write(f"add      {case}, {stage}: {reason}\n")
+    return [(case, stage, reason) for (case, stage), reason in found.items()]
