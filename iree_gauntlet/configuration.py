@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Configuration", "DownloadSettings", "Mirror", "SharedModulesSettings", "StoreOptions", "is_below"]
+__all__ = [
+    "Configuration",
+    "DownloadSettings",
+    "Mirror",
+    "SharedModulesSettings",
+    "StoreOptions",
+    "ToolchainSettings",
+    "is_below",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,19 @@ class DownloadSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolchainSettings:
+    """Where releases of IREE come from.
+
+    Attributes:
+        nightly_links: page or folder with links to nightly wheels.
+        installer: `uv`, `pip`, or empty for uv where it is there.
+    """
+
+    nightly_links: str = "https://iree.dev/pip-release-links.html"
+    installer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that is set; by default nothing.
 
@@ -80,6 +101,7 @@ class Configuration:
         stores: options, the most special prefix wins.
         shared_modules: None where there is none.
         downloads: how downloads are done.
+        toolchains: where releases of IREE come from.
         environ: the environment that `$NAME` and credentials are taken from.
     """
 
@@ -88,6 +110,7 @@ class Configuration:
     stores: tuple[StoreOptions, ...] = ()
     shared_modules: SharedModulesSettings | None = None
     downloads: DownloadSettings = DownloadSettings()
+    toolchains: ToolchainSettings = ToolchainSettings()
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def options_of(self, url: str) -> Mapping[str, str]:

@@ -91,15 +91,20 @@ class Problem:
 
 
 class SpecError(GauntletError):
-    """Specs or suites that cannot be used; holds all their problems at once."""
+    """Files that people write and that cannot be used; holds all their problems at once.
+
+    Args:
+        problems: what is wrong with them.
+        kind: what they are.
+    """
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[Problem], kind: str = "spec files") -> None:
         self.problems = sorted(problems)
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
-        super().__init__(f"{count} {noun} in spec files:\n" + "\n".join(f"  {p}" for p in self.problems))
+        super().__init__(f"{count} {noun} in {kind}:\n" + "\n".join(f"  {p}" for p in self.problems))
 
 
 class UsageError(GauntletError):
@@ -119,11 +124,13 @@ class ArtifactError(GauntletError):
 
     Attributes:
         url: the source that failed.
+        notes: what was out of the ordinary before it failed, one line each.
     """
 
     def __init__(self, url: str, what: str, hint: str = "") -> None:
         super().__init__(what, hint)
         self.url = url
+        self.notes: tuple[str, ...] = ()
 
 
 class ToolchainError(GauntletError):

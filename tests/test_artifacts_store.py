@@ -243,7 +243,7 @@ def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytes
     waiter.join(10)
     holder.join(10)
     assert len(recorder.notes) == 1
-    assert "waiting for another run" in recorder.notes[0]
+    assert "waiting for another download" in recorder.notes[0]
 
 
 def test_others_may_read_a_shared_cache(tmp_path: Path) -> None:

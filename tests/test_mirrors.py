@@ -15,7 +15,7 @@ from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration, Mirror
+from iree_gauntlet.configuration import Configuration, Mirror, StoreOptions
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _mirror(server: Server, path: str = "/mirror", *, only: bool = False) -> Mir
 def test_a_mirror_is_asked_first_and_alone(server: Server, origin: str, tmp_path: Path) -> None:
     server.url("/mirror/m.mlir", whole(_CONTENT))
     store = _store(tmp_path, _mirror(server), pinned=origin)
-    assert store.fetch(origin).notes == ()
+    assert store.fetch(origin).notes == (f"from the mirror {server.base}/mirror/m.mlir",)
     assert (server.hits["/mirror/m.mlir"], server.hits["/origin/m.mlir"]) == (1, 0)
 
 
@@ -85,6 +85,28 @@ def test_a_mirror_that_fails_is_told_and_passed_over(
     fetched = _store(tmp_path, _mirror(server), pinned=origin).fetch(origin)
     assert fetched.sha256 == _SHA256
     assert any(told in note and mirror in note and note.startswith("not from the mirror") for note in fetched.notes)
+
+
+def test_a_hash_that_is_learnt_from_a_mirror_is_told(server: Server, origin: str, tmp_path: Path) -> None:
+    mirror = server.url("/mirror/m.mlir", whole(b"who knows"))
+    notes = _store(tmp_path, _mirror(server)).fetch(origin).notes
+    assert f"its hash is learnt from the mirror {mirror}, not from itself" in notes
+
+
+def test_a_mirror_whose_credentials_are_missing_is_passed_over(server: Server, origin: str, tmp_path: Path) -> None:
+    configuration = Configuration(
+        mirrors=(Mirror(f"{server.base}/origin/", ("az://account/c/",)),),
+        stores=(StoreOptions("az://account", {"sas_token": "$NOT_SET"}),),
+    )
+    fetched = ArtifactStore(tmp_path, Registry(), configuration=configuration, policy=_POLICY).fetch(origin)
+    assert fetched.sha256 == _SHA256
+    assert any("not from the mirror" in note and "$NOT_SET, which is not set" in note for note in fetched.notes)
+
+
+def test_what_was_tried_is_known_also_of_a_failure(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        _store(tmp_path).fetch(server.url("/m.mlir", _status(503)))
+    assert any("HTTP 503" in note and "retry 1 of 1" in note for note in caught.value.notes)
 
 
 def test_a_folder_is_a_mirror_also_offline(server: Server, origin: str, tmp_path: Path) -> None:

@@ -154,17 +154,40 @@ class Arrivals:
         for place in places(source.url, self._configuration):
             if self._offline and not place.startswith(("/", "file:")):
                 continue
-            for remote in remotes_of(place, self._configuration, self._policy.stall_timeout):
-                try:
-                    return self._from(remote, source, folder, expected, progress)
-                except ArtifactError as error:
-                    if place != source.url and not isinstance(error, MissingError):
-                        progress.note(source.url, f"not from the mirror: {error.what}")
-                    failures.append(error)
+            checked = self._from_place(place, source, folder, expected, progress, failures)
+            if checked is not None:
+                return checked
         if self._offline:
             what = f"offline, and no usable copy of {source.url} is in the cache"
             raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         raise _as_one(source.url, failures)
+
+    def _from_place(
+        self,
+        place: str,
+        source: RemoteSource,
+        folder: Path,
+        expected: Expected | None,
+        progress: Progress,
+        failures: list[ArtifactError],
+    ) -> Checked | None:
+        """The file from one place; None, and why among the failures, where it cannot be had there."""
+        mirror = place != source.url
+        remotes = remotes_of(place, self._configuration, self._policy.stall_timeout)
+        while True:
+            try:
+                remote = next(remotes, None)
+                if remote is None:
+                    return None
+                checked = self._from(remote, source, folder, expected, progress)
+            except ArtifactError as error:
+                if mirror and not isinstance(error, MissingError):
+                    progress.note(source.url, f"not from the mirror: {error.what}")
+                failures.append(error)
+                continue
+            if mirror and expected is None:
+                progress.note(source.url, f"its hash is learnt from the mirror {remote.url}, not from itself")
+            return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
 
     def _from(
         self, remote: Remote, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress

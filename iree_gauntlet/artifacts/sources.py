@@ -64,7 +64,10 @@ _PLAIN_FOLDER = re.compile(rf"(?!.*\.(?:[a-z][^.]*)?\Z)[a-z0-9_+-][a-z0-9_.+-]{{
 _STORES = {"az": 2, "s3": 1, "gs": 1}
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
-_SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"[?&](?:sig|signature|token|access_token|api_?key|password|x-(?:amz|goog)-(?:signature|security-token))=",
+    re.IGNORECASE,
+)
 _HOST = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 # What most URLs are, and what becomes their name: the rules above in one expression, which is several times faster.
 _PLAIN_URL = re.compile(
@@ -274,8 +277,12 @@ def _hub(url: str) -> RemoteSource:
 
 def _components(url: str, scheme: str, hint: str) -> list[str]:
     """The parts of a path in a store, still escaped, none of them empty or a step upwards."""
-    if "?" in url or "#" in url:
-        raise ArtifactError(url, f"{scheme}: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
+    if "?" in url or "#" in url or (scheme in _STORES and "@" in url.partition("://")[2].partition("/")[0]):
+        # Not repeated whole in the message: a query may carry a signature, a host a password.
+        bare = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
+        what = f"{scheme}: URL with a query, a fragment or a user: {bare}"
+        hint = "Credentials do not belong into a URL (docs/artifacts.md); a ? or # of a name is written %3F or %23."
+        raise ArtifactError(bare, what, hint)
     rest = url[len(scheme) + 1 :]
     components = rest.removeprefix("//").split("/")
     names = _decoded(url, rest).removeprefix("//").split("/")

@@ -162,6 +162,9 @@ class ArtifactStore:
             self._leases.use(path)
             try:
                 sha256, cached = self._present_or_made(source, path, recorder)
+            except ArtifactError as error:
+                error.notes = tuple(recorder.notes)
+                raise
             finally:
                 self._progress.finished(url)
         seconds = time.perf_counter() - started

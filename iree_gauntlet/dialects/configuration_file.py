@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,7 @@ from iree_gauntlet.configuration import (
     Mirror,
     SharedModulesSettings,
     StoreOptions,
+    ToolchainSettings,
 )
 from iree_gauntlet.dialects.spec_file import problems_of
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
@@ -35,22 +36,35 @@ _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
+_KIND = "settings"
+_ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
 
 
 def _url(text: str) -> str:
+    _require_public(text)
     if not _URL.match(text):
         raise ValueError(f"expected the beginning of a URL, such as https://host/folder/, found {text!r}")
     return text
 
 
+def _require_public(text: str) -> None:
+    """Nothing secret stands in a URL; it is not repeated either."""
+    if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
+        raise ValueError(
+            "a URL with a user, a password or a query: docs/artifacts.md says where credentials go; write it without"
+        )
+
+
 def _place(text: str) -> str:
+    _require_public(text)
     if not _URL.match(text) and not text.startswith("/"):
         raise ValueError(f"expected a URL or an absolute folder, found {text!r}")
     return text
 
 
 def _shared(text: str) -> str:
+    _require_public(text)
     if not _SHARED.match(text):
         raise ValueError(
             f"expected az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…, found {text!r}"
@@ -78,11 +92,17 @@ class _DownloadsTable(_Table):
     retries: Annotated[int, Field(ge=0, le=100)] = 4
 
 
+class _ToolchainsTable(_Table):
+    nightly_links: Annotated[str, AfterValidator(_place)] = ToolchainSettings().nightly_links
+    installer: Literal["", "uv", "pip"] = ""
+
+
 class _File(_Table):
     mirrors: list[_MirrorTable] = Field(default_factory=list)
     stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
     modules: _ModulesTable | None = None
     downloads: _DownloadsTable | None = None
+    toolchains: _ToolchainsTable | None = None
 
 
 def read_configuration(project: Path, environ: Mapping[str, str]) -> Configuration:
@@ -100,6 +120,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
     tables = [_read(path) for path in files]
     modules = next((table.modules for table in tables if table.modules), None)
     downloads = next((table.downloads for table in tables if table.downloads), _DownloadsTable())
+    toolchains = next((table.toolchains for table in tables if table.toolchains), _ToolchainsTable())
     return Configuration(
         files=tuple(files),
         mirrors=tuple(Mirror(item.prefix, tuple(item.to), item.only) for table in tables for item in table.mirrors),
@@ -110,6 +131,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         ),
         shared_modules=_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
+        toolchains=ToolchainSettings(toolchains.nightly_links, toolchains.installer),
         environ=environ,
     )
 
@@ -125,14 +147,14 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _read(path: Path) -> _File:
-    text, content = read_toml(path)
+    text, content = read_toml(path, _KIND)
     try:
         table = _File.model_validate(content)
     except ValidationError as error:
-        raise SpecError(with_lines(problems_of(error, _File, str(path), "{}"), text)) from error
+        raise SpecError(with_lines(problems_of(error, _File, str(path), "{}"), text), _KIND) from error
     problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
     if problems:
-        raise SpecError(problems)
+        raise SpecError(with_lines(problems, text), _KIND)
     return table
 
 
@@ -140,17 +162,23 @@ def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> 
     if not _STORE.match(prefix):
         message = f"expected az://account, s3://bucket or gs://bucket, found {prefix!r}"
         return [Problem(str(path), 0, f'stores."{prefix}"', message)]
-    return [
-        Problem(
-            str(path),
-            0,
-            f'stores."{prefix}".{name}',
-            "a secret in a file",
-            'Put it into an environment variable and write its name: "$NAME".',
-        )
-        for name, value in options.items()
-        if _SECRET.search(name) and isinstance(value, str) and value and not value.startswith("$")
-    ]
+    found = []
+    for name, value in options.items():
+        field = f'stores."{prefix}".{name}'
+        given = isinstance(value, str) and value and not value.startswith("$")
+        if given and _SECRET.search(name):
+            hint = 'Put it into an environment variable and write its name: "$NAME".'
+            found.append(Problem(str(path), 0, field, "a secret in a file", hint))
+        elif given and name in _ENDPOINTS:
+            try:
+                _require_public(str(value))
+            except ValueError as error:
+                found.append(Problem(str(path), 0, field, str(error)))
+            else:
+                if not str(value).startswith(("http://", "https://")):
+                    message = f"expected a URL, such as https://minio.example, found {value!r}"
+                    found.append(Problem(str(path), 0, field, message))
+    return found
 
 
 def _shared_modules(table: _ModulesTable | None, environ: Mapping[str, str]) -> SharedModulesSettings | None:

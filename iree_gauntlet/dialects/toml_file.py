@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["read_toml", "with_lines"]
 
 
-def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
     """Text and content of a TOML file.
+
+    Args:
+        path: the file.
+        kind: what such files are, for messages.
 
     Raises:
         SpecError: it cannot be read, or is no TOML.
@@ -24,11 +28,13 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
     except OSError as error:
-        raise SpecError([Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]) from error
+        raise SpecError(
+            [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")], kind
+        ) from error
     except UnicodeDecodeError as error:
-        raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")]) from error
+        raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")], kind) from error
     except tomllib.TOMLDecodeError as error:
-        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")]) from error
+        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")], kind) from error
 
 
 def with_lines(problems: list[Problem], text: str) -> list[Problem]:

@@ -6,6 +6,7 @@ killed, or is still under way, has an outcome like any other; what is missing sh
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ _WORST_FIRST = (
     Verdict.PASSED,
     Verdict.SKIPPED,
 )
+_SURROUNDINGS = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
+_MOST_SURROUNDINGS = 5
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
 _EXIT_CODES = {
@@ -275,4 +278,17 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
     if lost and record.runs:
         noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
         remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
-    return tuple(remarks)
+    return (*remarks, *_of_the_surroundings(record))
+
+
+def _of_the_surroundings(record: JournalRecord) -> list[str]:
+    """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
+    notes = dict.fromkeys(
+        str(note)
+        for result in record.results.values()
+        for note in result.get("notes") or ()
+        if _SURROUNDINGS.search(str(note))
+    )
+    shown = list(notes)[:_MOST_SURROUNDINGS]
+    left = len(notes) - len(shown)
+    return [*shown, f"{left} more of this kind are in the journal"] if left else shown

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.running.modules import ModuleMaker
 from iree_gauntlet.running.performance import check_compile_statistics, run_benchmark
 from iree_gauntlet.running.processes import Processes
@@ -171,7 +171,8 @@ class Engine:
         try:
             result = self._locked(step)
         except GauntletError as error:
-            result = Result(Verdict.ERROR, error.what, notes=step.notes, tail=tuple(error.hint.splitlines()))
+            notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
+            result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
         if self._cancelled.is_set():
             # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
@@ -221,10 +222,12 @@ class Engine:
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[dict[str, Any]] = []
+        notes: list[str] = []
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
             got = self._get(item.url)
+            notes += [f"{item.url}: {note}" for note in got.notes]
             fetched.append(
                 {
                     "url": item.url,
@@ -236,7 +239,7 @@ class Engine:
             )
         every = all(item["cached"] for item in fetched)
         cache = {"hit": every, "key": "", "reason": "all files present" if every else "downloaded"}
-        return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=step.notes)
+        return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
 
     def _get(self, url: str) -> Fetched:
         """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.

@@ -8,8 +8,9 @@ import time
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
 from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
@@ -117,6 +118,10 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
         lines.append("not pinned yet")
     if not present or place.configuration.mirrors:
         lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
+    if not present and not isinstance(source, FileSource):
+        folder = f"incoming/{lock_of(place.root, url).stem}"
+        begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
+        lines[1:1] = [f"{human_bytes(item.present)} of it have arrived: the next fetch goes on" for item in begun]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK if present else ExitCode.ERROR
 
@@ -131,7 +136,8 @@ def _places(source: Source, configuration: Configuration) -> list[str]:
     # Brings the drivers of all stores.
     from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415
 
-    return places(source.url, configuration)
+    # A folder's files by their names, as a shell takes them.
+    return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
 
 
 def _row(item: Item, now: float) -> tuple[str, ...]:

@@ -76,6 +76,9 @@ def open_cache(options: Mapping[str, Any]) -> CachePlace:
     root, project = cache_folder(options), project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
+    if options.get("cache_dir") and not root.exists() and "archive" not in options:
+        # An archive may be the first thing that a new cache gets.
+        raise UsageError(f"--cache-dir {options['cache_dir']}: there is no such folder", "Check the path.")
     pins = Pins(
         Registry.read(shown(project / "cache" / "registry.txt")), Registry.read(shown(root / "registry.lock.txt"))
     )
