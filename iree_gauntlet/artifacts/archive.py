@@ -33,6 +33,7 @@ BLOCK_BYTES = 1 << 20
 _RECORD = 512
 _LONGEST_NAME = 100
 _OCTAL_SIZES = 8 << 30
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK": "zip"}
 _KINDS = {
     "0": "file",
     "\0": "file",
@@ -232,6 +233,11 @@ def _described(header: bytes) -> str:
     """What a header that is not ours says of itself, as far as that can be told."""
     if not any(header):
         return "its end"
+    compression = next((name for magic, name in _COMPRESSIONS.items() if header.startswith(magic)), "")
+    if compression:
+        return f"{compression}: decompress it first"
+    if header[257:262] != b"ustar":
+        return "something that is no tar archive"
     kind = _KINDS.get(chr(header[156]), "something unknown")
     name = header[:100].partition(b"\0")[0].decode("ascii", "backslashreplace")
     try:
