@@ -1,0 +1,149 @@
+"""Records how noisy benchmark rounds are: `python benchmarks/record_noise.py RUN_FOLDER OUTPUT_FOLDER`.
+
+A round is one process start of `iree-benchmark-module` with its own warm-up. The command lines are taken from the
+journal of a finished run, so that the modules exist; each model is started many times under three conditions:
+
+- `quiet`: one worker thread, pinned to a CPU, at real-time priority (needs the right to it; Linux): other work of
+  the machine does not get the CPU, but still shares its caches, memory and hypervisor;
+- `neighbour`: as `quiet`, while a process on another CPU copies memory in bursts;
+- `shared`: as many worker threads as CPUs, unpinned, ordinary priority, beside whatever else goes on.
+
+The files hold times and when they were taken, and no names of hosts or paths. `benchmarks/verdicts.py` reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.machine import CpuWatch, machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MODELS = ("dtln/temporal@cpu", "rapidocr/cls@cpu", "ppocr_v4/det@cpu", "minilm/l3@cpu")
+_REPETITIONS = 5
+_MIN_TIME_S = 0.05
+_CPU = 1
+_NEIGHBOUR_CPU = 0
+_PRIORITY = 5
+_DIGITS = 5
+_CONDITIONS = {
+    "quiet": "one worker thread pinned to one CPU at real-time priority; other work goes on, on the other CPU",
+    "neighbour": "as quiet, while a process on the other CPU copies memory in bursts of 0.1 to 3 s",
+    "shared": "as many worker threads as CPUs, unpinned, ordinary priority, beside other work that comes and goes",
+}
+# Bursts of the neighbour, from a fixed sequence so that two recordings see the same kind of disturbance.
+_NEIGHBOUR = """
+import os, random, time
+os.sched_setaffinity(0, {CPU})
+chance = random.Random(1)
+data = bytearray(1 << 24)
+while True:
+    end = time.monotonic() + chance.uniform(0.1, 3)
+    while time.monotonic() < end:
+        bytes(data)
+    time.sleep(chance.uniform(0.1, 6))
+"""
+
+
+def main() -> None:
+    """Record every condition and write a file for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of a finished run with benchmark steps")
+    parser.add_argument("output", type=Path, help="folder for the recordings")
+    parser.add_argument("--rounds", type=int, default=120, help="process starts a model")
+    parser.add_argument("--condition", choices=list(_CONDITIONS), action="append", help="default: all")
+    options = parser.parse_args()
+    commands = _commands(options.run)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for condition in options.condition or list(_CONDITIONS):
+        with _neighbour() if condition == "neighbour" else contextlib.nullcontext():
+            models = {}
+            for model, argv in commands.items():
+                print(f"{condition} {model}", flush=True)
+                models[model.partition("@")[0]] = _record(argv, condition, options.rounds)
+        facts = machine_facts()
+        document = {
+            "condition": condition,
+            "description": _CONDITIONS[condition],
+            "machine": {"cpu": facts.cpu, "cores": facts.cores},
+            "repetitions": _REPETITIONS,
+            "min_time_s": _MIN_TIME_S,
+            "unit": "ms of wall time an iteration, a row a round",
+            "models": models,
+        }
+        (options.output / f"{condition}.json").write_text(_as_text(document), encoding="utf-8")
+
+
+def _commands(run: Path) -> dict[str, list[str]]:
+    """The benchmark command of each model; its times are thinned to what this recording needs."""
+    steps = {step["id"]: step for step in read_journal(run / "journal.jsonl").steps}
+    missing = [model for model in _MODELS if f"{model}:benchmark" not in steps]
+    if missing:
+        sys.exit(f"the run has no benchmark of {', '.join(missing)}: gauntlet run --suite cpu makes them")
+    return {model: list(steps[f"{model}:benchmark"]["command"]["argv"]) for model in _MODELS}
+
+
+def _record(argv: list[str], condition: str, rounds: int) -> dict[str, Any]:
+    pinned = condition != "shared"
+    command = [argument for argument in argv if not argument.startswith("--benchmark_")]
+    command += [
+        "--benchmark_format=json",
+        f"--benchmark_repetitions={_REPETITIONS}",
+        f"--benchmark_min_time={_MIN_TIME_S}s",
+        f"--benchmark_min_warmup_time={_MIN_TIME_S}",
+        *(["--task_topology_group_count=1"] if pinned else []),
+    ]
+    prefix = ["chrt", "-f", str(_PRIORITY), "taskset", "-c", str(_CPU)] if pinned else []
+    started, times, busy = [], [], []
+    beginning = time.monotonic()
+    for _ in range(rounds):
+        watch = CpuWatch()
+        before = os.times()
+        started.append(round(time.monotonic() - beginning, 2))
+        done = subprocess.run([*prefix, *command], capture_output=True, text=True, check=True)
+        after = os.times()
+        own = after.children_user - before.children_user + after.children_system - before.children_system
+        share, _ = watch.shares(own)
+        busy.append(None if share is None else round(share, 2))
+        (samples,) = parse_benchmark_rows(done.stdout)
+        times.append([_rounded(value) for value in samples.real_time_ms])
+    return {"started_s": started, "other_work_share": busy, "real_time_ms": times}
+
+
+def _rounded(value: float) -> float:
+    return round(value, _DIGITS - 1 - math.floor(math.log10(value)))
+
+
+@contextlib.contextmanager
+def _neighbour() -> Iterator[None]:
+    command = [sys.executable, "-c", _NEIGHBOUR.replace("CPU", str(_NEIGHBOUR_CPU))]
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    """JSON with a line a model, so that the file can be read and compared."""
+    models = document.pop("models")
+    head = json.dumps(document, indent=1)[:-2]
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(record)}" for name, record in models.items())
+    return f'{head},\n "models": {{\n{lines}\n }}\n}}\n'
+
+
+if __name__ == "__main__":
+    main()
