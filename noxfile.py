@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 
+_SUITE = ("--suite", "suites/cpu.toml")
+_RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
 _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "noxfile.py", "tasks.py")
 
 
@@ -21,7 +24,26 @@ def suite(session: nox.Session) -> None:
     began = time.monotonic()
     session.install("-e", ".[iree]", "pip")
     session.log(f"installed in {time.monotonic() - began:.0f} s")
-    session.run("gauntlet", "run", *(session.posargs or ["--suite", "suites/cpu.toml"]))
+    session.run("gauntlet", "run", *(session.posargs or _SUITE))
+
+
+@nox.session
+@nox.parametrize("iree", _RELEASES)
+def suite_releases(session: nox.Session, iree: str) -> None:
+    """Run suites/cpu.toml (or `-- --suite FILE …`) with a release of IREE, which is installed into the cache."""
+    session.install("-e", ".", "pip")
+    session.run("gauntlet", "run", "--iree", iree, *(session.posargs or _SUITE))
+
+
+@nox.session
+def suite_source(session: nox.Session) -> None:
+    """Run suites/cpu.toml (or `-- --suite FILE …`) with the source build in $IREE_BUILD_DIR."""
+    build = os.environ.get("IREE_BUILD_DIR", "")
+    if not build:
+        session.error("IREE_BUILD_DIR is not set: name the folder that IREE was built in, IREE_BUILD_DIR=../iree-build")
+    # onnx and NumPy are for the build's Python bindings, where CMake has noted no Python of their own.
+    session.install("-e", ".", "onnx", "pip")
+    session.run("gauntlet", "run", "--iree", f"build:{build}", *(session.posargs or _SUITE))
 
 
 @nox.session

@@ -27,7 +27,7 @@ from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.options import SELECTION_NAMES
+from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
@@ -97,7 +97,8 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
         run_dir, plan = _planned(options, selection, wanted, machine)
         while not _claim(run_dir, options):
             run_dir, plan = _planned(options, selection, wanted, machine)
-        asked = Asked({name: options[name] for name in SELECTION_NAMES}, asdict(defaults), tuple(stages or ()) or None)
+        kept = {name: options[name] for name in (*SELECTION_NAMES, *IREE_NAMES)}
+        asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
         _run(plan, run_dir, machine, selection, asked, options, console, downloads)
     finally:
         console.close()
@@ -245,17 +246,18 @@ def _as_before(
     earlier = named or newest_run(runs_folder())
     asked = asked_for(earlier)
     given = {name: options[name] for name in asked.selection if options[name]}
-    if given and options["last_failed"]:
-        return options, defaults, stages
+    if options["last_failed"]:
+        if given.keys() & set(SELECTION_NAMES):
+            return options, defaults, stages
+        # Another IREE may be tried on what failed.
+        return {**options, **asked.selection, **given}, Defaults(**asked.defaults), stages or asked.stages
     other = [name for name, value in given.items() if value != asked.selection[name]]
     if other:
         raise UsageError(
             f"--{other[0].replace('_', '-')}: a resumed run keeps the selection of {shown(earlier)}",
             "Leave the selection out, or start a new run.",
         )
-    options = {**options, **asked.selection}
-    if options["resume"]:
-        options["run_dir"] = str(earlier)
+    options = {**options, **asked.selection, "run_dir": str(earlier)}
     return options, Defaults(**asked.defaults), asked.stages if stages is None else stages
 
 

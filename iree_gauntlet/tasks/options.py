@@ -11,7 +11,19 @@ from invoke.tasks import Task, task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FORMAT", "RUNNING", "SELECTION", "SELECTION_NAMES", "TOOLCHAIN", "Option", "gauntlet_task", "with_defaults"]
+__all__ = [
+    "CACHE",
+    "FORMAT",
+    "IREE",
+    "IREE_NAMES",
+    "RUNNING",
+    "SELECTION",
+    "SELECTION_NAMES",
+    "TOOLCHAIN",
+    "Option",
+    "gauntlet_task",
+    "with_defaults",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,22 @@ SELECTION = (
 
 SELECTION_NAMES = tuple(option.name for option in SELECTION)
 
-TOOLCHAIN = (Option("cache_dir", "", "Folder of downloads and modules (default: cache/ of the project)."),)
+CACHE = (Option("cache_dir", "", "Folder of downloads and modules (default: cache/ of the project)."),)
+
+IREE = (
+    Option(
+        "iree",
+        "",
+        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
+        "venv:DIR, build:DIR, path.",
+    ),
+    Option("iree_compiler", "", "The compiler, where it is not that of --iree."),
+    Option("iree_runtime", "", "The runtime, where it is not that of --iree."),
+)
+
+IREE_NAMES = tuple(option.name for option in IREE)
+
+TOOLCHAIN = (*CACHE, *IREE)
 
 RUNNING = (
     Option("jobs", 0, "Steps at once before benchmarks (default: the cores of this machine).", short="j"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +13,10 @@ from invoke.program import Program
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.tasks.ending import asked_for_help, finish
 from iree_gauntlet.tasks.options import (
+    CACHE,
     FORMAT,
     RUNNING,
     SELECTION,
@@ -25,12 +25,11 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
+from iree_gauntlet.tasks.toolchain_tasks import several_in_one, toolchain_collection
 from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from invoke.tasks import Task
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["main", "namespace"]
 
@@ -45,32 +44,13 @@ _STAGES_OPTION = Option(
 )
 
 
-def _finish(work: Callable[[], ExitCode]) -> None:
-    """Runs a command; a mistake of the user becomes a message, and every end its exit code."""
-    try:
-        code = work()
-    except GauntletError as error:
-        sys.stderr.write(f"error: {error}\n")
-        code = error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
-    sys.stdout.flush()
-    if code is not ExitCode.OK:
-        raise Exit(code=int(code))
-
-
 def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
 
         return execute(options, defaults, stages)
 
-    _finish(work)
+    finish(work)
 
 
 def _asked_stages(options: Mapping[str, Any]) -> tuple[Stage, ...] | None:
@@ -89,7 +69,7 @@ def list_task(_context: Any, options: dict[str, Any]) -> None:
     """Show which models, submodels, targets and markers there are."""
     from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
 
-    _finish(lambda: list_cases(options))
+    finish(lambda: list_cases(options))
 
 
 @gauntlet_task("plan", (*_RUN_OPTIONS, _STAGES_OPTION, FORMAT))
@@ -104,12 +84,12 @@ def plan_task(_context: Any, options: dict[str, Any]) -> None:
 
         return show_plan(options, _ALL, _asked_stages(options))
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
     "lint",
-    (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the installed IREE too.")),
+    (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too.")),
 )
 def lint_task(_context: Any, options: dict[str, Any]) -> None:
     """Check spec files: reads everything that is selected and reports all problems at once."""
@@ -119,7 +99,7 @@ def lint_task(_context: Any, options: dict[str, Any]) -> None:
 
         return lint(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task("fetch", _RUN_OPTIONS)
@@ -166,7 +146,7 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
 
         return execute(options, _ALL, _asked_stages(options))
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
@@ -189,7 +169,7 @@ def report_task(_context: Any, options: dict[str, Any]) -> None:
             return ExitCode.OK
         return report(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))
@@ -201,10 +181,10 @@ def doctor_task(_context: Any, options: dict[str, Any]) -> None:
 
         return doctor(options)
 
-    _finish(work)
+    finish(work)
 
 
-@gauntlet_task("record", (*SELECTION, *TOOLCHAIN, *RUNNING))
+@gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
 def record_task(_context: Any, options: dict[str, Any]) -> None:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
 
@@ -213,7 +193,7 @@ def record_task(_context: Any, options: dict[str, Any]) -> None:
 
         return record(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
@@ -242,12 +222,35 @@ def update_task(_context: Any, options: dict[str, Any]) -> None:
 
         return update(options)
 
-    _finish(work)
+    finish(work)
+
+
+@gauntlet_task(
+    "update",
+    (
+        Option("run", "", "Run that counts: its folder or name (default: the newest)."),
+        Option("suite", "", "Suite to change (default: the run's)."),
+        Option("output", "", "Write the diff to this file, to apply it later."),
+        Option("write", False, "Change the suite file."),
+    ),
+)
+def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
+    """Propose a suite's expected failures as a run has found them, as a diff of the suite.
+
+    What passes now is removed, what fails newly is added with its stage and first diagnostic.
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
+
+        return update(options)
+
+    finish(work)
 
 
 @gauntlet_task(
     "list",
-    (*TOOLCHAIN, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
+    (*CACHE, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
 )
 def cache_list_task(_context: Any, options: dict[str, Any]) -> None:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
@@ -260,13 +263,13 @@ def cache_list_task(_context: Any, options: dict[str, Any]) -> None:
 
         return list_cache(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
     "verify",
     (
-        *TOOLCHAIN,
+        *CACHE,
         Option("check_only", False, "Say what is damaged, and change nothing."),
         Option("offline", False, "Never touch the network: what is damaged stays, unless it can be made here."),
     ),
@@ -279,13 +282,13 @@ def cache_verify_task(_context: Any, options: dict[str, Any]) -> None:
 
         return verify(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
     "gc",
     (
-        *TOOLCHAIN,
+        *CACHE,
         Option("older_than", "", "What was not used for so long goes: 12h, 30d, 8w."),
         Option("max_size", "", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB."),
         Option("delete", False, "Delete it; without this, only show what would go."),
@@ -302,13 +305,13 @@ def cache_gc_task(_context: Any, options: dict[str, Any]) -> None:
 
         return collect_garbage(options)
 
-    _finish(work)
+    finish(work)
 
 
 @gauntlet_task(
     "lock",
     (
-        *TOOLCHAIN,
+        *CACHE,
         Option("refresh", [], "Fetch this URL anew although it is pinned, and pin what it has now (repeatable)."),
         Option("prune", False, "Drop entries that no spec of the project names."),
         Option("dry_run", False, "Show what would change, and change nothing."),
@@ -322,10 +325,10 @@ def cache_lock_task(_context: Any, options: dict[str, Any]) -> None:
 
         return lock_hashes(options)
 
-    _finish(work)
+    finish(work)
 
 
-@gauntlet_task("where", (Option("url", None, "As it stands in a spec."), *TOOLCHAIN, FORMAT), positional=("url",))
+@gauntlet_task("where", (Option("url", None, "As it stands in a spec."), *CACHE, FORMAT), positional=("url",))
 def cache_where_task(_context: Any, options: dict[str, Any]) -> None:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
 
@@ -337,8 +340,8 @@ def cache_where_task(_context: Any, options: dict[str, Any]) -> None:
 
         return where(options)
 
-    if not _asked_for_help(options["url"], "cache.where URL", cache_where_task):
-        _finish(work)
+    if not asked_for_help(options["url"], "cache.where URL", cache_where_task):
+        finish(work)
 
 
 @gauntlet_task(
@@ -361,12 +364,10 @@ def cache_export_task(_context: Any, options: dict[str, Any]) -> None:
 
         return export_cache(options)
 
-    _finish(work)
+    finish(work)
 
 
-@gauntlet_task(
-    "import", (Option("archive", None, "What `cache.export` has written."), *TOOLCHAIN), positional=("archive",)
-)
+@gauntlet_task("import", (Option("archive", None, "What `cache.export` has written."), *CACHE), positional=("archive",))
 def cache_import_task(_context: Any, options: dict[str, Any]) -> None:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
 
@@ -375,16 +376,8 @@ def cache_import_task(_context: Any, options: dict[str, Any]) -> None:
 
         return import_cache(options)
 
-    if not _asked_for_help(options["archive"], "cache.import ARCHIVE", cache_import_task):
-        _finish(work)
-
-
-def _asked_for_help(value: str, usage: str, shown: Task[Any]) -> bool:
-    """Whether a positional argument is a wish for help, which is fulfilled: Invoke takes it for the value."""
-    if value not in ("--help", "-h"):
-        return False
-    sys.stdout.write(f"Usage: {usage}\n\n{inspect.cleandoc(shown.__doc__ or '')}\n")
-    return True
+    if not asked_for_help(options["archive"], "cache.import ARCHIVE", cache_import_task):
+        finish(work)
 
 
 def _namespace() -> Collection:
@@ -393,12 +386,14 @@ def _namespace() -> Collection:
         run_task, report_task,
     )  # fmt: skip
     collection.add_collection(Collection("golden", record_task, update_task))
+    collection.add_collection(Collection("xfail", xfail_update_task))
     cache = Collection(
         "cache",
         cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,
         cache_export_task, cache_import_task,
     )  # fmt: skip
     collection.add_collection(cache)
+    collection.add_collection(toolchain_collection())
     collection.configure({"auto_dash_names": True})
     return collection
 
@@ -412,7 +407,7 @@ class _Gauntlet(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
         with _usage_errors():
-            super().parse_core(argv)
+            super().parse_core(several_in_one(sys.argv if argv is None else argv))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""

@@ -10,18 +10,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder, runs_folder, shown
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
+from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["doctor", "report"]
 
@@ -64,10 +71,23 @@ def _configuration() -> Iterator[Finding]:
         yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
+def _asked_toolchain(options: Mapping[str, Any]) -> Toolchain:
+    """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
+    root = cache_folder(options)
+    compiler, runtime = chosen(options, os.environ)
+    try:
+        configuration = read_configuration(project_folder(), os.environ)
+    except GauntletError:
+        configuration = Configuration()
+    hashes = VerifiedHashes(root / "verified")
+    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, find_installed, offline=True)
+    return find_toolchain(compiler, runtime, place)
+
+
 def doctor(options: Mapping[str, Any]) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     try:
-        toolchain = find_installed()
+        toolchain = _asked_toolchain(options)
         findings = diagnose(toolchain, cache_folder(options))
         broken = False
     except ToolchainError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.running.plan import blocked
 from iree_gauntlet.toolchains.devices import device_available
@@ -23,9 +24,15 @@ __all__ = ["run_event", "without_missing_devices"]
 
 
 def without_missing_devices(plan: Plan, machine: Machine) -> Plan:
-    """Blocks the steps that no device here can run: a demand that cannot be met fails at once."""
+    """Blocks the steps that no device or importer here can do: a demand that cannot be met fails at once."""
 
     def checked(step: Step) -> Step:
+        if step.stage is Stage.IMPORT and machine.toolchain is not None and not machine.toolchain.python:
+            return blocked(
+                step,
+                f"{machine.toolchain.source} has no Python bindings, so it cannot import ONNX programs: "
+                "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON, or give MLIR programs",
+            )
         device = step.resources.device
         if not device or device.startswith("local-") or machine.toolchain is None:
             return step

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Stage
@@ -20,7 +21,9 @@ from iree_gauntlet.running.module_key import flag_ingredients, make_key
 from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
+from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
@@ -50,6 +53,7 @@ class Machine:
         store: artifacts.
         modules: compiled modules.
         shared: modules that several machines share; None where there are none.
+        leases: what of the cache this process uses, beside artifacts and modules: the toolchain.
     """
 
     toolchain: Toolchain | None
@@ -59,30 +63,24 @@ class Machine:
     store: ArtifactStore
     modules: ModuleCache
     shared: SharedModules | None
+    leases: Leases
 
 
 def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolchain: bool) -> Machine:
-    """Finds the toolchain and opens the caches.
+    """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
     Args:
         options: of the command line.
         progress: is told of downloads.
-        need_toolchain: whether a missing one is an error.
+        need_toolchain: whether a missing one is an error; nothing is installed otherwise.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
+        UsageError: `--iree` names none.
         GauntletError: the registry of artifacts cannot be read.
     """
     cache_dir = cache_folder(options)
-    toolchain: Toolchain | None = None
-    missing: ToolchainError | None = None
-    try:
-        toolchain = find_installed()
-    except ToolchainError as error:
-        if need_toolchain:
-            raise
-        missing = error
-    known = known_flags(toolchain, cache_dir) if toolchain else None
+    compiler, runtime = chosen(options, os.environ)
     store = ArtifactStore(
         cache_dir,
         Registry.read(project_folder() / _REGISTRY),
@@ -91,8 +89,26 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
         progress=progress,
         configuration=read_configuration(project_folder(), os.environ),
     )
+    leases = Leases(cache_dir)
+    place = toolchain_place(
+        cache_dir,
+        store.configuration,
+        leases,
+        store.verified.sha256,
+        find_installed,
+        offline=bool(options.get("offline")) or not need_toolchain,
+    )
+    toolchain: Toolchain | None = None
+    missing: ToolchainError | None = None
+    try:
+        toolchain = find_toolchain(compiler, runtime, place)
+    except ToolchainError as error:
+        if need_toolchain:
+            raise
+        missing = error
+    known = known_flags(toolchain, cache_dir) if toolchain else None
     shared = shared_modules(store.configuration, offline=bool(options.get("offline")))
-    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared)
+    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
 
 def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any]) -> Surroundings:
@@ -123,7 +139,7 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         compile=toolchain.compile if toolchain else "iree-compile",
         run_module=toolchain.run_module if toolchain else "iree-run-module",
         benchmark_module=toolchain.benchmark_module if toolchain else "iree-benchmark-module",
-        python=toolchain.python if toolchain else "python",
+        python=(toolchain.python if toolchain else "") or "python",
         import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
         own_python=sys.executable,
         ir_tool=toolchain.ir_tool if toolchain else "",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,18 +90,25 @@ def _iree(toolchain: Toolchain) -> Iterator[Finding]:
         built_from = f" @ {commit[:8]}" if commit else ", commit unknown"
         yield Finding("iree", "ok", f"{noun} {release}{says}{built_from}")
     yield Finding("iree", "info", f"{toolchain.source}, identity {toolchain.identity[:16]}")
-    if toolchain.compiler_release != toolchain.runtime_release:
+    if toolchain.compiler_release != toolchain.runtime_release != UNKNOWN_VERSION:
         yield Finding(
             "iree",
             "warn",
             f"the compiler is {toolchain.compiler_release}, the runtime {toolchain.runtime_release}: "
             "modules may not load",
-            "install one release of both; another package's requirements may have replaced one: "
-            f"{toolchain.python} -m pip install iree-base-compiler=={toolchain.compiler_release} "
+            "use one release of both; where both are installed, another package's requirements may have replaced one: "
+            f"{toolchain.python or sys.executable} -m pip install iree-base-compiler=={toolchain.compiler_release} "
             f"iree-base-runtime=={toolchain.compiler_release}",
         )
     if toolchain.has_onnx_importer:
         yield Finding("iree", "ok", f"ONNX importer, with onnx {toolchain.onnx_version}")
+    elif not toolchain.python:
+        yield Finding(
+            "iree",
+            "warn",
+            "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work",
+            "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON",
+        )
     else:
         yield Finding(
             "iree",

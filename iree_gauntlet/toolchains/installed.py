@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
+from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide, joined
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.toolchains.wheels import (
     COMPILER_WHEEL,
     RUNTIME_WHEEL,
@@ -21,9 +23,12 @@ from iree_gauntlet.toolchains.wheels import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["find_installed", "site_packages_of"]
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
-_IMPORTER = "iree.compiler.tools.import_onnx"
+__all__ = ["IMPORTER", "compiler_on", "find_installed", "runtime_on", "site_packages_of"]
+
+# Run as a module, it imports ONNX programs.
+IMPORTER = "iree.compiler.tools.import_onnx"
 
 
 def find_installed(python: str | None = None) -> Toolchain:
@@ -65,16 +70,55 @@ def site_packages_of(python: Path) -> list[Path]:
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
+def compiler_on(search_path: Sequence[str], python: str, source: str) -> CompilerSide:
+    """The compiler's wheel on a search path.
+
+    Args:
+        search_path: folders as in `sys.path`.
+        python: the interpreter that they belong to.
+        source: where it comes from, for people; its folder is added.
+
+    Raises:
+        ToolchainError: it is missing or damaged.
+    """
+    wheel = find_wheel(COMPILER_WHEEL, search_path, python)
+    onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
+    return CompilerSide(
+        source=f"{source}: {wheel.root}",
+        python=python,
+        compile=executable_of(wheel, COMPILE, python),
+        import_onnx=(python, "-m", IMPORTER),
+        onnx_version=onnx.version if onnx is not None else "",
+        version=wheel.version,
+        release=wheel.release,
+        commit=wheel.commit,
+        identity=wheel.identity,
+        ir_tool=optional_executable_of(wheel, "iree-opt"),
+    )
+
+
+def runtime_on(search_path: Sequence[str], python: str, source: str) -> RuntimeSide:
+    """The runtime's wheel on a search path; arguments and errors as for `compiler_on`."""
+    wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
+    return RuntimeSide(
+        source=f"{source}: {wheel.root}",
+        run_module=executable_of(wheel, RUN_MODULE, python),
+        benchmark_module=executable_of(wheel, BENCHMARK_MODULE, python),
+        version=wheel.version,
+        release=wheel.release,
+        commit=wheel.commit,
+        identity=wheel.identity,
+    )
+
+
 def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
+    sides: list[CompilerSide | RuntimeSide] = []
     missing: list[ToolchainError] = []
-    try:
-        compiler = find_wheel(COMPILER_WHEEL, search_path, python)
-    except ToolchainError as problem:
-        missing.append(problem)
-    try:
-        runtime = find_wheel(RUNTIME_WHEEL, search_path, python)
-    except ToolchainError as problem:
-        missing.append(problem)
+    for find in (compiler_on, runtime_on):
+        try:
+            sides.append(find(search_path, python, "installed"))
+        except ToolchainError as problem:
+            missing.append(problem)
     if len(missing) == 2:
         raise ToolchainError(
             "; ".join(problem.what for problem in missing),
@@ -82,22 +126,8 @@ def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
         )
     if missing:
         raise missing[0]
-    onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
-    return Toolchain(
-        source=f"installed: {compiler.root}",
-        python=python,
-        compile=executable_of(compiler, COMPILE, python),
-        run_module=executable_of(runtime, RUN_MODULE, python),
-        benchmark_module=executable_of(runtime, BENCHMARK_MODULE, python),
-        import_onnx=(python, "-m", _IMPORTER),
-        onnx_version=onnx.version if onnx is not None else "",
-        compiler_version=compiler.version,
-        compiler_release=compiler.release,
-        compiler_commit=compiler.commit,
-        runtime_version=runtime.version,
-        runtime_release=runtime.release,
-        runtime_commit=runtime.commit,
-        identity=compiler.identity,
-        runtime_identity=runtime.identity,
-        ir_tool=optional_executable_of(compiler, "iree-opt"),
-    )
+    compiler, runtime = sides
+    assert isinstance(compiler, CompilerSide)
+    assert isinstance(runtime, RuntimeSide)
+    # They may lie in two folders of the search path; people know the environment by the compiler's.
+    return joined(compiler, replace(runtime, source=compiler.source))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 
-__all__ = ["ADDED", "REMOVED", "RENAMED", "Added", "Removed", "Rename"]
+__all__ = ["RENAMED", "Rename"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,6 @@ class Rename:
     def when(self) -> str:
         """For messages."""
         return f"renamed between {self.last_old} and {self.first_new}"
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A flag that is gone and has no successor."""
-
-    name: str
-    last_with: str
-    first_without: str
-    tools: tuple[str, ...] = (COMPILE,)
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """A flag that older releases have under no name."""
-
-    name: str
-    last_without: str
-    first_with: str
-    tools: tuple[str, ...] = (COMPILE,)
 
 
 # The ROCm backend's flags were named after HIP, its driver.
@@ -114,65 +94,4 @@ RENAMED: tuple[Rename, ...] = (
         first_new="3.9.0",
     ),
     Rename("device_profiling_file", "device_profiling_output", tools=(RUN_MODULE, BENCHMARK_MODULE)),
-)
-
-REMOVED: tuple[Removed, ...] = (
-    Removed("iree-codegen-gpu-native-math-precision", "3.5.0", "3.9.0"),
-    Removed("iree-global-opt-enable-fuse-silu-horizontal-matmul", "3.5.0", "3.9.0"),
-    Removed("iree-codegen-llvmgpu-use-mma-sync", "3.9.0", "3.12.0"),
-    Removed("iree-codegen-llvmgpu-use-wmma", "3.9.0", "3.12.0"),
-    Removed("iree-dispatch-creation-enable-detensoring", "3.9.0", "3.12.0"),
-    Removed("iree-hip-index-bits", "3.9.0", "3.12.0"),
-    Removed("iree-vm-bytecode-module-optimize", "3.9.0", "3.12.0"),
-    # These were compared between 3.9.0 and 3.13.0 only.
-    Removed("iree-codegen-llvmgpu-use-unaligned-gemm-vector-distribution", "3.9.0", "3.13.0"),
-    Removed("iree-dispatch-creation-test-set-scaled-matmul-encodings", "3.9.0", "3.13.0"),
-    Removed("iree-experimental-packed-i1-storage", "3.9.0", "3.13.0"),
-    Removed("iree-global-opt-experimental-disable-conv-generalization", "3.9.0", "3.13.0"),
-    Removed("iree-llvmcpu-tile-dispatch-using-forall", "3.9.0", "3.13.0"),
-    Removed("iree-vulkan-experimental-indirect-bindings", "3.9.0", "3.13.0"),
-)
-
-ADDED: tuple[Added, ...] = (
-    Added("iree-global-opt-enable-qdq-to-integer-math", "3.12.0", "3.13.0"),
-    Added("iree-llvmcpu-vscale-range", "3.12.0", "3.13.0"),
-    Added("dispatch_statistics", "3.12.0", "3.13.0", (BENCHMARK_MODULE,)),
-    Added("expected_rtol", "3.9.0", "3.12.0", (RUN_MODULE, BENCHMARK_MODULE)),
-    Added("expected_output", "3.9.0", "3.12.0", (BENCHMARK_MODULE,)),
-    # These were compared between 3.9.0 and 3.13.0 only.
-    Added("expected_bf16_threshold", "3.9.0", "3.13.0", (RUN_MODULE, BENCHMARK_MODULE)),
-    *(
-        Added(name, "3.9.0", "3.13.0", (BENCHMARK_MODULE,))
-        for name in (
-            "expected_f16_threshold",
-            "expected_f32_threshold",
-            "expected_f64_threshold",
-            "equality_mode",
-        )
-    ),
-    Added("print_device_statistics", "3.9.0", "3.13.0", (RUN_MODULE, BENCHMARK_MODULE)),
-    Added("device_replay_output", "3.9.0", "3.13.0", (RUN_MODULE, BENCHMARK_MODULE)),
-    *(
-        Added(name, "3.9.0", "3.13.0")
-        for name in (
-            "iree-dispatch-creation-block-matmul-producer-fusion",
-            "iree-dispatch-creation-split-reduction-low-parallelism",
-            "iree-global-opt-enable-sink-transpose-through-pad",
-            "iree-global-opt-propagate-transposes-through-conv",
-            "iree-global-opt-use-im2col-for-convs",
-            "iree-llvmcpu-enable-inner-tiled",
-            "iree-llvmcpu-enable-llvm-ukernels",
-            "iree-llvmcpu-matmul-tile-undercount-whole-matrix",
-            "iree-llvmcpu-mlir-opt-level",
-            "iree-llvmgpu-enable-small-float-emulation",
-            "iree-parameter-encoder-mode",
-            "iree-parameter-encoder-output-file",
-            "iree-parameter-encoder-output-scope",
-            "iree-rocm-use-spirv",
-            "iree-torch-enable-shape-refinement",
-            "iree-torch-externalize-transients",
-            "iree-vulkan-dispatch-abi",
-            "iree-vulkan-target-features",
-        )
-    ),
 )

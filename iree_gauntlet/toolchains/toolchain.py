@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["BENCHMARK_MODULE", "COMPILE", "RUN_MODULE", "Toolchain", "identity_of"]
+__all__ = ["BENCHMARK_MODULE", "COMPILE", "RUN_MODULE", "UNKNOWN_VERSION", "Toolchain", "identity_of"]
 
 # Names of the tools, as IREE's documentation and our messages spell them.
 COMPILE = "iree-compile"
 RUN_MODULE = "iree-run-module"
 BENCHMARK_MODULE = "iree-benchmark-module"
+# Of a runtime that was built without anything that tells its version.
+UNKNOWN_VERSION = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Toolchain:
 
     Attributes:
         source: where it comes from, for people (`installed: <site-packages>`).
-        python: the interpreter that it belongs to.
+        python: the interpreter that imports ONNX programs; empty where there is none (a build without bindings).
         compile: path of the native `iree-compile`.
         run_module: path of the native `iree-run-module`.
         benchmark_module: path of the native `iree-benchmark-module`.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.toolchains.flag_releases import COMPARED_RELEASES, releases_with
 from iree_gauntlet.toolchains.flags import Flag, FlagSet, split_flags
-from iree_gauntlet.toolchains.renames import ADDED, REMOVED, RENAMED, Rename
+from iree_gauntlet.toolchains.renames import RENAMED, Rename
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
@@ -185,18 +186,25 @@ def _mapped(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | N
 
 def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
     """What to do about a flag that is known under no name."""
-    for removed in REMOVED:
-        if removed.name == flag.name and tool in removed.tools:
-            return (
-                f"{removed.last_with} had it, {removed.first_without} has not, and nothing took its place: "
-                "remove it from the spec"
-            )
-    for added in ADDED:
-        if added.name == flag.name and tool in added.tools:
-            return f"it is newer: {added.first_with} has it, {added.last_without} has not"
+    having = releases_with(tool, flag.name)
+    if having and not any(flag.name in (rename.old, rename.new) for rename in renames):
+        lacking = [release for release in COMPARED_RELEASES if release not in having]
+        newest = having[-1] == COMPARED_RELEASES[-1]
+        advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
+        return f"{_listed(having)} {_have(having)} it, {_listed(lacking)} {_have(lacking)} not; {advice}"
     for rename in renames:
         if flag.name in (rename.old, rename.new):
             other = rename.new if flag.name == rename.old else rename.old
             return f"its other name, --{other}, is not known either ({rename.when})"
     nearest = known.nearest(flag.name)
     return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
+
+
+def _listed(releases: Sequence[str]) -> str:
+    """`3.5.0, 3.9.0 and 3.12.0`."""
+    *most, last = releases
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _have(releases: Sequence[str]) -> str:
+    return "has" if len(releases) == 1 else "have"

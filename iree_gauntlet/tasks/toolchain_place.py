@@ -1,0 +1,77 @@
+"""Which IREE a command line asks for, and where it is looked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place
+from iree_gauntlet.toolchains.installer import find_installer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.artifacts.leases import Leases
+    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.toolchains.choice import Choice
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["chosen", "toolchain_place"]
+
+_VARIABLE = "IREE_GAUNTLET_IREE"
+
+
+def chosen(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Choice, Choice]:
+    """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable.
+
+    Raises:
+        UsageError: a value names no IREE.
+    """
+    if options.get("iree"):
+        whole = parse_choice(str(options["iree"]))
+    else:
+        whole = parse_choice(environ.get(_VARIABLE, ""), f"${_VARIABLE}")
+    compiler, runtime = str(options.get("iree_compiler") or ""), str(options.get("iree_runtime") or "")
+    return (
+        parse_choice(compiler, "--iree-compiler") if compiler else whole,
+        parse_choice(runtime, "--iree-runtime") if runtime else whole,
+    )
+
+
+def toolchain_place(
+    cache_dir: Path,
+    configuration: Configuration,
+    leases: Leases,
+    hash_of: Callable[[Path], str],
+    installed: Callable[[], Toolchain],
+    *,
+    offline: bool,
+) -> Place:
+    """Where toolchains are looked for and installed.
+
+    Args:
+        cache_dir: folder of the caches.
+        configuration: of the project and the user.
+        leases: of the cache; environments are in use for as long as it lives.
+        hash_of: SHA-256 of a file's content.
+        installed: finds the one beside this toolkit.
+        offline: nothing is installed.
+    """
+    settings = configuration.toolchains
+    environments = Environments(
+        cache_dir / "toolchains" / "envs",
+        lambda: find_installer(settings.installer),
+        offline=offline,
+        use=leases.use,
+        news=_say,
+    )
+    return Place(installed, environments, settings.nightly_links, hash_of, os.environ.get("PATH", ""))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,110 @@
+"""The `toolchain` tasks as the command line has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.tasks.ending import asked_for_help, finish
+from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, TOOLCHAIN, Option, gauntlet_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["TAKES_SEVERAL", "several_in_one", "toolchain_collection"]
+
+# Invoke fills a positional argument with one word: these take several.
+TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})
+
+
+@gauntlet_task(
+    "install",
+    (
+        Option("version", None, "Releases, ranges, nightlies or wheels:DIR; several in quotes with `inv`."),
+        *CACHE,
+        *(option for option in RUNNING if option.name == "offline"),
+    ),
+    positional=("version",),
+)
+def install_task(_context: Any, options: dict[str, Any]) -> None:
+    """Install releases of IREE into the cache, each in an environment of its own.
+
+    Examples: toolchain.install 3.9.0 3.12.0
+              toolchain.install nightly
+              toolchain.install wheels:dist
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.toolchain import install  # noqa: PLC0415
+
+        return install(options)
+
+    if not asked_for_help(options["version"], "toolchain.install VERSION…", install_task):
+        finish(work)
+
+
+@gauntlet_task("list", (*CACHE, FORMAT))
+def list_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show which IREE is installed here, and those in the cache with their size and last use."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.toolchain import list_toolchains  # noqa: PLC0415
+
+        return list_toolchains(options)
+
+    finish(work)
+
+
+@gauntlet_task("show", (*TOOLCHAIN, FORMAT))
+def show_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
+
+    Example: toolchain.show --iree build:../iree-build
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.toolchain import show  # noqa: PLC0415
+
+        return show(options)
+
+    finish(work)
+
+
+@gauntlet_task(
+    "remove",
+    (Option("version", None, "Versions, or names as `toolchain.list` has them."), *CACHE),
+    positional=("version",),
+)
+def remove_task(_context: Any, options: dict[str, Any]) -> None:
+    """Delete releases of IREE from the cache; one that a running process uses stays.
+
+    Example: toolchain.remove 3.9.0
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.toolchain import remove  # noqa: PLC0415
+
+        return remove(options)
+
+    if not asked_for_help(options["version"], "toolchain.remove VERSION…", remove_task):
+        finish(work)
+
+
+def toolchain_collection() -> Collection:
+    """The tasks under their common name."""
+    return Collection("toolchain", install_task, list_task, show_task, remove_task)
+
+
+def several_in_one(argv: Sequence[str]) -> list[str]:
+    """A command line on which the words after a task that takes several are one word, with spaces."""
+    words = list(argv)
+    start = next((place for place, word in enumerate(words) if word in TAKES_SEVERAL), None)
+    if start is None:
+        return words
+    end = start + 1
+    while end < len(words) and not words[end].startswith("-"):
+        end += 1
+    return [*words[: start + 1], *([" ".join(words[start + 1 : end])] if end > start + 1 else []), *words[end:]]

@@ -1,0 +1,290 @@
+"""IREE as it was built from source: tools, libraries and Python bindings of a build or install folder.
+
+Tools are in `tools`; in old layouts in `iree/tools`; in an install prefix in `bin`. Bindings are in
+`compiler/bindings/python` and `runtime/bindings/python`; in old layouts both in `bindings/python` or
+`iree/bindings/python`; in an install prefix in `python_packages/iree_compiler` and `iree_runtime`.
+
+A build changes while its version stays: it is identified by the content of what makes its behaviour.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.installed import IMPORTER
+from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, UNKNOWN_VERSION, identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["BuildTree", "compiler_of", "runtime_of"]
+
+_TOOLS = ("tools", "iree/tools", "bin")
+_BINDINGS = (
+    "compiler/bindings/python",
+    "bindings/python",
+    "iree/bindings/python",
+    "python_packages/iree_compiler",
+)
+_VERSION_FILES = (
+    "runtime/bindings/python/iree/_runtime_libs/version.py",
+    "runtime/bindings/python/iree/runtime/version.py",
+    "bindings/python/iree/_runtime_libs/version.py",
+    "bindings/python/iree/runtime/version.py",
+    "python_packages/iree_runtime/iree/_runtime_libs/version.py",
+)
+_VERSION = re.compile(r"IREE compiler version (\S+)(?: @ ([0-9a-f]{7,40}))?")
+_VERSION_LINE = re.compile(r"^VERSION = [\"']([^\"']+)[\"']", re.MULTILINE)
+_COMMIT = re.compile(r"[\"']IREE[\"']: [\"']([0-9a-f]+)[\"']")
+_PYTHON = re.compile(r"^_?Python3_EXECUTABLE(?::\w+)?=(.+)$", re.MULTILINE)
+_LIBRARIES = ("libIREE", "libiree", "libMLIR", "libLLVM", "liblld")
+_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTree:
+    """A folder with IREE's native tools.
+
+    Attributes:
+        root: the folder that was named.
+        tools: the folder of its tools.
+        source: for people (`build: <root>`).
+    """
+
+    root: Path
+    tools: Path
+    source: str
+
+    @classmethod
+    def of(cls, root: Path, needed: Sequence[str]) -> BuildTree:
+        """The build in a folder.
+
+        Args:
+            root: the build folder.
+            needed: the tools that must be there.
+
+        Raises:
+            ToolchainError: there are no such tools in it.
+        """
+        if not root.is_dir():
+            raise ToolchainError(f"build:{root} is no folder", "Name the folder that CMake has built IREE in.")
+        for name in _TOOLS:
+            if all((root / name / tool).is_file() for tool in needed):
+                return cls(root, root / name, f"build: {root}")
+        looked = ", ".join(f"{name}/" for name in _TOOLS)
+        raise ToolchainError(
+            f"no {' and '.join(needed)} in the build folder {root}: looked in {looked}", _nearby(root, needed)
+        )
+
+
+def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> CompilerSide:
+    """The compiler of a build.
+
+    Args:
+        tree: the build.
+        hash_of: SHA-256 of a file's content.
+        environments: folder for an environment whose Python sees the build's bindings.
+
+    Raises:
+        ToolchainError: it does not start.
+    """
+    compile_tool = _executable(tree, COMPILE)
+    answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
+    found = _VERSION.search(answer.stdout)
+    if answer.exit_code != 0 or found is None:
+        last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
+        raise ToolchainError(
+            f"{compile_tool} --version does not say its version (exit code {answer.exit_code}): {last}",
+            "Run it by hand; build it again where it does not start.",
+        )
+    version, commit = found[1], found[2] or ""
+    identity = _identity(_compiler_files(tree), version, commit, hash_of)
+    bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
+    python, onnx = ("", "") if bindings is None else _binding_python(tree.root, bindings, environments)
+    opt = tree.tools / "iree-opt"
+    return CompilerSide(
+        source=tree.source,
+        python=python,
+        compile=compile_tool,
+        import_onnx=(python, "-m", IMPORTER) if python else (),
+        onnx_version=onnx,
+        version=version,
+        release=version,
+        commit=commit,
+        identity=identity,
+        ir_tool=str(opt) if os.access(opt, os.X_OK) else "",
+    )
+
+
+def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> RuntimeSide:
+    """The runtime of a build; its tools do not tell their version, so it is that of the bindings or the compiler.
+
+    Raises:
+        ToolchainError: a tool may not be executed.
+    """
+    run_module, benchmark_module = _executable(tree, RUN_MODULE), _executable(tree, BENCHMARK_MODULE)
+    version, commit = _runtime_version(tree)
+    return RuntimeSide(
+        source=tree.source,
+        run_module=run_module,
+        benchmark_module=benchmark_module,
+        version=version or UNKNOWN_VERSION,
+        release=version or UNKNOWN_VERSION,
+        commit=commit,
+        identity=_identity(
+            [
+                (RUN_MODULE, Path(run_module)),
+                (BENCHMARK_MODULE, Path(benchmark_module)),
+                *_libraries(tree.root / "lib", ("libiree", "libIREERuntime")),
+            ],
+            version,
+            commit,
+            hash_of,
+        ),
+    )
+
+
+def _executable(tree: BuildTree, name: str) -> str:
+    path = tree.tools / name
+    if not os.access(path, os.X_OK):
+        raise ToolchainError(f"{path} may not be executed", f"chmod +x {path}, or build it again.")
+    return str(path)
+
+
+def _compiler_files(tree: BuildTree) -> list[tuple[str, Path]]:
+    """Name and path of everything that makes what the compiler writes."""
+    files = [
+        (name, tree.tools / name) for name in (COMPILE, "iree-lld", "iree-link", "lld") if (tree.tools / name).is_file()
+    ]
+    # A build with shared libraries has hundreds of them, of MLIR and LLVM too; other folders hold others' as well.
+    prefixes = ("lib",) if (tree.root / "CMakeCache.txt").is_file() else _LIBRARIES
+    for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
+        files += _libraries(folder, prefixes)
+    for folder in (tree.tools, tree.tools.parent / "lib", tree.root / "lib"):
+        base = folder / "iree_platform_libs"
+        files += [
+            (f"platform {path.relative_to(base).as_posix()}", path)
+            for path in sorted(base.rglob("*"))
+            if path.is_file()
+        ]
+    return files
+
+
+def _libraries(folder: Path, prefixes: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """The shared libraries of a folder, each by its soname links and its content."""
+    if not folder.is_dir():
+        return []
+    return [
+        (path.name, path)
+        for path in sorted(folder.iterdir())
+        if path.name.startswith(prefixes) and re.search(r"\.(so|dylib)(\.[\d.]+)?$", path.name) and path.is_file()
+    ]
+
+
+def _identity(files: Sequence[tuple[str, Path]], version: str, commit: str, hash_of: Callable[[Path], str]) -> str:
+    hashes: dict[Path, str] = {}
+
+    def ingredients() -> Iterator[tuple[str, str]]:
+        yield "platform", f"{platform.system()}-{platform.machine()}"
+        yield "version", version
+        yield "commit", commit
+        for name, path in files:
+            real = path.resolve()
+            if real not in hashes:
+                hashes[real] = hash_of(real)
+            yield f"content {name}", hashes[real]
+
+    return identity_of(set(ingredients()))
+
+
+def _runtime_version(tree: BuildTree) -> tuple[str, str]:
+    for name in _VERSION_FILES:
+        try:
+            text = (tree.root / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if version := _VERSION_LINE.search(text):
+            commit = _COMMIT.search(text)
+            return version[1], commit[1] if commit else ""
+    if not os.access(tree.tools / COMPILE, os.X_OK):
+        return "", ""
+    found = _VERSION.search(ask([str(tree.tools / COMPILE), "--version"], timeout=_TIMEOUT_SECONDS).stdout)
+    return (found[1], found[2] or "") if found else ("", "")
+
+
+def _binding_python(root: Path, bindings: Path, environments: Path) -> tuple[str, str]:
+    """An interpreter that sees a build's bindings, and the version of the onnx package that it sees.
+
+    The bindings are built for one Python, which CMake has noted. They need its packages too (NumPy, onnx), so
+    the environment names both on its path; a command with it needs no PYTHONPATH.
+
+    Raises:
+        ToolchainError: the environment cannot be made.
+    """
+    base = _python_of(root)
+    name = identity_of([("bindings", str(bindings)), ("python", base)])[:16]
+    folder = environments / name
+    python = folder / "bin" / "python"
+    marker = folder / "complete"
+    if not (marker.is_file() and os.access(python, os.X_OK)):
+        shutil.rmtree(folder, ignore_errors=True)
+        making = environments / f".making-{name}-{os.getpid()}"
+        try:
+            environments.mkdir(parents=True, exist_ok=True)
+            _make_binding_python(base, bindings, making)
+            making.rename(folder)
+        except OSError as error:
+            if not marker.is_file():  # else another process was faster
+                raise ToolchainError(
+                    f"cannot make an environment for the bindings in {bindings} with {base}: {error}",
+                    "The cache must be writable, and that Python must start.",
+                ) from error
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    answer = ask(
+        [str(python), "-c", "import importlib.metadata as m; print(m.version('onnx'))"], timeout=_TIMEOUT_SECONDS
+    )
+    return str(python), answer.stdout.strip() if answer.exit_code == 0 else ""
+
+
+def _make_binding_python(base: str, bindings: Path, making: Path) -> None:
+    for argv in (
+        [base, "-m", "venv", "--without-pip", str(making)],
+        [base, "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"],
+    ):
+        answer = ask(argv, timeout=_TIMEOUT_SECONDS)
+        if answer.exit_code != 0:
+            raise ToolchainError(f"{base} -m venv failed: {answer.stderr.strip()}", "The build's Python must be whole.")
+    (site,) = making.glob("lib/python3.*/site-packages")
+    (site / "iree-build.pth").write_text(f"{bindings}\n{answer.stdout}", encoding="utf-8")
+    (making / "complete").touch()
+
+
+def _python_of(root: Path) -> str:
+    """The Python that a build's bindings were made for: what CMake noted, else ours."""
+    try:
+        noted = _PYTHON.search((root / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        noted = None
+    path = noted[1].strip() if noted else ""
+    return path if path and os.access(path, os.X_OK) else sys.executable
+
+
+def _nearby(root: Path, needed: Sequence[str]) -> str:
+    """Where the build perhaps is."""
+    if any((root / tool).is_file() for tool in needed):
+        return f"This is the folder of the tools: name the one above, build:{root.parent}."
+    for folder in (root / "build", root.parent / f"{root.name}-build", root.parent):
+        if any(all((folder / name / tool).is_file() for tool in needed) for name in _TOOLS):
+            return f"There is one in {folder}: write build:{folder}."
+    return "Name the folder that CMake has built IREE in (cmake --build BUILD), not the sources."

@@ -1,0 +1,108 @@
+"""What `--iree` means: which IREE is asked for, before anything is looked for."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from iree_gauntlet.errors import UsageError
+
+__all__ = ["FORMS", "Choice", "ChoiceKind", "parse_choice"]
+
+FORMS = (
+    "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
+    "wheels:DIR, venv:DIR, build:DIR, path"
+)
+
+
+class ChoiceKind(StrEnum):
+    """The ways to name an IREE."""
+
+    INSTALLED = "installed"
+    RELEASE = "release"
+    RANGE = "range"
+    NIGHTLY = "nightly"
+    WHEELS = "wheels"
+    VENV = "venv"
+    BUILD = "build"
+    PATH = "path"
+
+
+_WORDS = (ChoiceKind.INSTALLED, ChoiceKind.NIGHTLY, ChoiceKind.PATH)
+_FOLDERS = (ChoiceKind.WHEELS, ChoiceKind.VENV, ChoiceKind.BUILD)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One IREE, as it was asked for.
+
+    Attributes:
+        kind: how it is named.
+        text: as written.
+        version: of a release or a nightly; None for `nightly`, the newest, and for the other kinds.
+        range: None but for a range.
+        folder: absolute; None where the kind names none.
+    """
+
+    kind: ChoiceKind
+    text: str
+    version: Version | None = None
+    range: SpecifierSet | None = None
+    folder: Path | None = None
+
+
+def parse_choice(text: str, option: str = "--iree") -> Choice:
+    """What a value of `--iree` asks for; `installed` for an empty one.
+
+    Raises:
+        UsageError: it is of no known form.
+    """
+    text = text.strip()
+    if not text:
+        return Choice(ChoiceKind.INSTALLED, str(ChoiceKind.INSTALLED))
+    if text in _WORDS:
+        return Choice(ChoiceKind(text), text)
+    word, colon, rest = text.partition(":")
+    if colon and word in _FOLDERS:
+        if not rest:
+            raise UsageError(f"{option} {text}: a folder must follow the colon", f"Such as {word}:/path/to/it.")
+        return Choice(ChoiceKind(word), text, folder=_absolute(rest))
+    if text[0] in "<>=!~":
+        try:
+            return Choice(ChoiceKind.RANGE, text, range=SpecifierSet(text))
+        except InvalidSpecifier as error:
+            hint = "Such as '>=3.9,<3.12' (in quotes: < and > mean something to the shell)."
+            raise UsageError(f"{option} {text}: not a range of versions", hint) from error
+    try:
+        version = Version(text)
+    except InvalidVersion as error:
+        raise UsageError(f"{option} {text}: names no IREE", _guess(text)) from error
+    if version.is_prerelease:
+        return Choice(ChoiceKind.NIGHTLY, text, version)
+    # `3.12` is 3.12.0 to an index, and should be to people and names of folders.
+    return Choice(ChoiceKind.RELEASE, text, version if len(version.release) > 2 else Version(f"{text}.0"))
+
+
+def _absolute(text: str) -> Path:
+    """A folder without `..`; links stay, as a virtual environment may lie behind one."""
+    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
+
+
+def _guess(text: str) -> str:
+    """What was perhaps meant."""
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        if (folder / "pyvenv.cfg").is_file():
+            return f"{text} is a virtual environment: write venv:{text}."
+        if any(folder.glob("*.whl")):
+            return f"{text} holds wheels: write wheels:{text}."
+        return f"Write build:{text} for a source build. Known: {FORMS}."
+    near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS], n=1)
+    meant = f"Did you mean {near[0]}{':' if near[0] in _FOLDERS else ''}? " if near else ""
+    return f"{meant}Known: {FORMS}."

@@ -1,0 +1,340 @@
+"""IREE in virtual environments of the cache, one for each release: made once, whole or not at all.
+
+    <cache>/toolchains/envs/<label>-<python and platform>/     an environment, `gauntlet-environment.json` in it
+    <cache>/toolchains/envs/.making-<name>-<random>            one that is being made, or was left by a kill
+    <cache>/toolchains/envs/.<name>.lock                       held while it is made; dies with its holder
+
+An environment is made aside and renamed when it is whole. What breaks when a virtual environment is moved are
+the scripts in `bin`, which name their interpreter by its path: they are left out. `bin/python` finds its
+packages from where it lies, and IREE's native programs find their libraries from where they lie.
+
+The last thing that is written into it is its seal: what is in it, with sizes. An environment with another
+seal, without one, or with files missing or of another size is no environment: it is made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.installed import site_packages_of
+from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from iree_gauntlet.toolchains.installer import Installer, Sources
+
+__all__ = ["SEAL", "Environment", "Environments", "Recipe", "environment_tag", "inspect"]
+
+SEAL = "gauntlet-environment.json"
+_FORMAT = 1
+_POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 3.0
+_REMINDER_SECONDS = 30.0
+_USE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an environment is to hold.
+
+    Attributes:
+        label: its name for people: `3.12.0`, `wheels-<hash>`.
+        requirements: what is installed.
+        sources: where from.
+        compiler, runtime: the versions that must be there then; empty for none.
+        asked: how a user names it.
+    """
+
+    label: str
+    requirements: tuple[str, ...]
+    sources: Sources
+    compiler: str
+    runtime: str
+    asked: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment that is whole.
+
+    Attributes:
+        label: as in its recipe.
+        path: its folder.
+        compiler, runtime: their versions; empty where it has none.
+        bytes: what its files hold together.
+        installer: what made it.
+        last_use: seconds since 1970.
+    """
+
+    label: str
+    path: Path
+    compiler: str
+    runtime: str
+    bytes: int
+    installer: str
+    last_use: float
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return _python_in(self.path)
+
+
+def environment_tag() -> str:
+    """What of this Python and machine an environment is made for."""
+    system = f"{platform.system()}-{platform.machine()}".lower()
+    return f"py{sys.version_info.major}.{sys.version_info.minor}-{system}"
+
+
+class Environments:
+    """The environments of a cache.
+
+    Args:
+        folder: where they lie; made when the first one is.
+        installer: finds uv or pip, when one is needed.
+        offline: nothing is installed.
+        use: is told of an environment's folder before it is looked for, so that nobody removes it.
+        news: is told in a line what takes long.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        installer: Callable[[], Installer],
+        *,
+        offline: bool,
+        use: Callable[[Path], None],
+        news: Callable[[str], None],
+    ) -> None:
+        self.folder = folder
+        self.installer = installer
+        self.offline = offline
+        self._use = use
+        self._news = news
+
+    def path_of(self, label: str) -> Path:
+        """Where the environment of a label lies, if it is there."""
+        return self.folder / f"{label}-{environment_tag()}"
+
+    def find(self, label: str) -> Environment | None:
+        """The environment of a label; None where there is no whole one. It is in use from now on."""
+        path = self.path_of(label)
+        self._use(path)
+        found, _ = inspect(path)
+        if found is not None:
+            _touch(path / SEAL, found.last_use)
+        return found
+
+    def ready(self, recipe: Recipe) -> Environment:
+        """The environment of a recipe, installed where it is not there.
+
+        Raises:
+            ToolchainError: it is not there and this is offline; it cannot be installed; what came is not what
+                was asked for.
+        """
+        if (found := self.find(recipe.label)) is not None:
+            return found
+        path = self.path_of(recipe.label)
+        _, why = inspect(path)
+        if self.offline:
+            raise ToolchainError(
+                f"IREE {recipe.asked} is not installed in the cache: {path} {why}",
+                f"Install it where there is a network: gauntlet toolchain.install {recipe.asked}",
+            )
+        with _refused(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._alone(recipe.label) as held:
+                # Somebody else may have made it meanwhile.
+                if (found := self.find(recipe.label)) is not None:
+                    return found
+                if path.exists():
+                    self._news(f"{path} {why}: it is made again")
+                self._make(recipe, path, held)
+        found, why = inspect(path)
+        if found is None:
+            raise ToolchainError(f"{path} {why}, although it was just installed", "Look at the disk, and run again.")
+        return found
+
+    def all(self) -> list[tuple[Path, Environment | None, str]]:
+        """Every environment of any Python and platform: folder, what it is, and what is wrong where it is none."""
+        if not self.folder.is_dir():
+            return []
+        folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return [(path, *inspect(path)) for path in folders]
+
+    def remove(self, path: Path, label: str) -> None:
+        """Delete an environment; the caller has made sure that nobody uses it.
+
+        Raises:
+            ToolchainError: it cannot be deleted.
+        """
+        with _refused(self.folder), self._alone(label):
+            self._discard(path)
+
+    @contextmanager
+    def _alone(self, label: str) -> Iterator[int]:
+        """Hold the lock of an environment; its descriptor."""
+        lock = self.folder / f".{self.path_of(label).name}.lock"
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            started, patience = time.monotonic(), _PATIENCE_SECONDS
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    waited = time.monotonic() - started
+                    if waited > patience:
+                        self._news(f"waiting for another process that installs IREE {label} ({waited:.0f} s so far)")
+                        patience += _REMINDER_SECONDS
+                    time.sleep(_POLL_SECONDS)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _make(self, recipe: Recipe, path: Path, held: int) -> None:
+        for left in self.folder.glob(f".making-{path.name}-*"):
+            # Whoever made it is dead: its lock is ours.
+            shutil.rmtree(left)
+        installer = self.installer()
+        making = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
+        started = time.monotonic()
+
+        def news(text: str) -> None:
+            self._news(f"IREE {recipe.label}: {text}")
+
+        news(f"installing with {installer.name} into {path}")
+        try:
+            installer.make_environment(making, held, news)
+            installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
+            for script in (making / "bin").iterdir():
+                if not script.name.startswith("python"):
+                    script.unlink()
+            _require(making, recipe)
+            _seal(making, recipe, installer.name)
+            self._discard(path)
+            making.rename(path)
+        finally:
+            if making.exists():
+                shutil.rmtree(making, ignore_errors=True)
+        news(f"installed in {time.monotonic() - started:.0f} s")
+
+    def _discard(self, path: Path) -> None:
+        """Take a folder away at once, then delete it."""
+        if not path.exists():
+            return
+        going = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
+        path.rename(going)
+        shutil.rmtree(going)
+
+
+def inspect(path: Path) -> tuple[Environment | None, str]:
+    """What is in a folder, and what is wrong with it where it is no whole environment."""
+    if not path.is_dir():
+        return None, "does not exist"
+    try:
+        status = (path / SEAL).stat()
+        document = json.loads((path / SEAL).read_bytes())
+        files = {str(name): int(size) for name, size in document["files"].items()}
+        found = Environment(
+            label=str(document["label"]),
+            path=path,
+            compiler=str(document["compiler"]),
+            runtime=str(document["runtime"]),
+            bytes=sum(files.values()),
+            installer=str(document["installer"]),
+            last_use=status.st_mtime,
+        )
+        known = document["format"] == _FORMAT
+    except FileNotFoundError:
+        return None, "was not installed to its end"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None, f"has a damaged {SEAL}"
+    why = _damage(found, files) if known else "was made by another version of this toolkit"
+    return (None, why) if why else (found, "")
+
+
+def _damage(found: Environment, files: Mapping[str, int]) -> str:
+    """What is wrong with an environment; empty where nothing is."""
+    if not os.access(found.python, os.X_OK):
+        return "has lost its Python, which may have been uninstalled"
+    for name, size in files.items():
+        try:
+            if (found.path / name).stat().st_size != size:
+                return f"is damaged: {name} has changed"
+        except OSError:
+            return f"is damaged: {name} is missing"
+    return ""
+
+
+def _require(path: Path, recipe: Recipe) -> None:
+    """Make sure that the wanted versions are inside.
+
+    Raises:
+        ToolchainError: a wheel is missing, or is another version.
+    """
+    python = _python_in(path)
+    search_path = [str(folder) for folder in site_packages_of(python)]
+    for kind, wanted in ((COMPILER_WHEEL, recipe.compiler), (RUNTIME_WHEEL, recipe.runtime)):
+        if wanted:
+            release = find_wheel(kind, search_path, str(python)).release
+            if Version(release) != Version(wanted):
+                raise ToolchainError(
+                    f"{kind.distribution} {wanted} was asked for, and {release} came",
+                    "Look at the index settings, and at the wheel's metadata.",
+                )
+
+
+def _seal(path: Path, recipe: Recipe, installer: str) -> None:
+    """Write what is inside, as the last thing, and have it on the disk."""
+    files = {}
+    for folder, _, names in os.walk(path):
+        if not folder.endswith("__pycache__"):
+            for name in names:
+                file = Path(folder, name)
+                if not file.is_symlink():
+                    files[file.relative_to(path).as_posix()] = file.stat().st_size
+    document = {"format": _FORMAT, **asdict(recipe), "installer": installer, "files": files}
+    with (path / SEAL).open("w", encoding="utf-8") as file_object:
+        json.dump(document, file_object)
+        file_object.flush()
+        # Large files that a crash of the machine would cut are seen by their sizes.
+        os.fsync(file_object.fileno())
+
+
+def _touch(seal: Path, last_use: float) -> None:
+    if time.time() - last_use > _USE_SECONDS:
+        try:
+            os.utime(seal)
+        except PermissionError:
+            return  # another user's, or read-only: it is used all the same
+
+
+def _python_in(path: Path) -> Path:
+    return path / "bin" / "python"
+
+
+@contextmanager
+def _refused(folder: Path) -> Iterator[None]:
+    """Name the path where the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise ToolchainError(
+            f"{error.filename or folder}: {error.strerror or error}", "Check the cache's folder, its rights and space."
+        ) from error

@@ -1,0 +1,276 @@
+"""The IREE that was asked for: `--iree`, `--iree-compiler`, `--iree-runtime`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
+from iree_gauntlet.toolchains.choice import ChoiceKind
+from iree_gauntlet.toolchains.environments import Recipe, environment_tag
+from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
+from iree_gauntlet.toolchains.installer import Sources
+from iree_gauntlet.toolchains.on_path import environment_of, find_on_path
+from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide, joined
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from iree_gauntlet.toolchains.choice import Choice
+    from iree_gauntlet.toolchains.environments import Environment, Environments
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["Place", "environment_for", "find_toolchain"]
+
+_COMPILER_TOOLS = (COMPILE,)
+_RUNTIME_TOOLS = (RUN_MODULE, BENCHMARK_MODULE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where toolchains are looked for.
+
+    Attributes:
+        installed: finds the one that is installed beside this toolkit.
+        environments: of the cache.
+        nightly_links: page or folder with links to nightly wheels.
+        hash_of: SHA-256 of a file's content.
+        search_path: the value of PATH.
+    """
+
+    installed: Callable[[], Toolchain]
+    environments: Environments
+    nightly_links: str
+    hash_of: Callable[[Path], str]
+    search_path: str
+
+
+def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:
+    """Compiler and runtime that were asked for, installed where they are releases and are not there.
+
+    Raises:
+        ToolchainError: one cannot be had, or lacks a tool.
+        UsageError: a choice means nothing here.
+    """
+    if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
+        return place.installed()
+    return joined(_compiler(compiler, place), _runtime(runtime, place))
+
+
+def _compiler(choice: Choice, place: Place) -> CompilerSide:
+    python, tree = _where(choice, place, _COMPILER_TOOLS)
+    if tree is not None:
+        return compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
+    if python is not None:
+        return compiler_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
+    whole = place.installed()
+    return CompilerSide(
+        whole.source,
+        whole.python,
+        whole.compile,
+        whole.import_onnx,
+        whole.onnx_version,
+        whole.compiler_version,
+        whole.compiler_release,
+        whole.compiler_commit,
+        whole.identity,
+        whole.ir_tool,
+    )
+
+
+def _runtime(choice: Choice, place: Place) -> RuntimeSide:
+    python, tree = _where(choice, place, _RUNTIME_TOOLS)
+    if tree is not None:
+        return runtime_of(tree, place.hash_of)
+    if python is not None:
+        return runtime_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
+    whole = place.installed()
+    return RuntimeSide(
+        whole.source,
+        whole.run_module,
+        whole.benchmark_module,
+        whole.runtime_version,
+        whole.runtime_release,
+        whole.runtime_commit,
+        whole.runtime_identity,
+    )
+
+
+def _name(choice: Choice) -> str:
+    return str(choice.kind) if choice.folder or choice.kind is ChoiceKind.PATH else choice.text
+
+
+def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> tuple[Path | None, BuildTree | None]:
+    """The interpreter of an environment, or a build; neither for what is installed."""
+    if choice.kind is ChoiceKind.INSTALLED:
+        return None, None
+    if choice.kind is ChoiceKind.BUILD:
+        assert choice.folder is not None
+        return None, BuildTree.of(choice.folder, tools)
+    if choice.kind is ChoiceKind.VENV:
+        assert choice.folder is not None
+        return _venv_python(choice.folder), None
+    if choice.kind is ChoiceKind.PATH:
+        tool = find_on_path(tools, place.search_path)
+        python = environment_of(tool)
+        if python is not None:
+            return python, None
+        native = tool.resolve()
+        return None, BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
+    return environment_for(choice, place).python, None
+
+
+def _venv_python(folder: Path) -> Path:
+    if folder.is_file():
+        return folder
+    python = folder / "bin" / "python"
+    if not python.exists():
+        raise ToolchainError(
+            f"venv:{folder} is no virtual environment: {python} does not exist",
+            f"Make one: python -m venv {folder}, and install IREE there.",
+        )
+    return python
+
+
+def environment_for(choice: Choice, place: Place) -> Environment:
+    """The environment of the cache that a choice means: a release, a nightly, or wheels.
+
+    Raises:
+        ToolchainError: there is none, or it cannot be made.
+        UsageError: the choice is of another kind.
+    """
+    environments = place.environments
+    if choice.kind is ChoiceKind.WHEELS:
+        assert choice.folder is not None
+        return environments.ready(_wheels_recipe(choice.folder, place.hash_of))
+    if choice.kind in (ChoiceKind.RELEASE, ChoiceKind.RANGE):
+        sources = Sources()
+    elif choice.kind is ChoiceKind.NIGHTLY:
+        # The exact version allows itself; nothing else is to be a pre-release.
+        sources = Sources(place.nightly_links)
+    else:
+        raise UsageError(
+            f"{choice.text} is not installed by this toolkit", "Name a release, a range, a nightly or wheels:DIR."
+        )
+    version = choice.version or _newest(choice, place, sources)
+    label = str(version)
+    if environments.offline or environments.find(label) is not None:
+        return environments.ready(_recipe(version, sources))
+    try:
+        return environments.ready(_recipe(version, sources))
+    except ToolchainError as error:
+        nearest = _nearest(version, place, sources)
+        if nearest is None:
+            raise
+        raise ToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
+
+
+def _recipe(version: Version, sources: Sources) -> Recipe:
+    requirements = (f"iree-base-compiler[onnx]=={version}", f"iree-base-runtime=={version}")
+    return Recipe(str(version), requirements, sources, str(version), str(version), str(version))
+
+
+def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
+    """The newest version of a range, or the newest nightly."""
+    environments = place.environments
+    wanted = choice.range if choice.range is not None else SpecifierSet()
+    if environments.offline:
+        found = [
+            Version(item.compiler)
+            for path, item, _ in environments.all()
+            if item is not None and path == environments.path_of(item.label) and item.label == item.compiler
+        ]
+        here = [version for version in found if choice.range is not None or version.is_prerelease]
+        fitting = list(wanted.filter(here, prereleases=None if choice.range is not None else True))
+        if not fitting:
+            have = ", ".join(map(str, sorted(found))) or "none"
+            raise ToolchainError(
+                f"no IREE in the cache is {choice.text}, and this is offline: installed are {have}",
+                f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
+            )
+        return max(fitting)
+    asked = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
+    versions = environments.installer().versions(COMPILER_WHEEL.distribution, wanted, asked)
+    if not versions and choice.range is not None:
+        known = environments.installer().versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
+        raise ToolchainError(
+            f"no release of IREE is {choice.text}",
+            f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
+        )
+    if not versions:
+        raise ToolchainError(
+            f"no nightly of IREE for this Python and platform at {sources.find_links}",
+            "Name its page in gauntlet.toml: [toolchains] nightly_links.",
+        )
+    return versions[-1]
+
+
+def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
+    """The versions beside one that does not exist; None where it does."""
+    installer = place.environments.installer()
+    sources = replace(sources, pre=version.is_prerelease)
+
+    def there(text: str) -> list[Version]:
+        return installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(text), sources)
+
+    if there(f"=={version}"):
+        return None
+    near = [*there(f"<{version}")[-1:], *there(f">{version}")[:1]]
+    if not near:
+        return f"The index has no {COMPILER_WHEEL.distribution} at all: check its settings."
+    return f"Nearest: {' and '.join(map(str, near))}."
+
+
+def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
+    """What is installed of a folder of wheels: the one of each kind that fits this Python."""
+    if not folder.is_dir():
+        raise ToolchainError(f"wheels:{folder} is no folder", "Name the folder that holds IREE's wheels.")
+    tags = frozenset(sys_tags())
+    fitting: dict[str, list[tuple[Version, Path]]] = {}
+    others = []
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            name, version, _, made_for = parse_wheel_filename(path.name)
+        except InvalidWheelFilename:
+            others.append(path.name)
+            continue
+        kind = str(canonicalize_name(name))
+        if kind in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
+            fitting.setdefault(kind, []).append((version, path))
+        else:
+            others.append(path.name)
+    if not fitting:
+        there = ", ".join(others[:6]) or "no wheel"
+        raise ToolchainError(
+            f"no wheel of iree-base-compiler or iree-base-runtime for {environment_tag()} in {folder}: it has {there}",
+            "Name the folder of wheels that were built for this Python and platform.",
+        )
+    for found in fitting.values():
+        if len(found) > 1:
+            names = ", ".join(path.name for _, path in found)
+            raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
+    chosen = {kind: found[0] for kind, found in fitting.items()}
+    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in sorted(chosen.items())).encode())
+    requirements = []
+    for kind, (_, path) in sorted(chosen.items()):
+        extra = "[onnx]" if kind == COMPILER_WHEEL.distribution else ""
+        requirements.append(f"{kind}{extra} @ {path.resolve().as_uri()}")
+    versions = {kind: str(version) for kind, (version, _) in chosen.items()}
+    return Recipe(
+        label=f"wheels-{digest.hexdigest()[:16]}",
+        requirements=tuple(requirements),
+        sources=Sources(),
+        compiler=versions.get(COMPILER_WHEEL.distribution, ""),
+        runtime=versions.get(RUNTIME_WHEEL.distribution, ""),
+        asked=f"wheels:{folder}",
+    )
