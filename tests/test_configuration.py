@@ -63,6 +63,11 @@ def test_everything_that_can_be_set(tmp_path: Path) -> None:
     assert (found.downloads.connections, found.downloads.retries) == (8, 4)
 
 
+def test_an_option_that_only_obstore_knows_is_left_to_it(tmp_path: Path) -> None:
+    found = _read(tmp_path, "[stores.'s3://b']\nsse_kms_thing_of_tomorrow = true")
+    assert dict(found.options_of("s3://b/x")) == {"sse_kms_thing_of_tomorrow": "true"}
+
+
 def test_no_file_sets_nothing(tmp_path: Path) -> None:
     assert read_configuration(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path)}) == Configuration(
         environ={"XDG_CONFIG_HOME": str(tmp_path)}
@@ -116,6 +121,7 @@ def test_a_switch_that_is_none(tmp_path: Path) -> None:
         ("[[mirrors]]\nprefix = 'https://h/'\nto = ['http://h/?sig=abc']", "a user, a password or a query"),
         ("[stores.'s3://b']\nendpoint = 'http://h?sig=abc'", "a user, a password or a query"),
         ("[stores.'s3://b']\nendpoint = '127.0.0.1:9000'", "expected a URL, such as https://minio.example"),
+        ("[stores.'s3://b']\nendpiont = 'http://h'", "unknown option; did you mean 'endpoint'?"),
         ("[downloads]\nconnections = 0", "downloads.connections"),
         ("[downloads", "is not TOML"),
     ],

@@ -21,7 +21,7 @@ from iree_gauntlet.configuration import (
     StoreOptions,
     ToolchainSettings,
 )
-from iree_gauntlet.dialects.spec_file import problems_of
+from iree_gauntlet.dialects.spec_file import nearest, problems_of
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 
@@ -36,6 +36,14 @@ _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
+# Ours, and obstore's most used ones: to tell a typing error from an option that is new.
+_OPTIONS = frozenset(
+    """connection_string sas_token sas_key account_key account_name endpoint base_url instance_profile region
+    access_key_id secret_access_key session_token skip_signature client_id client_secret tenant_id authority_host
+    use_azure_cli federated_token_file msi_endpoint object_id token role_arn sts_endpoint request_payer
+    virtual_hosted_style_request unsigned_payload service_account service_account_key application_credentials
+    bearer_token checksum_algorithm conditional_put server_side_encryption default_region""".split()
+)
 _KIND = "settings"
 _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
@@ -165,6 +173,10 @@ def _wrong(path: Path, prefix: str, options: Mapping[str, str | bool | int]) -> 
     found = []
     for name, value in options.items():
         field = f'stores."{prefix}".{name}'
+        near = nearest(name, _OPTIONS) if name not in _OPTIONS else ""
+        if near:
+            # Others are obstore's to know: it has more of them with each release.
+            found.append(Problem(str(path), 0, field, f"unknown option; did you mean {near!r}?"))
         given = isinstance(value, str) and value and not value.startswith("$")
         if given and _SECRET.search(name):
             hint = 'Put it into an environment variable and write its name: "$NAME".'
