@@ -38,11 +38,43 @@ _STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
 # Ours, and obstore's most used ones: to tell a typing error from an option that is new.
 _OPTIONS = frozenset(
-    """connection_string sas_token sas_key account_key account_name endpoint base_url instance_profile region
-    access_key_id secret_access_key session_token skip_signature client_id client_secret tenant_id authority_host
-    use_azure_cli federated_token_file msi_endpoint object_id token role_arn sts_endpoint request_payer
-    virtual_hosted_style_request unsigned_payload service_account service_account_key application_credentials
-    bearer_token checksum_algorithm conditional_put server_side_encryption default_region""".split()
+    {
+        "connection_string",
+        "sas_token",
+        "sas_key",
+        "account_key",
+        "account_name",
+        "endpoint",
+        "base_url",
+        "instance_profile",
+        "region",
+        "access_key_id",
+        "secret_access_key",
+        "session_token",
+        "skip_signature",
+        "client_id",
+        "client_secret",
+        "tenant_id",
+        "authority_host",
+        "use_azure_cli",
+        "federated_token_file",
+        "msi_endpoint",
+        "object_id",
+        "token",
+        "role_arn",
+        "sts_endpoint",
+        "request_payer",
+        "virtual_hosted_style_request",
+        "unsigned_payload",
+        "service_account",
+        "service_account_key",
+        "application_credentials",
+        "bearer_token",
+        "checksum_algorithm",
+        "conditional_put",
+        "server_side_encryption",
+        "default_region",
+    }
 )
 _KIND = "settings"
 _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
