@@ -66,7 +66,7 @@ class CacheBuilder:
             data.write(b"x" * present)
             data.truncate(total)
         lines: list[dict[str, object]] = [{"url": url, "size": total, "version": '"v"', "checksums": {}}]
-        lines += [{"got": [0, present]}, {"got": [0, present // 2]}]
+        lines += [{"got": [0, present], "crc32": 0}, {"got": [0, present // 2], "crc32": 0}]
         (folder / "state.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"got": [0, 9')
         for path in (folder / "data", folder / "state.jsonl", folder):
             self._aged(path, days)

@@ -14,13 +14,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
 
 # What everything may import.
-COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "__version__"}
+COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "process_group", "__version__"}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
     "configuration": set(),
     "errors": set(),
     "journal_format": {"errors"},
+    "process_group": set(),
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,

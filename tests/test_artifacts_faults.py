@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from artifact_server import Request, Server, serving, whole
 
+from iree_gauntlet.artifacts.partial import Partial
 from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
@@ -348,3 +350,25 @@ def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(serve
     with pytest.raises(ArtifactError, match="404"):
         store.fetch(url)
     assert store.path(url).read_bytes() == b"half"
+
+
+def test_a_file_system_without_hard_links(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_paths: object) -> NoReturn:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    fetched = _store(tmp_path).fetch(server.url("/m.mlir", whole(_CONTENT)))
+    assert fetched.sha256 == _SHA256
+    assert not list((tmp_path / "incoming").iterdir())
+
+
+def test_an_abandoned_download_gives_its_files_to_nobody(tmp_path: Path) -> None:
+    """After Ctrl-C a connection may still be about to write: it must not hit a file that was opened since."""
+    partial = Partial.begin(tmp_path / "p", "u", RemoteFile(10, '"v"', ranged=True))
+    before = set(Path("/proc/self/fd").iterdir())
+    partial.abandon()
+    partial.close()
+    assert set(Path("/proc/self/fd").iterdir()) == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        partial.write(0, b"x")
+    assert (tmp_path / "p" / "data").stat().st_size == 0

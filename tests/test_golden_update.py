@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_builder import JournalBuilder, samples
 
-from iree_gauntlet.cases import Metric, Statistic
+from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.measuring.golden_proposals import Evidence, GoldenPlace, Proposal, propose
+from iree_gauntlet.measuring.golden_proposals import Evidence, Proposal, propose
 from iree_gauntlet.tasks.golden_update import update
 
 if TYPE_CHECKING:
@@ -223,9 +224,8 @@ def test_mistakes_of_the_command_line(project: Path) -> None:
 
 
 _PLACES = st.builds(
-    GoldenPlace,
-    file=st.just("f"),
-    field=st.just("g"),
+    Golden,
+    origin=st.just(Origin("f", "g")),
     metric=st.sampled_from(Metric),
     value=st.integers(1, 100_000).map(float),
     factor=st.sampled_from([1.0, 1.1]),
@@ -251,7 +251,7 @@ _EVIDENCE = st.builds(
     to_release=st.booleans(),
 )
 def test_a_proposal_is_never_out_of_thin_air(
-    place: GoldenPlace, evidence: list[Evidence], headroom: float | None, *, to_release: bool
+    place: Golden, evidence: list[Evidence], headroom: float | None, *, to_release: bool
 ) -> None:
     outcome = propose(place, evidence, size_headroom=headroom, to_release=to_release)
     usable = [item for item in evidence if not item.refused]
@@ -267,6 +267,6 @@ def test_a_proposal_is_never_out_of_thin_air(
         largest = max(item.measured for item in usable) * (headroom or 1)
         assert min(item.measured for item in usable) * 0.99 <= outcome.value <= largest * 1.01 + 1
     # Again, from the same: nothing more to change.
-    settled = GoldenPlace("f", "g", place.metric, outcome.value, place.factor, place.statistic, "", outcome.release)
+    settled = replace(place, value=outcome.value, release=outcome.release)
     again = propose(settled, evidence, size_headroom=headroom, to_release=to_release)
     assert isinstance(again, str), again

@@ -11,7 +11,6 @@ A known hash is checked by Pooch. Where none is known, the file is hashed here, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -23,11 +22,12 @@ from typing import TYPE_CHECKING
 
 import pooch
 
+from iree_gauntlet.artifacts.hashing import hash_watched
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.remote import MissingError
 from iree_gauntlet.artifacts.remotes import places, remotes_of
-from iree_gauntlet.artifacts.sources import PypiSource, RandomSource
+from iree_gauntlet.artifacts.sources import PypiSource, RandomSource, arrival_name
 from iree_gauntlet.artifacts.transfer import Transfer
 from iree_gauntlet.errors import ArtifactError
 
@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.transfer import Arrived, Policy
     from iree_gauntlet.configuration import Configuration
 
-__all__ = ["Arrivals", "Checked", "Expected", "arrival_name"]
+__all__ = ["Arrivals", "Checked", "Expected"]
 
-_BLOCK_BYTES = 1 << 20
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 
 
@@ -51,7 +50,7 @@ class Expected:
     """A hash that a file must have, and the file that says so."""
 
     sha256: str
-    said_by: str
+    said_by: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class _WrongContentError(Exception):
     """What arrived is not what it should be.
 
     Attributes:
-        sha256: of what arrived.
         size: its bytes.
         resumed: whether some of them came from an earlier attempt.
     """
@@ -82,11 +80,6 @@ class _WrongContentError(Exception):
         super().__init__(reason)
         self.size = size
         self.resumed = resumed
-
-
-def arrival_name(source: MadeSource) -> str:
-    """What a file's folder in `incoming/`, and its lock, are called."""
-    return hashlib.sha256(source.local_name.encode()).hexdigest()[:32]
 
 
 class Arrivals:
@@ -117,7 +110,7 @@ class Arrivals:
             ArtifactError: it cannot be had, or is not what it should be.
             OSError: it cannot be written.
         """
-        folder = self._root / "incoming" / arrival_name(source)
+        folder = self._root / "incoming" / arrival_name(source.local_name)
         shutil.rmtree(folder / "checking", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -197,11 +190,11 @@ class Arrivals:
             transfer = Transfer(remote, source.url, folder, self._policy, self._slots, progress)
             arrived = transfer.run(fresh=fresh)
             try:
-                _require_size(arrived)
+                size = _whole_size(arrived)
                 write = _linking(arrived.path)
                 checksums, resumed = arrived.file.checksums, arrived.resumed
                 checked = _checked(source, folder, expected, checksums, write, progress, resumed > 0)
-                there = f"resuming at {human_bytes(resumed)} of {human_bytes(arrived.path.stat().st_size)}"
+                there = f"resuming at {human_bytes(resumed)} of {human_bytes(size)}"
                 return replace(checked, notes=(there,)) if resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
@@ -213,10 +206,12 @@ class Arrivals:
         raise AssertionError("the second attempt resumes nothing")
 
 
-def _require_size(arrived: Arrived) -> None:
+def _whole_size(arrived: Arrived) -> int:
+    """Bytes of a file that has as many as the server says."""
     size = arrived.path.stat().st_size
     if arrived.file.size not in (None, size):
         raise _WrongContentError(f"{size} bytes instead of {arrived.file.size}", size, resumed=arrived.resumed > 0)
+    return size
 
 
 def _checked(
@@ -261,25 +256,19 @@ def _checked(
         raise _WrongContentError(f"sha256 {got[1] if got else '?'}", sizes[0], resumed=resumed) from error
     if expected is not None:
         return Checked(path, expected.sha256)
-    found = _digests(path, {"sha256", *checksums}, source.url, progress)
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        progress.checking(source.url, done, sizes[0])
+
+    found = hash_watched(path, read, {"sha256", *checksums})
     for algorithm, value in checksums.items():
         if found[algorithm] != value:
             reason = f"{algorithm} {found[algorithm]}, where the server says {value}"
             raise _WrongContentError(reason, sizes[0], resumed=resumed)
     return Checked(path, found["sha256"])
-
-
-def _digests(path: Path, algorithms: set[str], url: str, progress: Progress) -> dict[str, str]:
-    """Several hashes of a file, read once; of hashlib's algorithms."""
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    total, done = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            for digest in hashes.values():
-                digest.update(block)
-            done += len(block)
-            progress.checking(url, done, total)
-    return {name: digest.hexdigest() for name, digest in hashes.items()}
 
 
 def _linking(data: Path) -> Callable[[Path], None]:
@@ -316,7 +305,9 @@ def _wrong_content(
 def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
     """The error of the last place, with what came of the others."""
     if not failures:
-        return ArtifactError(url, f"no place to fetch {url} from: its mirrors take its place", "See [[mirrors]].")
+        return ArtifactError(
+            url, f"no place to fetch {url} from: its mirrors take its place", "Look at `only` in [[mirrors]]."
+        )
     last = failures[-1]
     others = [f"Before: {error.what}" for error in failures[:-1]]
     return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last

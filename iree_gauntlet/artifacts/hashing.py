@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-__all__ = ["VerifiedHashes", "hash_file"]
+__all__ = ["VerifiedHashes", "hash_file", "hash_watched"]
+
+_BLOCK_BYTES = 1 << 20
 
 # A file that was changed this shortly before it was hashed may be changed again within the same tick of
 # the file system's clock, with no trace in its modification time: such a hash is not remembered.
@@ -36,6 +38,23 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file's content, 64 hexadecimal digits; reads it once, in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
+    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is told of each block's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    block = bytearray(_BLOCK_BYTES)
+    view = memoryview(block)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            for digest in digests.values():
+                digest.update(view[:count])
+            read(count)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +110,7 @@ class VerifiedHashes:
 
     def last(self, path: Path) -> str:
         """SHA-256 that the file at this path had when it was last hashed, whatever lies there now."""
-        stamp = _Stamp.read(self._stamp_file(os.path.abspath(path)))  # noqa: PTH100
+        stamp = _Stamp.read(self._stamp_file(os.path.abspath(path)))  # noqa: PTH100 - `Path.resolve` would follow links
         return stamp.sha256 if stamp else ""
 
     def sha256(self, path: Path, expected: str = "") -> str:
@@ -126,7 +145,7 @@ class VerifiedHashes:
             path: the file.
             used: when, in seconds since 1970, noted in any case; by default now.
         """
-        stamp = self._stamp_file(os.path.abspath(path))  # noqa: PTH100
+        stamp = self._stamp_file(os.path.abspath(path))  # noqa: PTH100 - `Path.resolve` would follow links
         try:
             if used is not None:
                 os.utime(stamp, (used, used))
@@ -140,13 +159,13 @@ class VerifiedHashes:
     def last_use(self, path: Path) -> float | None:
         """When a file was last used, to the hour, in seconds since 1970; None where it has no stamp."""
         try:
-            return self._stamp_file(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100
+            return self._stamp_file(os.path.abspath(path)).stat().st_mtime  # noqa: PTH100 - `Path.resolve` would follow links
         except OSError:
             return None
 
     def doubt(self, path: Path) -> None:
         """Have a file hashed at its next use; what it ought to be is not forgotten, nor when it was used."""
-        absolute = os.path.abspath(path)  # noqa: PTH100
+        absolute = os.path.abspath(path)  # noqa: PTH100 - `Path.resolve` would follow links
         stamp, used = _Stamp.read(self._stamp_file(absolute)), self.last_use(path)
         if stamp is not None:
             self._store(replace(stamp, mtime_ns=-1))
@@ -168,7 +187,7 @@ class VerifiedHashes:
         return self._folder / digest[:2] / f"{digest[2:40]}.json"
 
     def _write(self, path: Path, status: os.stat_result, sha256: str) -> None:
-        self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100
+        self._store(_Stamp.of(os.path.abspath(path), status, sha256))  # noqa: PTH100 - `Path.resolve` would follow links
 
     def _store(self, stamp: _Stamp) -> None:
         file = self._stamp_file(stamp.path)

@@ -22,12 +22,14 @@ from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
+    TRANSIENT_STATUSES,
     Body,
     ChangedError,
     Connection,
     MissingError,
     RemoteFile,
     TransientError,
+    without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
 
@@ -39,12 +41,9 @@ __all__ = ["HttpRemote"]
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)\Z")
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:?([A-Za-z0-9+/=]+):?", re.IGNORECASE)
 _GOOGLE_MD5 = re.compile(r"(?:^|,)\s*md5=([A-Za-z0-9+/=]+)")
-_QUERY = re.compile(r"\?[^\s'\")]+")
 _HEX_MD5 = re.compile(r'"([0-9a-f]{32})"\Z')
 _HEX_SHA256 = re.compile(r'"?([0-9a-f]{64})"?\Z')
 
-# Temporary by their meaning (RFC 9110, RFC 6585). Of the others from 500 on, a repetition changes nothing.
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_ACCESS = frozenset({401, 403})
 # Azure: 409 where an account has no public containers.
 _REFUSED = _NO_ACCESS | {409}
@@ -185,7 +184,7 @@ class _HttpConnection:
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
-        if status in _TRANSIENT:
+        if status in TRANSIENT_STATUSES:
             raise TransientError(reason, _retry_after(response.headers.get("Retry-After")))
         what = f"{reason}: {remote.url}"
         if status in _GONE:
@@ -288,5 +287,4 @@ def _cause(error: BaseException) -> str:
         reason = getattr(error, "reason", None)
         error = reason if isinstance(reason, BaseException) else error.args[0]
     text = str(error.args[-1]) if error.args else str(error)
-    # A query may carry a signature.
-    return _QUERY.sub("?…", " ".join(text.split())) or type(error).__name__
+    return without_queries(" ".join(text.split())) or type(error).__name__

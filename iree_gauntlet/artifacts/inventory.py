@@ -7,17 +7,17 @@ a download that is under way do not count.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.partial import Span, merged
-from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.partial import look, merged
+from iree_gauntlet.artifacts.sources import arrival_name, local_name
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "ItemKind", "Pins", "lock_of", "take_inventory", "url_of"]
 
+_KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_FILE = "entry.json"
 # `registry.txt` and what is beside it belong to the project whose cache this is, not to the cache.
 _NOT_OURS = frozenset({"registry.txt", "README.md", ".gitignore"})
@@ -122,8 +123,7 @@ def lock_of(root: Path, url: str) -> Path:
     Raises:
         ArtifactError: the URL is malformed.
     """
-    digest = hashlib.sha256(local_name(url).encode()).hexdigest()[:32]
-    return root / "locks" / f"{digest}.lock"
+    return root / "locks" / f"{arrival_name(local_name(url))}.lock"
 
 
 def url_of(name: str, entry: Entry | None) -> str:
@@ -161,20 +161,7 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
 
 def _unfinished(root: Path, entry: os.DirEntry[str]) -> Item | None:
     item = _whole(root, Path(entry.path), ItemKind.UNFINISHED)
-    header: dict[str, Any] = {}
-    spans: list[Span] = []
-    try:
-        lines = (Path(entry.path) / "state.jsonl").read_bytes().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        try:
-            document = json.loads(line)
-            header = header or dict(document)
-            if "got" in document:
-                spans.append(Span(*map(int, document["got"])))
-        except (ValueError, TypeError):
-            break  # torn by a kill; the rest is not relied upon when it is resumed, either
+    header, spans = look(Path(entry.path))
     size = header.get("size")
     return Item(
         kind=item.kind,
@@ -194,6 +181,9 @@ def _modules(root: Path) -> Iterator[Item]:
             yield _whole(root, Path(folder.path), ItemKind.OTHER)
             continue
         for entry in _entries(Path(folder.path)):
+            if not _KEY.fullmatch(entry.name):
+                yield _whole(root, Path(entry.path), ItemKind.OTHER)
+                continue
             item = _whole(root, Path(entry.path), ItemKind.MODULE)
             name, used = entry.name, item.last_use
             try:

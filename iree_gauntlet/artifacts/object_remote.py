@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
+    TRANSIENT_STATUSES,
     Body,
     ChangedError,
     Connection,
     MissingError,
     RemoteFile,
     TransientError,
+    without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
 
@@ -29,8 +31,6 @@ __all__ = ["ObjectRemote"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _MD5_ETAG = re.compile(r'"([0-9a-f]{32})"\Z')
 _SYSTEM = re.compile(r'kind: \w+,\s*message: "([^"]+)"')
-_QUERY = re.compile(r"\?[^\s]+")
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE_BEYOND = 416
 
 
@@ -71,7 +71,7 @@ class ObjectRemote:
 
     def _answer(self, start: int, stop: int | None, version: str) -> GetResult:
         import obstore  # noqa: PLC0415 - a large library, which few runs need
-        from obstore.exceptions import BaseError  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
         options: dict[str, object] = {}
         if start or stop is not None:
@@ -80,7 +80,7 @@ class ObjectRemote:
             options["if_match"] = version
         try:
             try:
-                return obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type]
+                return obstore.get(self.store, self.path, options=options)  # type: ignore[arg-type] # a TypedDict built up
             except BaseError as error:
                 if start or stop is None or _status(error) != _RANGE_BEYOND:
                     raise
@@ -89,7 +89,7 @@ class ObjectRemote:
             raise self._explained(error) from error
 
     def _blocks(self, answer: GetResult) -> Iterator[bytes]:
-        from obstore.exceptions import BaseError  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
         try:
             for block in answer.stream(min_chunk_size=BLOCK_BYTES):
@@ -99,9 +99,9 @@ class ObjectRemote:
 
     def _explained(self, error: Exception) -> Exception:
         """The error of ours that one of obstore's means."""
-        from obstore import exceptions  # noqa: PLC0415
+        from obstore import exceptions  # noqa: PLC0415 - a large library, which few runs need
 
-        reason = _QUERY.sub("?…", str(error).partition("\n")[0])
+        reason = without_queries(str(error).partition("\n")[0])
         if isinstance(error, FileNotFoundError):
             hint = "There is no such object: check the spelling, or whether it was moved."
             return MissingError(self.url, f"not found: {self.url}", hint)
@@ -110,7 +110,7 @@ class ObjectRemote:
             return ArtifactError(self.url, f"access refused (HTTP {status}): {self.url}", self.access_hint)
         if isinstance(error, exceptions.PreconditionError) or status == _RANGE_BEYOND:
             return ChangedError(f"HTTP {status}")
-        if status and status not in _TRANSIENT:
+        if status and status not in TRANSIENT_STATUSES:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
             # An identity that cannot be had, for one: it will not be there in a moment, either.

@@ -131,7 +131,7 @@ def open_azure(
 
 
 def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
-    from obstore.store import S3Store  # noqa: PLC0415
+    from obstore.store import S3Store  # noqa: PLC0415 - a large library, which few runs need
 
     options = _from_environment(_AWS, configuration) | expanded(configuration.options_of(url), configuration, url)
     options.setdefault("region", "us-east-1")
@@ -151,15 +151,15 @@ def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: 
 def _boto3_provider() -> dict[str, Any]:
     if not importlib.util.find_spec("boto3"):
         return {}
-    import boto3  # noqa: PLC0415
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+    import boto3  # noqa: PLC0415 - a large library, which few runs need
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - a large library, which few runs need
 
     session = boto3.Session()
     return {"credential_provider": Boto3CredentialProvider(session)} if session.get_credentials() else {}
 
 
 def _gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
-    from obstore.store import GCSStore  # noqa: PLC0415
+    from obstore.store import GCSStore  # noqa: PLC0415 - a large library, which few runs need
 
     options = _from_environment(_GCS, configuration) | expanded(configuration.options_of(url), configuration, url)
     emulator = configuration.environ.get("STORAGE_EMULATOR_HOST", "")
@@ -201,7 +201,7 @@ def _allow_http(client: dict[str, Any], endpoint: str) -> None:
 def _made(
     kind: Any, name: str, options: Mapping[str, Any], client: Mapping[str, Any], url: str, **extra: Any
 ) -> ObjectStore:
-    from obstore.exceptions import BaseError  # noqa: PLC0415
+    from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
     try:
         store: ObjectStore = kind(name, config=dict(options), **client, **extra)

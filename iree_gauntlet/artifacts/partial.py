@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Partial", "Span", "merged", "missing"]
+__all__ = ["Partial", "Span", "look", "merged", "missing"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -59,6 +59,18 @@ def missing(spans: Iterable[Span], size: int, longest: int) -> Iterator[Span]:
             yield Span(position, stop)
             position = stop
         position = max(position, span.stop)
+
+
+def look(folder: Path) -> tuple[dict[str, Any], list[Span]]:
+    """What a partial download says of itself: its header and the spans that it notes; nothing is proven.
+
+    Both are empty where there is nothing that can be read.
+    """
+    try:
+        header, noted, _ = _read((folder / "state.jsonl").read_bytes())
+    except OSError:
+        return {}, []
+    return header, [span for span, _ in noted]
 
 
 class Partial:
@@ -145,8 +157,12 @@ class Partial:
         with self._lock:
             self._append({"got": [span.start, span.stop], "crc32": crc32})
 
+    def abandon(self) -> None:
+        """Write no more, and leave the files open: another thread may be about to write, and the process to end."""
+        self._data = self._state = -1
+
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files; may be called twice, and after `abandon`."""
         data, state, self._data, self._state = self._data, self._state, -1, -1
         for descriptor in (data, state):
             if descriptor >= 0:

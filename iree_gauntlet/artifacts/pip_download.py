@@ -8,26 +8,24 @@ itself cannot download). Requires-Python is ignored: only data is taken out of a
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.process_group import end_group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["download_wheel", "pip_command"]
 
+_GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
 _VERSIONS_SHOWN = 12
-_GRACE_SECONDS = 3.0
 
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _NETWORK = re.compile(
@@ -107,20 +105,9 @@ def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
         finally:
             # Also after an interrupt of ours: pip and what it started must not live on.
             if process.poll() is None:
-                _end(process)
+                end_group(process, _GRACE_SECONDS)
         output.seek(0)
         return code, output.read().decode(errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _explained(url: str, requirement: str, output: str) -> ArtifactError:

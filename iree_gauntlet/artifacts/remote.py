@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_BYTES",
+    "TRANSIENT_STATUSES",
     "Body",
     "ChangedError",
     "Connection",
@@ -21,9 +23,15 @@ __all__ = [
     "Remote",
     "RemoteFile",
     "TransientError",
+    "without_queries",
 ]
 
 BLOCK_BYTES = 1 << 18
+
+# Temporary by their meaning (RFC 9110, RFC 6585). Of the others from 500 on, a repetition changes nothing.
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+_QUERY = re.compile(r"\?[^\s'\")]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,11 @@ class ChangedError(Exception):
 
 class MissingError(ArtifactError):
     """There is no such file there: the one failure after which a mirror is silently passed over."""
+
+
+def without_queries(text: str) -> str:
+    """A library's words without the queries of URLs in them: those may carry a signature."""
+    return _QUERY.sub("?…", text)
 
 
 class Connection(Protocol):

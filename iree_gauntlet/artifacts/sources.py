@@ -31,6 +31,7 @@ __all__ = [
     "RandomSource",
     "RemoteSource",
     "Source",
+    "arrival_name",
     "local_name",
     "normalized_distribution",
     "parse_source",
@@ -172,6 +173,11 @@ def local_name(url: str) -> str:
     """
     source = parse_source(url)
     return "" if isinstance(source, FileSource) else source.local_name
+
+
+def arrival_name(name: str) -> str:
+    """What the folder in `incoming/`, and the lock, of a file of the store are called, by its local name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def normalized_distribution(name: str) -> str:

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.arrivals import Arrivals, Expected, arrival_name
+from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.locking import locked
@@ -35,6 +35,7 @@ from iree_gauntlet.artifacts.sources import (
     PypiSource,
     RemoteSource,
     Source,
+    arrival_name,
     parse_source,
 )
 from iree_gauntlet.artifacts.transfer import Policy
@@ -68,14 +69,6 @@ class Fetched:
     seconds: float
     cached: bool
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pin:
-    """A hash that a file must have, and the file that says so."""
-
-    sha256: str
-    said_by: Path
 
 
 class ArtifactStore:
@@ -189,7 +182,7 @@ class ArtifactStore:
         if isinstance(source, FileSource):
             raise ArtifactError(url, f"a file of this machine's, which no store keeps: {url}", "Copy it by hand.")
         self._leases.use(path)
-        with locked(self.root / "locks" / f"{arrival_name(source)}.lock", url, progress):
+        with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", url, progress):
             if self._usable(source, path, progress):
                 return False
             pin = self._pin(source)
@@ -211,7 +204,7 @@ class ArtifactStore:
         source = parse_source(url)
         return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
 
-    def _pin(self, source: Source) -> _Pin | None:
+    def _pin(self, source: Source) -> Expected | None:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
         registry = self.registry
@@ -219,7 +212,7 @@ class ArtifactStore:
         if entry is None:
             registry = self.lock_file.registry()
             entry = registry.get(source.local_name)
-        return _Pin(entry.sha256, registry.path) if entry else None
+        return Expected(entry.sha256, registry.path) if entry else None
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:
@@ -233,7 +226,7 @@ class ArtifactStore:
         sha256 = self._usable(source, path, Recorder(Silent()))
         if sha256:
             return sha256, True
-        with locked(self.root / "locks" / f"{arrival_name(source)}.lock", source.url, progress):
+        with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", source.url, progress):
             # Another run may have fetched it while this one waited for the lock.
             sha256 = self._usable(source, path, progress)
             if sha256:
@@ -260,8 +253,7 @@ class ArtifactStore:
     def _make(self, source: MadeSource, path: Path, progress: Recorder) -> str:
         """Has a file brought, checked and put in its place."""
         pin = self._pin(source)
-        expected = Expected(pin.sha256, str(pin.said_by)) if pin else None
-        with disk_errors(path.parent, source.url), self._arrivals.arriving(source, expected, progress) as arrived:
+        with disk_errors(path.parent, source.url), self._arrivals.arriving(source, pin, progress) as arrived:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Pooch's temporary files are for their owner alone; a cache may be shared.
             arrived.path.chmod(0o644)

@@ -197,8 +197,14 @@ class Transfer:
         ]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            worker.join()
+        try:
+            for worker in workers:
+                worker.join()
+        except BaseException:
+            # Ctrl-C: what is still writing must not find its file closed, and its number given to another.
+            self._stop.set()
+            partial.abandon()
+            raise
         failure, self._failure = self._failure, None
         self._stop.clear()
         if failure is not None:

@@ -7,7 +7,6 @@ carries checksums of its own (CRC-32 of each member, PEP 427 and the ZIP format)
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 import zipfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.artifacts.hashing import hash_watched
 from iree_gauntlet.artifacts.inventory import url_of
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.hashing import VerifiedHashes
     from iree_gauntlet.artifacts.inventory import Item, Pins
 
-__all__ = ["Condition", "Finding", "check_artifact", "check_wheel", "hash_watched"]
+__all__ = ["Condition", "Finding", "check_artifact", "check_wheel"]
 
-_BLOCK_BYTES = 1 << 20
 # A hash of a file that was changed this shortly before may be that of a file still being written.
 _SETTLED_SECONDS = 1.0
 _WHEEL_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
@@ -59,22 +58,6 @@ class Finding:
     url: str = ""
 
 
-def hash_watched(path: Path, read: Callable[[int], None]) -> str:
-    """SHA-256 of a file's content, in hex; `read` is told of each block's bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    block = bytearray(_BLOCK_BYTES)
-    view = memoryview(block)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(view[:count])
-            read(count)
-    return digest.hexdigest()
-
-
 def check_artifact(
     path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
 ) -> Finding:
@@ -86,7 +69,7 @@ def check_artifact(
     for _ in range(2):
         try:
             before = path.stat()
-            sha256 = hash_watched(path, read)
+            sha256 = hash_watched(path, read)["sha256"]
             after = path.stat()
         except FileNotFoundError:
             return Finding(item, Condition.GONE)

@@ -16,7 +16,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Metric, Statistic
+from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.measuring.goldens import release_of
 
 if TYPE_CHECKING:
@@ -24,42 +24,12 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["Evidence", "GoldenPlace", "Proposal", "collect_evidence", "propose"]
+__all__ = ["Evidence", "Proposal", "collect_evidence", "propose"]
 
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _DIGITS = 3
 _SOUND = ("passed", "xfailed", "skipped")
 _FIGURE_STAGES = ("benchmark", "compstat")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class GoldenPlace:
-    """Where a golden is written, and what it says.
-
-    Attributes:
-        file: the spec, as the run has named it.
-        field: dotted path in it.
-        metric: what it is about.
-        value: the golden.
-        factor: tolerance multiplier.
-        statistic: which figure of the repetitions counts (time only).
-        sku: whom it was written for.
-        release: the compiler release that it belongs to; empty for every one.
-    """
-
-    file: str
-    field: str
-    metric: Metric
-    value: float
-    factor: float
-    statistic: Statistic
-    sku: str
-    release: str
-
-    @property
-    def limit(self) -> float:
-        """The largest figure that passes."""
-        return self.value * self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +63,13 @@ class Proposal:
     """A golden that ought to be another.
 
     Attributes:
-        place: where it is written.
+        golden: as it is written.
         value: what it ought to be.
         release: the release that it then belongs to.
         basis: one line, what it is based upon.
     """
 
-    place: GoldenPlace
+    golden: Golden
     value: float
     release: str
     basis: str
@@ -107,12 +77,12 @@ class Proposal:
     @property
     def change(self) -> float:
         """New by old."""
-        return self.value / self.place.value if self.place.value else float("inf")
+        return self.value / self.golden.value if self.golden.value else float("inf")
 
 
-def collect_evidence(records: Sequence[JournalRecord]) -> dict[GoldenPlace, list[Evidence]]:
+def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evidence]]:
     """The figures that journals have for each golden, in the order of the journals."""
-    found: dict[GoldenPlace, list[Evidence]] = {}
+    found: dict[Golden, list[Evidence]] = {}
     for record in records:
         unsound = _unsound_chains(record)
         ended = record.end is not None and not record.end.get("interrupted") and not record.torn
@@ -121,8 +91,8 @@ def collect_evidence(records: Sequence[JournalRecord]) -> dict[GoldenPlace, list
             if step["stage"] not in _FIGURE_STAGES or result is None:
                 continue
             refused = "its run did not come to its end" if not ended else unsound.get(step["chain"], "")
-            for place, evidence in _figures(record, step, result, refused):
-                found.setdefault(place, []).append(evidence)
+            for golden, evidence in _figures(record, step, result, refused):
+                found.setdefault(golden, []).append(evidence)
     return found
 
 
@@ -139,29 +109,28 @@ def _unsound_chains(record: JournalRecord) -> dict[str, str]:
 
 def _figures(
     record: JournalRecord, step: dict[str, Any], result: dict[str, Any], refused: str
-) -> Iterator[tuple[GoldenPlace, Evidence]]:
-    for golden in step["goldens"]:
-        place = GoldenPlace(
-            file=golden["origin"]["file"],
-            field=golden["origin"]["field"],
-            metric=Metric(golden["metric"]),
-            value=float(golden["value"]),
-            factor=float(golden["factor"]),
-            statistic=Statistic(golden["statistic"]),
-            sku=golden["sku"],
-            release=golden["release"],
+) -> Iterator[tuple[Golden, Evidence]]:
+    for written in step["goldens"]:
+        golden = Golden(
+            origin=Origin(written["origin"]["file"], written["origin"]["field"]),
+            metric=Metric(written["metric"]),
+            value=float(written["value"]),
+            factor=float(written["factor"]),
+            statistic=Statistic(written["statistic"]),
+            sku=written["sku"],
+            release=written["release"],
         )
-        figures = _measured(place, result)
+        figures = _measured(golden, result)
         if not figures:
             continue
         noted = [note for note in result.get("notes", ()) if note not in step["notes"]]
-        disturbed = f"disturbed: {'; '.join(noted)}" if place.metric is Metric.TIME_MS and noted else ""
+        disturbed = f"disturbed: {'; '.join(noted)}" if golden.metric is Metric.TIME_MS and noted else ""
         if result["verdict"] not in ("passed", "failed"):
             refused = refused or f"its {step['stage']} {result['verdict']}"
         run = record.runs[-1]
-        least = place.statistic is Statistic.MIN
+        least = golden.statistic is Statistic.MIN
         yield (
-            place,
+            golden,
             Evidence(
                 run=str(run.get("run", record.path.parent.name)),
                 chain=step["chain"],
@@ -176,18 +145,18 @@ def _figures(
         )
 
 
-def _measured(place: GoldenPlace, result: dict[str, Any]) -> list[float]:
-    if place.metric is Metric.TIME_MS:
+def _measured(golden: Golden, result: dict[str, Any]) -> list[float]:
+    if golden.metric is Metric.TIME_MS:
         samples = result.get("samples") or {}
-        if samples.get("aggregated") and place.statistic is Statistic.MIN:
+        if samples.get("aggregated") and golden.statistic is Statistic.MIN:
             return []  # the mean of all, of which nobody knows the fastest
         return [float(time) for time in samples.get("real_time", ())]
-    figure = (result.get("statistics") or {}).get(place.metric.value)
+    figure = (result.get("statistics") or {}).get(golden.metric.value)
     return [float(figure)] if figure is not None else []
 
 
 def propose(
-    place: GoldenPlace, evidence: Sequence[Evidence], *, size_headroom: float | None, to_release: bool
+    golden: Golden, evidence: Sequence[Evidence], *, size_headroom: float | None, to_release: bool
 ) -> Proposal | str:
     """What a golden ought to be, or why it stays.
 
@@ -196,7 +165,7 @@ def propose(
     with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
 
     Args:
-        place: the golden.
+        golden: the golden.
         evidence: what was measured for it.
         size_headroom: factor for sizes; None where none was asked for.
         to_release: whether a golden of another release moves to the one that has measured.
@@ -204,56 +173,56 @@ def propose(
     usable = [item for item in evidence if not item.refused]
     if not usable:
         return "; ".join(dict.fromkeys(f"{item.run}: {item.refused}" for item in evidence))
-    objection = _objection(place, usable, to_release=to_release)
+    objection = _objection(golden, usable, to_release=to_release)
     if objection:
         return objection
-    release = usable[-1].release if place.release else ""
-    moved = bool(release) and release != release_of(place.release)
-    value = _new_value(place, usable, size_headroom)
+    release = usable[-1].release if golden.release else ""
+    moved = bool(release) and release != release_of(golden.release)
+    value = _new_value(golden, usable, size_headroom)
     if isinstance(value, str):
-        return Proposal(place, place.value, release, _basis(place, usable)) if moved else value
-    return Proposal(place, value, release, _basis(place, usable))
+        return Proposal(golden, golden.value, release, _basis(golden, usable)) if moved else value
+    return Proposal(golden, value, release, _basis(golden, usable))
 
 
-def _objection(place: GoldenPlace, usable: Sequence[Evidence], *, to_release: bool) -> str:
+def _objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) -> str:
     """Why figures cannot speak for a golden together; empty where they can."""
     releases = sorted({item.release for item in usable})
     machines = sorted({item.machine for item in usable})
-    time = place.metric is Metric.TIME_MS
+    time = golden.metric is Metric.TIME_MS
     if time and len(machines) > 1:
         return f"measured on several machines: {', '.join(machines)}"
-    if len(releases) > 1 and (place.release or not time):
+    if len(releases) > 1 and (golden.release or not time):
         return f"measured with several releases: {', '.join(releases)}"
-    if place.release and releases != [release_of(place.release)] and not to_release:
-        return f"it belongs to release {place.release}, measured was {releases[0]} (--to-release moves it)"
+    if golden.release and releases != [release_of(golden.release)] and not to_release:
+        return f"it belongs to release {golden.release}, measured was {releases[0]} (--to-release moves it)"
     figures = sorted({item.measured for item in usable})
-    if place.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
+    if golden.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
         return f"the counts differ: {', '.join(f'{figure:g}' for figure in figures)}"
     return ""
 
 
-def _new_value(place: GoldenPlace, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
+def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
     """The value that was measured, or why the present one stays."""
     figures = [item.measured for item in usable]
-    match place.metric:
+    match golden.metric:
         case Metric.TIME_MS:
             # Of one run, the repetitions are all that tells how much it varies.
             alone = usable if len(usable) == 1 else ()
             lowest = min([*figures, *(item.lowest for item in alone)])
             highest = max([*figures, *(item.highest for item in alone)])
             wanted = _rounded(statistics.fmean(figures))
-            within = lowest <= place.value <= highest or place.value == wanted
+            within = lowest <= golden.value <= highest or golden.value == wanted
             return "within what was measured" if within else wanted
         case Metric.DISPATCH_COUNT:
-            return "as measured" if figures[0] == place.value else figures[0]
+            return "as measured" if figures[0] == golden.value else figures[0]
         case Metric.BINARY_SIZE_BYTES:
             largest = max(figures)
             if size_headroom is None:
                 room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
-                return largest if largest > place.limit else room
+                return largest if largest > golden.limit else room
             # A golden with room in it is not tightened for the sake of a few bytes.
             wanted = _rounded_up(largest * size_headroom)
-            return "within the headroom" if largest <= place.value <= wanted else wanted
+            return "within the headroom" if largest <= golden.value <= wanted else wanted
 
 
 def _rounded(value: float) -> float:
@@ -266,12 +235,12 @@ def _rounded_up(value: float) -> float:
     return math.ceil(value / step) * step
 
 
-def _basis(place: GoldenPlace, usable: Sequence[Evidence]) -> str:
-    unit = _UNITS[place.metric]
+def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
+    unit = _UNITS[golden.metric]
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
-    if place.metric is not Metric.TIME_MS:
+    if golden.metric is not Metric.TIME_MS:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
-    what = "fastest" if place.statistic is Statistic.MIN else "mean"
+    what = "fastest" if golden.statistic is Statistic.MIN else "mean"
     figures = [item.measured for item in usable]
     lowest, highest = (usable[0].lowest, usable[0].highest) if len(usable) == 1 else (min(figures), max(figures))
     count = sum(item.repetitions for item in usable)

@@ -251,6 +251,21 @@ class ModuleCache:
         entry = publication.entry
         return self._named(publication, name or entry.name, key, entry.ingredients) if entry else publication
 
+    def remove(self, key: str) -> None:
+        """Take an entry out in one rename, then delete it at leisure.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            OSError: it cannot be moved.
+        """
+        making = self._modules / "making"
+        making.mkdir(exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
+        try:
+            self.folder_of(key).rename(aside / "entry")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
     @contextlib.contextmanager
     def making(self, key: str, cancelled: threading.Event) -> Iterator[None]:
         """Be the one process that makes a module: others that want it wait until the block is left.
@@ -363,7 +378,7 @@ class ModuleCache:
             if found.entry is not None:
                 return Publication(found.entry)
             with contextlib.suppress(FileNotFoundError):
-                self._remove(place)
+                self.remove(key)
         return Publication(None, f"not kept in the cache: {found.reason}")
 
     def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
@@ -374,16 +389,6 @@ class ModuleCache:
                 self._checked[_stamp(status)] = sha256
                 if status.st_size >= _LARGE_BYTES:
                     self._verified.remember(place / role, sha256)
-
-    def _remove(self, place: Path) -> None:
-        """Take an entry out in one rename, then delete it at leisure."""
-        making = self._modules / "making"
-        making.mkdir(exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
-        try:
-            place.rename(aside / "entry")
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:

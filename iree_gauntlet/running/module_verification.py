@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.verification import Condition, Finding, hash_watched
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
+from iree_gauntlet.artifacts.verification import Condition, Finding
 from iree_gauntlet.running.module_entry import ENTRY_FILE, DamageError, open_sealed
 
 if TYPE_CHECKING:
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.inventory import Item
 
-__all__ = ["check_module", "remove_module"]
+__all__ = ["check_module"]
 
 
 def check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
@@ -31,7 +29,7 @@ def check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding
     try:
         document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
         for role, recorded in document["files"].items():
-            if hash_watched(folder / role, read) != recorded["sha256"]:
+            if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
                 # Of a large file it may stand on the disk that it was checked before.
                 VerifiedHashes(root / "verified").doubt(folder / role)
                 return Finding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
@@ -44,18 +42,3 @@ def check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding
     except DamageError as error:
         return Finding(item, Condition.DAMAGED, str(error))
     return Finding(item, Condition.GOOD)
-
-
-def remove_module(root: Path, item: Item) -> None:
-    """Take a module out in one rename, then delete it.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
-    making = root / "modules" / "making"
-    making.mkdir(exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
-    try:
-        (root / item.path).rename(aside / "entry")
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -209,7 +209,7 @@ class SharedModules:
         return ""
 
     def _put(self, key: str, folder: Path, size: int) -> None:
-        import obstore  # noqa: PLC0415
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
 
         location, replaces = self._open(), key in self._damaged
         path = _below(location, key)
@@ -260,7 +260,7 @@ def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModu
 
 
 def _exists(location: StoreLocation, path: str) -> bool:
-    import obstore  # noqa: PLC0415
+    import obstore  # noqa: PLC0415 - a large library, which few runs need
 
     try:
         obstore.head(location.store, path)
@@ -271,8 +271,8 @@ def _exists(location: StoreLocation, path: str) -> bool:
 
 def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
     """Whether an object is there now, made by us or before; False where a store cannot be asked to replace nothing."""
-    import obstore  # noqa: PLC0415
-    from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415
+    import obstore  # noqa: PLC0415 - a large library, which few runs need
+    from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library, which few runs need
 
     try:
         obstore.put(location.store, path, content, mode="create", use_multipart=False)
@@ -296,7 +296,7 @@ def _blocks(answer: GetResult) -> Iterator[bytes]:
 
 @contextmanager
 def _remote_errors() -> Iterator[None]:
-    from obstore.exceptions import BaseError  # noqa: PLC0415
+    from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
     try:
         yield

@@ -13,7 +13,8 @@ from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.verification import Condition, Finding, check_artifact, check_wheel
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.running.module_verification import check_module, remove_module
+from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.running.module_verification import check_module
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
 from iree_gauntlet.tasks.cache_progress import CacheProgress
 
@@ -81,7 +82,7 @@ def _mend(place: CachePlace, finding: Finding, progress: CacheProgress, *, offli
     """Whether the damage is gone."""
     item, path = finding.item, place.root / finding.item.path
     if item.kind is ItemKind.MODULE:
-        remove_module(place.root, item)
+        ModuleCache(place.root).remove(item.key)
         progress.say(f"removed: module {item.name}; it is made anew when it is needed")
         return True
     if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):

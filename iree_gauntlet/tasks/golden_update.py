@@ -41,8 +41,8 @@ def update(options: Mapping[str, Any]) -> ExitCode:
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
-        place: items
-        for place, items in evidence.items()
+        golden: items
+        for golden, items in evidence.items()
         if not options["match"] or fnmatch.fnmatch(items[0].chain, options["match"])
     }
     if not wanted:
@@ -51,20 +51,20 @@ def update(options: Mapping[str, Any]) -> ExitCode:
             "A golden must stand in the spec to be updated (docs/goldens.md); times only with their --sku.",
         )
     proposals: list[Proposal] = []
-    for place in sorted(wanted):
-        outcome = propose(place, wanted[place], size_headroom=headroom, to_release=options["to_release"])
-        where = f"{place.file}: {place.field}"
+    for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):
+        outcome = propose(golden, wanted[golden], size_headroom=headroom, to_release=options["to_release"])
+        where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
-            sys.stderr.write(f"stays    {where} {_number(place.value)}: {outcome}\n")
+            sys.stderr.write(f"stays    {where} {_number(golden.value)}: {outcome}\n")
             continue
-        verb = "tighten" if outcome.value < place.value else "relax" if outcome.value > place.value else "move"
+        verb = "tighten" if outcome.value < golden.value else "relax" if outcome.value > golden.value else "move"
         change = f" ({100 * (outcome.change - 1):+.1f} %)" if math.isfinite(outcome.change) else ""
-        values = f"{_number(place.value)} → {_number(outcome.value)}{change}"
+        values = f"{_number(golden.value)} → {_number(outcome.value)}{change}"
         sys.stderr.write(f"{verb:<8} {where} {values}: {outcome.basis}\n")
         proposals.append(outcome)
     changes = [
-        _changed(file, [item for item in proposals if item.place.file == file])
-        for file in dict.fromkeys(item.place.file for item in proposals)
+        _changed(file, [item for item in proposals if item.golden.origin.file == file])
+        for file in dict.fromkeys(item.golden.origin.file for item in proposals)
     ]
     hand_out(changes, options)
     return ExitCode.OK
@@ -102,16 +102,16 @@ def _changed(file: str, proposals: Sequence[Proposal]) -> FileChange:
         raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs have named this spec.")
     after = text
     for proposal in proposals:
-        place = proposal.place
+        golden, field = proposal.golden, proposal.golden.origin.field
         try:
-            where = path_of(document, place.field)
+            where = path_of(document, field)
             present: Any = document
             for part in where:
                 present = present[part]
         except KeyError:
             present = None
-        if present != place.value:
-            what = f"{file}: {place.field} is {present}, and was {_number(place.value)} when it was measured"
+        if present != golden.value:
+            what = f"{file}: {field} is {present}, and was {_number(golden.value)} when it was measured"
             raise GauntletError(what, "Run again with the spec as it is now.")
         after = with_number(after, where, proposal.value)
     moved = {proposal.release for proposal in proposals if proposal.release}
@@ -127,7 +127,7 @@ def _require_all_measured(file: str, document: Mapping[str, Any], proposals: Seq
     for name, value in document.items():
         if name.startswith(("golden_dispatch", "golden_size", "golden_binary")):
             there |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
-    left = sorted(there - {proposal.place.field for proposal in proposals})
+    left = sorted(there - {proposal.golden.origin.field for proposal in proposals})
     if left:
         what = f"{file}: {', '.join(left)} would come to belong to a release that has not measured it"
         raise GauntletError(what, "Measure it too and give both runs (--run A --run B), or remove it.")

@@ -6,10 +6,8 @@ Each is started as the user would start it, so its own settings apply: indexes, 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.process_group import end_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Installer", "Sources", "find_installer"]
 
 _ASK_SECONDS = 180.0
-_GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 # After the first of these many seconds an install says that it goes on, and then every so often.
 _NEWS_SECONDS = 10.0
+_GRACE_SECONDS = 5.0
 _TAIL_LINES = 12
 _PIP_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 # No package has it: pip answers with the versions that there are.
@@ -174,7 +173,7 @@ class Installer:
                         next_news += _NEWS_SECONDS
             finally:
                 if process.poll() is None:
-                    _end(process)
+                    end_group(process, _GRACE_SECONDS)
             output.seek(0)
             text = output.read().decode(errors="replace")
         if process.returncode != 0:
@@ -225,17 +224,6 @@ def _asked(argv: Sequence[str], stdin: str = "") -> tuple[int, str]:
     except OSError as error:
         raise ToolchainError(f"{argv[0]} cannot be started: {error.strerror}", "Reinstall it.") from error
     return done.returncode, done.stdout
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _tail(name: str, output: str) -> str:
