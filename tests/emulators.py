@@ -200,7 +200,7 @@ def _installed_azurite() -> Path:
             command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
             done = subprocess.run(command, cwd=unfinished, capture_output=True, text=True, timeout=500, check=False)
             if done.returncode != 0:
-                pytest.skip(f"npm cannot install Azurite: {done.stderr.strip().splitlines()[-1:]}")
+                pytest.fail(f"npm cannot install Azurite: {done.stderr.strip().splitlines()[-1:]}")
             unfinished.rename(folder)
     return program
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.archive import Blocks
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
+from iree_gauntlet.artifacts.remote import without_queries
 from iree_gauntlet.errors import ArtifactError, GauntletError
 from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_entry import DamageError
@@ -48,7 +49,6 @@ _PARTS_AT_ONCE = 4
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_QUERY = re.compile(r"\?\S+")
 # What Azure and S3 call an object that is not there. Another code says that the container or bucket is not.
 _NO_OBJECT = frozenset({"BlobNotFound", "NoSuchKey"})
 
@@ -318,7 +318,7 @@ def _reason(error: Exception) -> str:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
         return f"HTTP {status[1]}" + (f" ({code[1]})" if code else "")
-    return _QUERY.sub("?…", text.partition("\n")[0]).rpartition(" - ")[2]
+    return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
 
 
 def _until_cancelled(work: Callable[[], _T], cancelled: threading.Event) -> _T:
