@@ -1,6 +1,6 @@
 """Reading a run's journal: JSON lines, append-only, written by a process that may die at any byte.
 
-The lines are described where they are written (`running/journal.py`). A reader trusts a line only when it
+The lines are described where they are written (`running/event_log.py`, `running/journal.py`). A reader trusts a line only when it
 is whole: a last line without its newline is torn, was never acknowledged, and is left out.
 """
 
@@ -15,7 +15,7 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["JournalRecord", "read_journal"]
+__all__ = ["EventRecord", "JournalRecord", "read_events", "read_journal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,38 @@ class JournalRecord:
     torn: bool = False
 
 
-def read_journal(path: Path) -> JournalRecord:
-    """Read a journal, also one that is being written or whose writer was killed.
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """What a log of events says, in the order of its lines.
 
-    Events of an unknown kind are left out, so that an older reader can read a newer journal.
+    Attributes:
+        path: the log.
+        events: with the numbers of their lines.
+        torn: whether there is a line that was cut short by a crash (it is left out).
+    """
+
+    path: Path
+    events: tuple[tuple[int, dict[str, Any]], ...]
+    torn: bool
+
+    def refuse(self, number: int, what: str) -> NoReturn:
+        """Raise what is wrong with a line.
+
+        Raises:
+            GauntletError: always.
+        """
+        _refuse(self.path, number, what)
+
+
+def read_events(path: Path, opening: str) -> EventRecord:
+    """Read a log that `running/event_log.py` writes, also one that is being written or whose writer was killed.
+
+    Args:
+        path: the log.
+        opening: the event that every writer of it begins with; a line that was cut short may stand before one.
 
     Raises:
-        GauntletError: there is no such journal, or a line of it that is not the last one of its writer
-            is no JSON object, or lacks what its event needs.
+        GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
     """
     try:
         data = path.read_bytes()
@@ -59,13 +83,25 @@ def read_journal(path: Path) -> JournalRecord:
         ) from None
     except OSError as error:
         raise GauntletError(f"{path}: cannot read the journal: {error.strerror}") from error
+    events, torn = _events(path, data, opening)
+    return EventRecord(path, tuple(events), torn)
 
-    events, torn = _events(path, data)
+
+def read_journal(path: Path) -> JournalRecord:
+    """Read a journal, also one that is being written or whose writer was killed.
+
+    Events of an unknown kind are left out, so that an older reader can read a newer journal.
+
+    Raises:
+        GauntletError: there is no such journal, or a line of it that is not the last one of its writer
+            is no JSON object, or lacks what its event needs.
+    """
+    record = read_events(path, "run")
     runs: list[dict[str, Any]] = []
     starts: dict[str, str] = {}
     results: dict[str, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
-    for number, event in events:
+    for number, event in record.events:
         match event.get("event"):
             case "run":
                 if not isinstance(event.get("steps"), list):
@@ -79,10 +115,10 @@ def read_journal(path: Path) -> JournalRecord:
             case "end":
                 end = event
     steps = tuple(runs[-1]["steps"]) if runs else ()
-    return JournalRecord(path, tuple(runs), steps, starts, results, end, torn)
+    return JournalRecord(path, tuple(runs), steps, starts, results, end, record.torn)
 
 
-def _events(path: Path, data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
+def _events(path: Path, data: bytes, opening: str) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
     """The events with their line numbers, and whether a line was torn."""
     lines = data.split(b"\n")
     # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing but
@@ -95,7 +131,7 @@ def _events(path: Path, data: bytes) -> tuple[list[tuple[int, dict[str, Any]]], 
         event = _parse(line)
         if event is not None:
             events.append((number, event))
-        elif _healed(lines[number:]):
+        elif _healed(lines[number:], opening):
             torn = True
         else:
             _refuse(path, number, "is no JSON object")
@@ -115,14 +151,14 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _healed(following: list[bytes]) -> bool:
+def _healed(following: list[bytes], opening: str) -> bool:
     """Whether a broken line was torn by a crash: then a writer who came to resume wrote the next one.
 
     The next whole one, to be exact: that writer may have been killed in its first line too. With no whole
     line after it, the journal ends in torn lines.
     """
     event = next(filter(None, map(_parse, following)), None)
-    return event is None or event.get("event") == "run"
+    return event is None or event.get("event") == opening
 
 
 def _step_of(path: Path, number: int, event: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) ->
     with Journal(path, clock) as journal:
         journal.run({"steps": []})
         journal.result("a", {"verdict": "failed"})
-        journal._write("weather", {"sun": True})
+        journal.write("weather", {"sun": True})
         journal.result("a", {"verdict": "passed"})
     record = read_journal(path)
     assert record.results["a"]["verdict"] == "passed"
@@ -191,7 +191,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
-    with pytest.raises(GauntletError, match="cannot write the journal"):
+    with pytest.raises(GauntletError, match="cannot write journal.jsonl"):
         Journal(tmp_path / "none" / "journal.jsonl", clock)
 
 

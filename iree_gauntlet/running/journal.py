@@ -1,149 +1,40 @@
-"""Writing a run's journal: append-only, one JSON object a line, safe against death at any byte.
+"""Writing a run's journal.
 
-Every event has `event` and `time` (ISO 8601, UTC, milliseconds):
+Its events, as `EventLog` writes them:
 
 - `run`: what is to be done and with what; `steps` holds every step. A resumed run appends another one.
 - `start`: a `step` begins.
 - `result`: what it came to.
 - `end`: the run is over.
-
-`journal_format.py` reads it. A line goes out in one write and, but for `start`, to the disk before the call
-returns: a result that was reported is a result that survives.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import threading
-from datetime import UTC
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import sync_folder
-from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.running.machine_lock import LockFile
+from iree_gauntlet.running.event_log import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
-    from pathlib import Path
+    from collections.abc import Mapping
 
 __all__ = ["Journal"]
 
-_LASTING = frozenset({"run", "result", "end"})
 
-
-class Journal:
-    """The one writer of a journal; its methods may be called from several threads.
-
-    Opening it makes the file, or continues one: a last line that a crash cut short is left as it is, and
-    the next event starts on a line of its own.
-
-    Args:
-        path: `journal.jsonl` in the run's folder, which must exist. A lock file lies beside it.
-        clock: gives the present time, with a time zone.
-
-    Raises:
-        GauntletError: another process writes this journal, or it cannot be written.
-    """
-
-    def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
-        self._path = path
-        self._clock = clock
-        self._mutex = threading.Lock()
-        self._lock = LockFile(path.with_name(f"{path.name}.lock"))
-        self._descriptor: int | None = None
-        try:
-            if not self._lock.acquire_now():
-                who = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
-                raise GauntletError(
-                    f"run {path.parent.name} is being written by process {who}",
-                    "wait for it, or start a run of its own",
-                )
-            self._descriptor = self._open()
-        except OSError as error:
-            self._lock.release()
-            raise self._unwritable(error) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class Journal(EventLog):
+    """The one writer of a run's `journal.jsonl`."""
 
     def run(self, fields: Mapping[str, Any]) -> None:
         """Write what the run is about to do: the fields of a `run` event, `steps` among them."""
-        self._write("run", fields)
+        self.write("run", fields)
 
     def start(self, step: str) -> None:
-        """Write that a step begins."""
-        self._write("start", {"step": step})
+        """Write that a step begins: of use only while it goes on, so that it need not last."""
+        self.write("start", {"step": step}, lasting=False)
 
     def result(self, step: str, fields: Mapping[str, Any]) -> None:
         """Write what a step came to."""
-        self._write("result", {"step": step, **fields})
+        self.write("result", {"step": step, **fields})
 
     def end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
         """Write that the run is over."""
-        self._write("end", {"exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
-
-    def close(self) -> None:
-        """Let go of the file and the lock."""
-        with self._mutex:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
-            self._lock.release()
-
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                os.write(descriptor, b"\n")
-            sync_folder(self._path.parent)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Append an event.
-
-        Raises:
-            GauntletError: the disk is full or gone; nothing of the event is in the file then.
-            TypeError, ValueError: a field is no JSON, NaN and infinity included. Nothing is written.
-        """
-        with self._mutex:
-            if self._descriptor is None:
-                raise RuntimeError("the journal is closed")
-            # The time is taken inside the lock, so that times never go back from line to line.
-            document = {"event": event, "time": _stamp(self._clock()), **fields}
-            line = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
-            self._append(self._descriptor, line + b"\n", lasting=event in _LASTING)
-
-    def _append(self, descriptor: int, line: bytes, *, lasting: bool) -> None:
-        size = os.fstat(descriptor).st_size
-        try:
-            written = os.write(descriptor, line)
-            while written < len(line):
-                written += os.write(descriptor, line[written:])
-            if lasting:
-                os.fsync(descriptor)
-        except OSError as error:
-            # Half a line would spoil what follows. The lock makes this the only writer.
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, size)
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> GauntletError:
-        return GauntletError(
-            f"{error.filename or self._path}: cannot write the journal: {error.strerror}",
-            "make room there, or make it writable, then resume the run",
-        )
-
-
-def _stamp(now: datetime) -> str:
-    return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self.write("end", {"exit_code": exit_code, "seconds": seconds, "interrupted": interrupted})
