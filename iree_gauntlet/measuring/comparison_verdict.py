@@ -1,10 +1,14 @@
 """Is B slower than A? Four verdicts from blocks of rounds, against a band of what counts as the same.
 
-With the band 1 ± δ (on the log scale, so that A against B and B against A agree):
+With δ, the least difference that matters, and ε ≥ δ, the width of the equivalence band (both on the log scale, so that
+A against B and B against A agree):
 
 - `slower`: the whole interval of the ratio B/A lies above 1 + δ; `faster`: below 1/(1 + δ);
-- `same`: it lies within the band;
+- `same`: it lies between 1/(1 + ε) and 1 + ε;
 - `inconclusive`: anything else, with the reason and the number of blocks at which to look again.
+
+Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
+±δ takes hundreds of rounds on most machines. An interval that lies beyond δ and within ε is a difference.
 
 The interval is the intersection of the exact intervals (`paired`) of all looks so far (`sequential`). All of them
 hold together with probability 1 − α or more, so it may be looked at, and stopped at, as often as there are looks.
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_BAND",
+    "DEFAULT_LEAST",
     "Comparison",
     "Verdict",
     "against_control",
@@ -45,7 +50,8 @@ __all__ = [
     "without_verdict",
 ]
 
-DEFAULT_BAND = 0.01
+DEFAULT_LEAST = 0.01
+DEFAULT_BAND = 0.03
 
 
 class Verdict(StrEnum):
@@ -68,9 +74,10 @@ class Comparison:
         low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
             blocks contradict each other.
         confidence: of the interval, whatever the stopping: 1 − α.
-        band: δ of the equivalence band.
+        least: δ, the least difference that matters.
+        band: ε of the equivalence band.
         blocks: how many were looked at.
-        p_value: against "the ratio is within the band", valid whatever the stopping; 1 before the first look.
+        p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
         next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
     """
 
@@ -80,6 +87,7 @@ class Comparison:
     low: float
     high: float
     confidence: float
+    least: float
     band: float
     blocks: int
     p_value: float
@@ -92,31 +100,40 @@ class Comparison:
 
 
 def compare(
-    blocks: Sequence[Block], plan: SequentialPlan, band: float = DEFAULT_BAND, location: Location = Location.MIN
+    blocks: Sequence[Block],
+    plan: SequentialPlan,
+    least: float = DEFAULT_LEAST,
+    band: float = DEFAULT_BAND,
+    location: Location = Location.MIN,
 ) -> Comparison:
     """Judges blocks in the order in which they were taken.
 
     Args:
         blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
         plan: when to look and what the looks cost together; blocks after the last look are not used.
-        band: δ, above which a difference matters; 0.01 is 1 %.
+        least: δ, above which a difference matters; 0.01 is 1 %.
+        band: ε, within which two times are the same for all that one cares.
         location: which figure of the repetitions stands for a round.
 
     Raises:
-        EvidenceError: no blocks, a band that is not between 0 and 1.
+        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1.
     """
-    return compare_log_ratios(log_ratios(blocks, location), plan, band)
+    return compare_log_ratios(log_ratios(blocks, location), plan, least, band)
 
 
-def compare_log_ratios(ratios: NDArray[np.float64], plan: SequentialPlan, band: float = DEFAULT_BAND) -> Comparison:
+def compare_log_ratios(
+    ratios: NDArray[np.float64], plan: SequentialPlan, least: float = DEFAULT_LEAST, band: float = DEFAULT_BAND
+) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.
 
     Raises:
-        EvidenceError: no ratios, one that is not finite, a band that is not between 0 and 1.
+        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1.
     """
-    if not 0 < band < 1:
-        raise EvidenceError(f"equivalence band {band!r}, expected a number between 0 and 1", "0.01 is 1 %")
-    edge = math.log1p(band)
+    if not 0 < least <= band < 1:
+        raise EvidenceError(
+            f"least difference {least!r} and equivalence band {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
+        )
+    edge = math.log1p(least)
     looks = plan.reached(ratios.size)
     interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
     walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
@@ -127,7 +144,7 @@ def compare_log_ratios(ratios: NDArray[np.float64], plan: SequentialPlan, band: 
         share = level / plan.alpha
         p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
         p_faster = min(p_faster, rank_p_above(-walsh[::-1], edge) / share)
-    verdict, reason = _judge(interval, edge, band)
+    verdict, reason = _judge(interval, least, band)
     next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
     if not looks:
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
@@ -141,6 +158,7 @@ def compare_log_ratios(ratios: NDArray[np.float64], plan: SequentialPlan, band: 
         low=math.exp(interval.low),
         high=math.exp(interval.high),
         confidence=1 - plan.alpha,
+        least=least,
         band=band,
         blocks=int(ratios.size),
         p_value=min(1.0, 2 * min(p_slower, p_faster)),
@@ -180,6 +198,7 @@ def without_verdict(comparison: Comparison, reason: str) -> Comparison:
         low=comparison.low,
         high=comparison.high,
         confidence=comparison.confidence,
+        least=comparison.least,
         band=comparison.band,
         blocks=comparison.blocks,
         p_value=comparison.p_value,
@@ -187,21 +206,22 @@ def without_verdict(comparison: Comparison, reason: str) -> Comparison:
     )
 
 
-def _judge(interval: Interval, edge: float, band: float) -> tuple[Verdict, str]:
+def _judge(interval: Interval, least: float, band: float) -> tuple[Verdict, str]:
     low, high = interval.low, interval.high
     if math.isinf(low) or math.isinf(high):
         return Verdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
     span = f"{_percent(math.exp(low))} to {_percent(math.exp(high))}"
-    within = f"±{100 * band:g} %"
+    edge, same = math.log1p(least), math.log1p(band)
     if low > high:
         return Verdict.INCONCLUSIVE, "earlier and later blocks contradict each other: the machine or a side has changed"
     if low > edge:
-        return Verdict.SLOWER, f"the interval, {span}, lies beyond {within}"
+        return Verdict.SLOWER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
     if high < -edge:
-        return Verdict.FASTER, f"the interval, {span}, lies beyond {within}"
-    if -edge <= low and high <= edge:
-        return Verdict.SAME, f"the interval, {span}, lies within {within}"
-    return Verdict.INCONCLUSIVE, f"the interval, {span}, crosses the edge of {within}"
+        return Verdict.FASTER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
+    if -same <= low and high <= same:
+        return Verdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
+    wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
+    return Verdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
 
 
 def _percent(ratio: float) -> str:

@@ -1,25 +1,41 @@
 """What machine this is, and whether it is fit to measure on. Only reads; changes nothing.
 
-Linux answers from /proc and /sys (Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst and
-proc(5)); what a container or another system does not show is None, never a guess.
+Linux answers from /proc and /sys (`machine_sensors.py`), GPUs through their vendors' tools (`gpus.py`); what a
+container or another system does not show is None, never a guess.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from iree_gauntlet.measuring.gpus import GpuReading, GpuState
+from iree_gauntlet.measuring.machine_sensors import (
+    cpu_model,
+    cpu_numbers,
+    cpu_temperature,
+    cpu_texts,
+    flag,
+    memory_limits,
+    turbo,
+    usable_cores,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
 
 _ROOT = Path("/")
 _GIB = 1 << 30
+# Processors slow down from 95 to 105 °C on.
+_HOT_CPU_C = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,9 @@ class MachineState:
         free_memory_bytes: memory that can be had without swapping.
         swap_used_bytes: swap in use.
         on_battery: whether it runs on battery.
+        cpu_temperature_c: of the processors' hottest sensor, in °C.
+        gpus: the GPUs, where they were asked about; empty for a run on the CPU.
+        gpu_problem: why they could not be read; empty where they were, or were not asked about.
     """
 
     cores: int
@@ -80,6 +99,9 @@ class MachineState:
     free_memory_bytes: int | None
     swap_used_bytes: int | None
     on_battery: bool | None
+    cpu_temperature_c: float | None = None
+    gpus: tuple[GpuState, ...] = ()
+    gpu_problem: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For the journal."""
@@ -93,11 +115,11 @@ def machine_facts(root: Path = _ROOT) -> MachineFacts:
         root: where /proc and /sys are looked for.
     """
     memory = psutil.virtual_memory().total
-    limits = [limit for limit in _memory_limits(root) if limit < memory]
+    limits = [limit for limit in memory_limits(root) if limit < memory]
     return MachineFacts(
         host=socket.gethostname(),
-        cpu=_cpu_model(root),
-        cores=_usable_cores(root),
+        cpu=cpu_model(root),
+        cores=usable_cores(root),
         memory_bytes=min([memory, *limits]),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
@@ -127,40 +149,51 @@ class CpuWatch:
         return max(0.0, total - idle - steal - own_seconds) / total, steal / total
 
 
-def machine_state(shares: tuple[float | None, float | None] = (None, None), root: Path = _ROOT) -> MachineState:
+def machine_state(
+    shares: tuple[float | None, float | None] = (None, None),
+    root: Path = _ROOT,
+    *,
+    cpus: Collection[int] = (),
+    gpus: GpuReading | None = None,
+) -> MachineState:
     """Reads the state of the machine.
 
     Args:
         shares: what a `CpuWatch` saw.
         root: where /proc and /sys are looked for.
+        cpus: numbers of the CPUs whose frequencies and governors count; all where empty.
+        gpus: what the GPUs' tool has said, where they were asked about.
     """
     busy, steal = shares
     load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None, None)
-    frequencies = [value for value in _cpu_numbers(root, "cpufreq/scaling_cur_freq") if value > 0]
-    largest = [value for value in _cpu_numbers(root, "cpufreq/cpuinfo_max_freq") if value > 0]
-    throttles = _cpu_numbers(root, "thermal_throttle/core_throttle_count")
+    frequencies = [value for value in cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
+    largest = [value for value in cpu_numbers(root, "cpufreq/cpuinfo_max_freq", cpus) if value > 0]
+    throttles = cpu_numbers(root, "thermal_throttle/core_throttle_count")
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineState(
-        cores=_usable_cores(root),
+        cores=usable_cores(root),
         load_1m=load[0],
         load_5m=load[1],
         busy_share=busy,
         steal_share=steal,
-        governor=",".join(sorted(set(_cpu_texts(root, "cpufreq/scaling_governor")))) or None,
+        governor=",".join(sorted(set(cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
         frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
         max_frequency_mhz=max(largest) / 1000 if largest else None,
         throttle_count=sum(throttles) if throttles else None,
-        turbo=_turbo(root),
-        smt=_flag(root / "sys/devices/system/cpu/smt/active"),
+        turbo=turbo(root),
+        smt=flag(root / "sys/devices/system/cpu/smt/active"),
         free_memory_bytes=psutil.virtual_memory().available,
         swap_used_bytes=psutil.swap_memory().used,
         on_battery=None if battery is None or battery.power_plugged is None else not battery.power_plugged,
+        cpu_temperature_c=cpu_temperature(root),
+        gpus=gpus.gpus if gpus else (),
+        gpu_problem=gpus.problem if gpus else "",
     )
 
 
 def benchmark_warnings(state: MachineState) -> list[str]:
     """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
-    return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state)]
+    return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state), *_heat_warnings(state)]
 
 
 def _clock_warnings(state: MachineState) -> list[str]:
@@ -218,79 +251,17 @@ def _memory_warnings(state: MachineState) -> list[str]:
     return warnings
 
 
-def _usable_cores(root: Path) -> int:
-    # Not on every system, and typeshed knows it only for Linux.
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _cpu_quota(root)
-    return max(1, count if quota is None else min(count, math.ceil(quota)))
-
-
-def _cpu_quota(root: Path) -> float | None:
-    """CPUs that the tightest cgroup above this process allows; None for no limit."""
-    quotas = []
-    for folder in _cgroup_folders(root):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
-            quotas.append(int(quota) / int(period))
-    old = root / "sys/fs/cgroup/cpu"
-    quota_v1, period_v1 = _number(old / "cpu.cfs_quota_us"), _number(old / "cpu.cfs_period_us")
-    if quota_v1 and period_v1 and quota_v1 > 0:
-        quotas.append(quota_v1 / period_v1)
-    return min(quotas, default=None)
-
-
-def _memory_limits(root: Path) -> list[int]:
-    files = [folder / "memory.max" for folder in _cgroup_folders(root)]
-    files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return [limit for file in files if (limit := _number(file)) is not None and limit > 0]
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """This process's cgroup (version 2) and those above it."""
-    base = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        if line.startswith("0::"):
-            parts = [part for part in line[3:].split("/") if part and part != ".."]
-            return [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-    return [base]
-
-
-def _cpu_model(root: Path) -> str:
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model", "cpu model") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def _turbo(root: Path) -> bool | None:
-    no_turbo = _flag(root / "sys/devices/system/cpu/intel_pstate/no_turbo")
-    if no_turbo is not None:
-        return not no_turbo
-    return _flag(root / "sys/devices/system/cpu/cpufreq/boost")
-
-
-def _cpu_texts(root: Path, name: str) -> list[str]:
-    files = sorted((root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"))
-    return [text for file in files if (text := _text(file))]
-
-
-def _cpu_numbers(root: Path, name: str) -> list[int]:
-    return [int(text) for text in _cpu_texts(root, name) if text.isdigit()]
-
-
-def _flag(path: Path) -> bool | None:
-    return {"0": False, "1": True}.get(_text(path) or "")
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path) or ""
-    return int(text) if text.removeprefix("-").isdigit() else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None  # absent, or not ours to read: both are common in containers
+def _heat_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.cpu_temperature_c is not None and state.cpu_temperature_c >= _HOT_CPU_C:
+        warnings.append(
+            f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"
+            " after its cooling"
+        )
+    for gpu in state.gpus:
+        if gpu.heat_reasons:
+            warnings.append(
+                f"{gpu.label} is throttled ({', '.join(gpu.heat_reasons)}): let it cool, and look after its cooling"
+                " and power supply"
+            )
+    return warnings
