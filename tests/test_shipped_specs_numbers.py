@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,31 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def named(folder: Path, entry: Any, key: str) -> dict[str, str]:
+    """How a spec names what a record describes: a made-up input by its URL, a file with its folder."""
+    source = entry["source"] if "://" in entry["source"] else f"{folder.name}/{entry['source']}"
+    return {key: source} | ({"value": entry["value"]} if "value" in entry else {})
+
+
+def tensor_type(blob: Any, key: str) -> str:
+    """The tensor type of an input in a spec."""
+    return str(blob["value"]) if "value" in blob else parse_seeded(blob[key]).value
+
+
+def checked_bytes(folder: Path, entry: Any) -> int:
+    """The size of a file that a record describes, after a look at its content; 0 for what is made up."""
+    path = folder / entry["source"]
+    if "://" in entry["source"]:
+        return 0
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+    if path.suffix == ".bin":
+        assert entry["value"] == "x".join([*map(str, entry["shape"]), entry["type"].replace("int", "i")])
+        assert path.stat().st_size == math.prod(entry["shape"]) * np.dtype(entry["type"]).itemsize
+    else:
+        assert list(np.load(path).shape) == entry["shape"]
+    return path.stat().st_size
+
+
 # Of golden.record; that of the llama block has tests of its own.
 TORCH_RECORDED = sorted(path for path in TORCH.glob("*/*/provenance.json") if "made_by" in read(path))
 
@@ -36,16 +62,10 @@ def test_recordings_belong_to_their_spec(provenance: Path) -> None:
     record = read(provenance)
     spec = read(folder.with_suffix(".json"))
     assert record["model"]["source"] == spec["mlir"]
-    assert [entry["source"] for entry in record["inputs"]] == [blob["source"] for blob in spec["inputs"]]
-    assert spec["outputs"] == [{"source": f"{folder.name}/{entry['source']}"} for entry in record["outputs"]]
+    assert [named(folder, entry, "source") for entry in record["inputs"]] == spec["inputs"]
+    assert [named(folder, entry, "source") for entry in record["outputs"]] == spec["outputs"]
     assert f"--expected_f32_threshold={record['tolerance']:g}" in spec["threshold_args"]
-    total = 0
-    for entry in record["outputs"]:
-        path = folder / entry["source"]
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
-        assert list(np.load(path).shape) == entry["shape"]
-        total += path.stat().st_size
-    assert total <= LARGEST_BYTES
+    assert sum(checked_bytes(folder, entry) for entry in (*record["inputs"], *record["outputs"])) <= LARGEST_BYTES
 
 
 @pytest.mark.parametrize("provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}")
@@ -55,7 +75,7 @@ def test_shapes_that_are_fixed_are_those_of_the_inputs(provenance: Path) -> None
     shapes = spec["onnx_import"].get("shapes", {})
     assert {name: recorded[name] for name in shapes} == shapes
     benchmark = read(SPECS / "benchmarks" / provenance.parents[1].name / f"{provenance.parent.name}.json")
-    assert benchmark["inputs"] == [parse_seeded(blob["source"]).value for blob in spec["inputs"]]
+    assert benchmark["inputs"] == [tensor_type(blob, "source") for blob in spec["inputs"]]
     assert benchmark["function_run"] == spec["run_function"]
 
 
@@ -74,16 +94,10 @@ def test_recordings_of_torch_models_belong_to_their_test(provenance: Path) -> No
     test = read(folder.with_suffix(".json"))
     definition = read(TORCH / f"{test['modules'][-1]}.json")
     assert record["model"]["source"] == definition["mlir"]
-    assert [entry["source"] for entry in record["inputs"]] == [item["url"] for item in test["inputs"]]
-    assert test["expected_outputs"] == [{"url": f"{folder.name}/{entry['source']}"} for entry in record["outputs"]]
+    assert [named(folder, entry, "url") for entry in record["inputs"]] == test["inputs"]
+    assert [named(folder, entry, "url") for entry in record["outputs"]] == test["expected_outputs"]
     assert f"--expected_f32_threshold={record['tolerance']:g}" in test["run_args"]
-    total = 0
-    for entry in record["outputs"]:
-        path = folder / entry["source"]
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
-        assert list(np.load(path).shape) == entry["shape"]
-        total += path.stat().st_size
-    assert total <= LARGEST_BYTES
+    assert sum(checked_bytes(folder, entry) for entry in (*record["inputs"], *record["outputs"])) <= LARGEST_BYTES
 
 
 @pytest.mark.parametrize("provenance", TORCH_RECORDED, ids=names)
@@ -98,7 +112,7 @@ def test_torch_models_are_those_of_the_regression_tests(provenance: Path) -> Non
     quality = read(folder / f"{submodel}_quality_cpu.json")
     function = f"--function={spec['run_function']}"
     assert quality["run_args"] == [f"--device={spec['device']}", function, *spec["threshold_args"]]
-    values = [parse_seeded(item["url"]).value for item in quality["inputs"]]
+    values = [tensor_type(item, "url") for item in quality["inputs"]]
     for path in folder.glob(f"{submodel}_benchmark_*.json"):
         benchmark = read(path)
         assert [item["value"] for item in benchmark["inputs"]] == values

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from iree_gauntlet.measuring.gpus import GpuReading, GpuState
 from iree_gauntlet.measuring.machine_sensors import (
     cpu_model,
     cpu_numbers,
@@ -29,6 +28,8 @@ from iree_gauntlet.measuring.machine_sensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from iree_gauntlet.measuring.gpus import GpuReading, GpuState
 
 __all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
 
@@ -258,10 +259,10 @@ def _heat_warnings(state: MachineState) -> list[str]:
             f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"
             " after its cooling"
         )
-    for gpu in state.gpus:
-        if gpu.heat_reasons:
-            warnings.append(
-                f"{gpu.label} is throttled ({', '.join(gpu.heat_reasons)}): let it cool, and look after its cooling"
-                " and power supply"
-            )
+    warnings += [
+        f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and look after its cooling and"
+        " power supply"
+        for gpu in state.gpus
+        if gpu.ill_reasons
+    ]
     return warnings

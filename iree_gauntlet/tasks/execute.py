@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +24,7 @@ from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, m
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES
 from iree_gauntlet.tasks.output import Output
@@ -34,7 +33,7 @@ from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroun
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.running.plan import Plan
@@ -199,28 +198,8 @@ def _run(
             downloads.cancelled = True
             engine.cancel()
 
-        with _interruptible(cancel):
+        with interruptible(cancel):
             engine.run(plan.steps, finished)
-
-
-@contextmanager
-def _interruptible(cancel: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end what runs and raise KeyboardInterrupt once; a second one ends it without grace."""
-    raised = False
-
-    def handle(_number: int, _frame: object) -> None:
-        nonlocal raised
-        cancel()
-        if not raised:
-            raised = True
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _jobs(options: Mapping[str, Any]) -> int:
