@@ -1,7 +1,6 @@
 """JUnit XML: a testsuite for each chain, a testcase for each step.
 
-The format is what the schema `junit-10.xsd` of Jenkins' xunit plugin allows. The junit-xml package writes
-a few attributes more (`disabled`), and times in exponent form, which the schema refuses: both are put right.
+The junit-xml package writes times in exponent form, which the schema refuses: they are put right.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
 from iree_gauntlet.reporting.details import finding_lines, measured_lines
 from iree_gauntlet.reporting.figures import byte_size
+from iree_gauntlet.reporting.junit_schema import schema_document
 
 if TYPE_CHECKING:
     from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["junit_document"]
 
-_ALLOWED = {
-    "testsuites": frozenset({"name", "time", "tests", "failures", "errors"}),
-    "testsuite": frozenset(
-        {
-            *("name", "tests", "failures", "errors", "group", "time", "skipped", "timestamp", "hostname"),
-            *("id", "package", "file", "log", "url"),
-        }
-    ),
-    "testcase": frozenset({"name", "time", "classname", "group"}),
-}
 _SIZE_LIMIT = 1 << 16
 
 
@@ -47,9 +37,8 @@ def junit_document(outcome: RunOutcome) -> str:
     root.set("failures", str(sum(step.verdict in {Verdict.FAILED, Verdict.XPASSED} for step in steps)))
     root.set("errors", str(sum(step.verdict in {Verdict.ERROR, Verdict.INCONCLUSIVE} for step in steps)))
     root.set("time", f"{sum(step.seconds for step in steps):.3f}")
-    _keep_to_schema(root, outcome)
-    ET.indent(root)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+    _set_times(root, outcome)
+    return schema_document(root)
 
 
 def _suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.TestSuite:
@@ -167,19 +156,11 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome) -> list[tuple[str, str
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
-def _keep_to_schema(root: ET.Element, outcome: RunOutcome) -> None:
-    """Drop attributes that the schema lacks, write times as decimals, leave no character that XML lacks."""
+def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
     for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
         element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
         for case, step in zip(element.findall("testcase"), chain.steps, strict=True):
             case.set("time", f"{step.seconds:.3f}")
-    for element in root.iter():
-        allowed = _ALLOWED.get(element.tag)
-        for name in [name for name in element.attrib if allowed is not None and name not in allowed]:
-            del element.attrib[name]
-        for name, value in element.attrib.items():
-            element.set(name, clean(value))
-        element.text = clean(element.text or "") or None
 
 
 def _bounded(text: str) -> str:
