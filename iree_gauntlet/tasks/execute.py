@@ -17,6 +17,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
@@ -70,13 +71,16 @@ class _Downloads:
             raise GauntletError(f"{url}: interrupted")
 
 
-def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+def execute(
+    options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None, *, brief: bool = False
+) -> ExitCode:
     """Selects, plans, runs and reports.
 
     Args:
         options: of the command line.
         defaults: what the task selects by itself.
         stages: what the task does; None for what the suite says.
+        brief: it is a part of something larger, which reports on it: one line at its end will do.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -102,11 +106,14 @@ def execute(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Sta
     finally:
         console.close()
     outcome = write_reports(run_dir, environ=os.environ)
-    print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
+    if brief:
+        output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
+    else:
+        print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
     # Last, so that a summary file that cannot be written hides no verdict.
-    write_reports(run_dir, environ=os.environ, append_step_summary=True)
+    write_reports(run_dir, environ=os.environ, append_step_summary=not brief)
     return ExitCode(int(outcome.exit_code))
 
 

@@ -15,6 +15,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.tasks.cache_tasks import cache_collection
+from iree_gauntlet.tasks.compare_tasks import compare_task
 from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import (
     CACHE,
@@ -252,7 +253,7 @@ def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
-        run_task, report_task,
+        run_task, compare_task, report_task,
     )  # fmt: skip
     collection.add_collection(Collection("golden", record_task, update_task))
     collection.add_collection(Collection("xfail", xfail_update_task))

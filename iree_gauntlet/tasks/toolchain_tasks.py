@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["TAKES_SEVERAL", "several_in_one", "toolchain_collection"]
 
 # Invoke fills a positional argument with one word: these take several.
-TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})
+TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", "compare"})
 
 
 @gauntlet_task(

@@ -1,0 +1,223 @@
+"""What each dispatch of a program takes, from `iree-profile dispatch --dispatch_events --format=jsonl`.
+
+The rows are described by `iree-profile --agents_md` and https://iree.dev/developers/performance/device-profiling/.
+A CPU gives `host_dispatch_event` rows, timed by the host's clock; a GPU gives `dispatch_event` rows, timed by its own.
+All other rows are passed over, so that a release which adds some is still read.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["DispatchProfile", "DispatchTime", "ProfileError", "merged", "parse_dispatch_events"]
+
+_HOST_EVENT = "host_dispatch_event"
+_DEVICE_EVENT = "dispatch_event"
+_SUMMARY = "dispatch_summary"
+_MATCHED = {_HOST_EVENT: "matched_host_dispatches", _DEVICE_EVENT: "matched_dispatches"}
+
+
+class ProfileError(GauntletError):
+    """A profile from which no times can be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchTime:
+    """One function that is dispatched, over a whole profile.
+
+    Attributes:
+        name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
+        count: how often it was dispatched, in all invocations together.
+        total_ns: what that took in all, ns.
+        invocation_ns: what it takes in one invocation of the program, ns: the median over the invocations. Whole, so
+            that sums of them are exact.
+    """
+
+    name: str
+    count: int
+    total_ns: int
+    invocation_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchProfile:
+    """The dispatches of a program.
+
+    Attributes:
+        dispatches: one for each name, in the order in which they first ran.
+        invocations: how often the program was invoked.
+        elapsed_ns: wall time of an invocation under the profile, ns, median over the invocations; None where unknown.
+        on_device: the device's own clock timed them, not the host's.
+        notes: what a reader of the times should know.
+    """
+
+    dispatches: tuple[DispatchTime, ...]
+    invocations: int
+    elapsed_ns: int | None = None
+    on_device: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dispatched_ns(self) -> int:
+        """All dispatches of an invocation, ns. More than the elapsed time where some run side by side."""
+        return sum(dispatch.invocation_ns for dispatch in self.dispatches)
+
+    @property
+    def outside_ns(self) -> int | None:
+        """What is left of an invocation: scheduling, copies, waiting. Negative where dispatches run side by side."""
+        return None if self.elapsed_ns is None else self.elapsed_ns - self.dispatched_ns
+
+    def per_invocation(self, dispatch: DispatchTime) -> int:
+        """How often one invocation dispatches it, rounded; at least 1."""
+        return max(1, round(dispatch.count / self.invocations))
+
+
+def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns: int | None = None) -> DispatchProfile:
+    """Reads the rows of a profile.
+
+    Args:
+        lines: what `iree-profile dispatch --dispatch_events --format=jsonl` printed.
+        invocations: how often the program was invoked while it was profiled; warm-up counts too.
+        elapsed_ns: wall time of an invocation, ns.
+
+    Raises:
+        ProfileError: no dispatches, rows that are cut off, or a row without what is needed, which is named.
+    """
+    if invocations < 1:
+        raise ProfileError(f"a profile of {invocations} invocations has no times")
+    events: dict[str, dict[str, list[int | None]]] = {_HOST_EVENT: defaultdict(list), _DEVICE_EVENT: defaultdict(list)}
+    summary: dict[str, Any] | None = None
+    for number, line in enumerate(lines, 1):
+        row = _row(line, number)
+        kind = row.get("type")
+        if kind == _SUMMARY:
+            summary = row
+        elif kind in events:
+            name, duration = _event(row, kind, number)
+            events[kind][name].append(duration)
+    kind = _DEVICE_EVENT if events[_DEVICE_EVENT] else _HOST_EVENT
+    found = events[kind]
+    _check_whole(summary, kind, sum(map(len, found.values())))
+    if not found:
+        raise ProfileError(
+            "the profile holds no dispatches",
+            "the program dispatches nothing, or its device writes no events of dispatches",
+        )
+    notes: list[str] = []
+    dispatches = tuple(_dispatch(name, durations, invocations, notes) for name, durations in found.items())
+    return DispatchProfile(dispatches, invocations, elapsed_ns, kind == _DEVICE_EVENT, tuple(notes))
+
+
+def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
+    """Several profiles of one program as one: the mean of their times, over the sum of their invocations.
+
+    Raises:
+        ProfileError: there are none, or they have other dispatches: they are not of one program.
+    """
+    if not profiles:
+        raise ProfileError("there is no profile to merge")
+    first = profiles[0]
+    tables = [{dispatch.name: dispatch for dispatch in profile.dispatches} for profile in profiles]
+    for table in tables:
+        odd = sorted(table.keys() ^ tables[0].keys())
+        if odd:
+            raise ProfileError(f"profiles of one program differ in their dispatches: {odd[0]} is not in all of them")
+    elapsed = [profile.elapsed_ns for profile in profiles if profile.elapsed_ns is not None]
+    return DispatchProfile(
+        tuple(
+            DispatchTime(
+                dispatch.name,
+                sum(table[dispatch.name].count for table in tables),
+                sum(table[dispatch.name].total_ns for table in tables),
+                round(statistics.fmean(table[dispatch.name].invocation_ns for table in tables)),
+            )
+            for dispatch in first.dispatches
+        ),
+        sum(profile.invocations for profile in profiles),
+        round(statistics.fmean(elapsed)) if len(elapsed) == len(profiles) else None,
+        first.on_device,
+        tuple(dict.fromkeys(note for profile in profiles for note in profile.notes)),
+    )
+
+
+def _row(line: str, number: int) -> dict[str, Any]:
+    if not line.strip():
+        return {}
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ProfileError(
+            f"line {number} of the profile's rows is no JSON: {line.strip()[:80]}",
+            "iree-profile was ended early, or wrote something else; run it by hand",
+        ) from error
+    if not isinstance(row, dict):
+        raise ProfileError(f"line {number} of the profile's rows is no JSON object: {line.strip()[:80]}")
+    return row
+
+
+def _event(row: dict[str, Any], kind: str, number: int) -> tuple[str, int | None]:
+    """Name and ns of a dispatch; None for one without a valid time."""
+    name = row.get("key")
+    if not isinstance(name, str) or not name:
+        raise _without(row, "key", "a name", kind, number)
+    valid = row.get("valid")
+    if not isinstance(valid, bool):
+        raise _without(row, "valid", "true or false", kind, number)
+    if not valid:
+        return name, None
+    if row.get("clock_fit_available") is False:
+        raise ProfileError(
+            "the device's clock could not be related to nanoseconds",
+            "its driver gave too few readings of both clocks; profile more invocations",
+        )
+    duration = row.get("duration_ns")
+    if isinstance(duration, bool) or not isinstance(duration, int) or duration < 0:
+        raise _without(row, "duration_ns", "a number of ns", kind, number)
+    return name, duration
+
+
+def _without(row: dict[str, Any], field: str, expected: str, kind: str, number: int) -> ProfileError:
+    found = f"is {row[field]!r}" if field in row else "is missing"
+    return ProfileError(
+        f"line {number} of the profile's rows ({kind}): {field} {found}, expected {expected}",
+        "this iree-profile writes another format",
+    )
+
+
+def _check_whole(summary: dict[str, Any] | None, kind: str, found: int) -> None:
+    if summary is None:
+        raise ProfileError(
+            f"the profile's rows end without their {_SUMMARY}",
+            "iree-profile was ended early, or this one writes another format",
+        )
+    expected = summary.get(_MATCHED[kind], found)
+    if expected != found:
+        raise ProfileError(f"the profile's rows hold {found} dispatches, and {_SUMMARY} counts {expected}")
+
+
+def _dispatch(name: str, durations: Sequence[int | None], invocations: int, notes: list[str]) -> DispatchTime:
+    timed = [duration for duration in durations if duration is not None]
+    if not timed:
+        raise ProfileError(f"no dispatch of {name} has a valid time")
+    count = len(durations)
+    if len(timed) < count:
+        notes.append(f"{name}: {count - len(timed)} of {count} dispatches have no valid time")
+    elif count % invocations:
+        notes.append(f"{name}: {count} dispatches in {invocations} invocations, not the same in each")
+    else:
+        # The rows stand in the order in which the dispatches ran: those of one invocation together.
+        each = count // invocations
+        sums = [sum(timed[start : start + each]) for start in range(0, count, each)]
+        # The first invocations find cold caches, and any may be interrupted: the median knows of neither.
+        return DispatchTime(name, count, sum(timed), round(statistics.median(sums)))
+    mean = sum(timed) / len(timed)
+    return DispatchTime(name, count, sum(timed), round(mean * count / invocations))

@@ -1,0 +1,125 @@
+"""Reading a comparison: its own log, and the runs of its two sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.journal_format import read_events, read_journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.journal_format import JournalRecord
+
+__all__ = ["COMPARISON_FILE", "ComparedSide", "ComparisonRecord", "read_comparison"]
+
+COMPARISON_FILE = "comparison.jsonl"
+_JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """One of the two.
+
+    Attributes:
+        name: `A` or `B`.
+        asked: as the command line named it.
+        toolchain: what it was (the journal's record).
+        folder: of its run.
+        run: what its run came to; None where there is none.
+    """
+
+    name: str
+    asked: str
+    toolchain: dict[str, Any]
+    folder: Path
+    run: JournalRecord | None
+
+    @property
+    def title(self) -> str:
+        """`3.12.0 (3.12.0rc20260701)`: what was asked for, and what it was where that says more."""
+        version = str(self.toolchain.get("compiler") or "")
+        return self.asked if version in ("", self.asked) else f"{self.asked} ({version})"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonRecord:
+    """A comparison, whole or cut short.
+
+    Attributes:
+        folder: where it lies.
+        opening: the last `comparison` event: what was asked for, by which rules, on which machine.
+        sides: A and B; none where the log has no opening.
+        verdicts: the `verdict` events, by model; those that were not reached are missing.
+        summary: the `summary` event; empty where it was not reached.
+        where: why a model is slower, by model (`where` events).
+        begun: models of which something was measured.
+        end: the `end` event; None for one that was killed or is under way.
+    """
+
+    folder: Path
+    opening: dict[str, Any] = field(default_factory=dict)
+    sides: tuple[ComparedSide, ...] = ()
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    where: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begun: frozenset[str] = frozenset()
+    end: dict[str, Any] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that a resumed comparison keeps."""
+        return dict(self.opening.get("options") or {})
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All that were to be measured, in their order."""
+        return tuple(self.opening.get("models") or ())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Models that could not be measured, and why."""
+        return dict(self.opening.get("left_out") or {})
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the comparison ended with; None where it did not."""
+        return None if self.end is None else int(self.end["exit_code"])
+
+
+def read_comparison(folder: Path) -> ComparisonRecord:
+    """Reads a comparison's folder.
+
+    Raises:
+        GauntletError: there is no log, or it cannot be read.
+    """
+    opening: dict[str, Any] = {}
+    verdicts: dict[str, dict[str, Any]] = {}
+    summary: dict[str, Any] = {}
+    where: dict[str, dict[str, Any]] = {}
+    begun: set[str] = set()
+    end: dict[str, Any] | None = None
+    for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
+        match event.get("event"):
+            case "comparison":
+                # A resumed one judges anew.
+                opening, verdicts, summary, where, end = event, {}, {}, {}, None
+            case "block":
+                begun.add(str(event["chain"]))
+            case "verdict":
+                verdicts[str(event["chain"])] = event
+            case "summary":
+                summary = event
+            case "where":
+                where[str(event["chain"])] = event
+            case "end":
+                end = event
+    sides = tuple(_side(name, side, folder) for name, side in (opening.get("sides") or {}).items())
+    return ComparisonRecord(folder, opening, sides, verdicts, summary, where, frozenset(begun), end)
+
+
+def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
+    own = folder / str(side["folder"])
+    run = read_journal(own / _JOURNAL) if (own / _JOURNAL).is_file() else None
+    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), own, run)

@@ -1,0 +1,161 @@
+"""Taking rounds of two sides in turn, until each model has its verdict or the time is up.
+
+The rounds go into the log as they are taken (`blocks`): a comparison that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from iree_gauntlet.measuring.comparison_verdict import Verdict, compare
+from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.running.machine_lock import MachineLocks
+    from iree_gauntlet.running.processes import Processes
+
+__all__ = ["CONTROL_BLOCKS", "Comparer", "Rules", "Teller"]
+
+# Blocks of A against itself: as many as its one look takes.
+CONTROL_BLOCKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides, stated before anything is measured.
+
+    Attributes:
+        plan: when to look, and the false-alarm rate of all looks together.
+        least: the least difference that matters; 0.01 is 1 %.
+        band: within which two times are the same.
+        budget: seconds for all rounds of all models.
+        seed: of the coins that choose the order of each block.
+        replace_disturbed: whether a block with a disturbed round is taken again.
+    """
+
+    plan: SequentialPlan
+    least: float
+    band: float
+    budget: float
+    seed: int
+    replace_disturbed: bool
+
+    @property
+    def control_plan(self) -> SequentialPlan:
+        """Of A against itself: one look."""
+        return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
+
+
+class Teller(Protocol):
+    """Who is told how it goes."""
+
+    def message(self, text: str) -> None:
+        """Something that stays to be read."""
+
+    def progress(self, text: str) -> None:
+        """What goes on just now."""
+
+
+class Comparer:
+    """Takes the rounds.
+
+    Args:
+        processes: starts them.
+        locks: keep the machine to ourselves meanwhile.
+        log: where everything goes.
+        teller: who is told.
+        rules: what decides.
+        cancelled: set to end it.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        locks: MachineLocks,
+        log: EventLog,
+        teller: Teller,
+        rules: Rules,
+        cancelled: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._teller = teller
+        self._rules = rules
+        self._cancelled = cancelled
+        self._taker = BlockTaker(
+            processes,
+            locks,
+            log,
+            lambda what: teller.progress(f"waiting {what}"),
+            rules.seed,
+            cancelled,
+            replace_disturbed=rules.replace_disturbed,
+        )
+        self._clock = clock
+        self._deadline = clock() + rules.budget
+
+    def run(self, pairs: Sequence[Pair], earlier: dict[str, Evidence]) -> dict[str, Evidence]:
+        """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
+
+        Args:
+            pairs: the models.
+            earlier: what an earlier part of this comparison has measured; changed in place.
+
+        Returns:
+            The evidence, by model.
+        """
+        found = {pair.chain: earlier.setdefault(pair.chain, Evidence()) for pair in pairs}
+        waiting = list(pairs)
+        while waiting and not self._over():
+            still = []
+            for number, pair in enumerate(waiting, start=1):
+                evidence = found[pair.chain]
+                look = self._next_look(evidence)
+                if look is None or self._over():
+                    continue
+                self._take_until(pair, evidence, look, f"{number}/{len(waiting)}")
+                self._tell(pair, evidence)
+                if self._next_look(evidence) is not None:
+                    still.append(pair)
+            waiting = still
+        return found
+
+    def _over(self) -> bool:
+        return self._cancelled.is_set() or self._clock() >= self._deadline
+
+    def _next_look(self, evidence: Evidence) -> int | None:
+        """At how many blocks more could be said; None where nothing more can."""
+        if self._taker.gives_up(evidence):
+            return None
+        if len(evidence.blocks) < self._rules.plan.looks[0]:
+            return self._rules.plan.looks[0]
+        return compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band).next_look
+
+    def _take_until(self, pair: Pair, evidence: Evidence, look: int, place: str) -> None:
+        """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
+        while len(evidence.blocks) < look and not self._over() and self._next_look(evidence) is not None:
+            kinds = [AB]
+            if len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks) + 1):
+                kinds.append(CONTROL)
+            for kind in kinds:
+                left = max(0.0, self._deadline - self._clock())
+                self._teller.progress(
+                    f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, {left / 60:.0f} min left"
+                )
+                self._taker.take(pair, evidence, kind)
+
+    def _tell(self, pair: Pair, evidence: Evidence) -> None:
+        if evidence.failure or not evidence.blocks:
+            self._teller.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
+            return
+        so_far = compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band)
+        more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
+        change = f"{100 * (so_far.ratio - 1):+.1f} %"
+        self._teller.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

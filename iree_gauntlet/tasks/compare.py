@@ -1,0 +1,276 @@
+"""`compare A B`: is one IREE faster than another, model by model, and where not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import __version__
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.comparison_verdict import Verdict
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
+from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
+from iree_gauntlet.reporting.progress_line import ProgressLine
+from iree_gauntlet.running.blocks import Pair, evidence_of
+from iree_gauntlet.running.comparing import Comparer, Rules
+from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.session_verdicts import judge, summary_of
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.session_folder import session_folder
+from iree_gauntlet.tasks.sides import prepare_side, unready
+from iree_gauntlet.tasks.where_slower import explain
+from iree_gauntlet.tasks.workspace import Defaults, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.running.session_verdicts import ModelVerdict
+    from iree_gauntlet.tasks.sides import Side
+
+__all__ = ["METRICS", "compare"]
+
+METRICS = ("time", "compile-time")
+_DISTURBED = ("replace", "count")
+# What a resumed comparison keeps: other values would make two sessions of one.
+_KEPT = ("metric", "least", "band", "repetitions", "min_time", "cpus", "seed", "disturbed")
+_CODES = {
+    "error": ExitCode.ERROR,
+    str(Verdict.SLOWER): ExitCode.FAILED,
+    str(Verdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The command line, checked."""
+
+    metric: str
+    rules: Rules
+    rounds: RoundSettings
+
+
+def compare(options: Mapping[str, Any]) -> ExitCode:
+    """Compares two IREEs over a selection.
+
+    Raises:
+        UsageError: options that make no sense.
+        GauntletError: what keeps a side from being run.
+    """
+    asked = _sides(options)
+    settings = _settings(options)
+    # Checked before hours of work.
+    folder, resumed = session_folder("compare", options, COMPARISON_FILE)
+    if resumed:
+        _require_same(folder, asked, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    defaults = Defaults()
+    a = prepare_side("A", asked[0], options, defaults, folder / "a")
+    if a.interrupted:
+        return ExitCode.INTERRUPTED
+    b = prepare_side("B", asked[1], options, defaults, folder / "b")
+    if b.interrupted:
+        return ExitCode.INTERRUPTED
+    sides = (a, b)
+    pairs, left_out = _pairs(a, b, settings)
+    if not pairs and not left_out:
+        raise NothingSelectedError(
+            "the selection has no benchmark to compare", "`list` shows which models have one; --metric compile-time."
+        )
+    code = _measure(folder, sides, pairs, left_out, settings, options, resumed=resumed)
+    record = read_comparison(folder)
+    write_comparison_reports(record, folder, environ=os.environ)
+    print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
+    return code
+
+
+def _measure(
+    folder: Path,
+    sides: tuple[Side, Side],
+    pairs: list[Pair],
+    left_out: dict[str, str],
+    settings: _Settings,
+    options: Mapping[str, Any],
+    *,
+    resumed: bool,
+) -> ExitCode:
+    """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
+    cancelled = threading.Event()
+    path = folder / COMPARISON_FILE
+    with ExitStack() as stack:
+        log = stack.enter_context(EventLog(path, lambda: datetime.now(UTC)))
+        supervisor = stack.enter_context(Supervisor())
+        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
+
+        def cancel() -> None:
+            cancelled.set()
+            supervisor.cancel_all()
+
+        earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
+        log.write("comparison", _opening(sides, pairs, left_out, settings, options, resumed=resumed))
+        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+        processes = Processes(supervisor, folder)
+        code = ExitCode.INTERRUPTED
+        try:
+            with interruptible(cancel):
+                comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
+                evidence = comparer.run(pairs, earlier)
+                verdicts = judge(evidence, settings.rules)
+                for verdict in verdicts.values():
+                    log.write("verdict", verdict.as_dict())
+                log.write("summary", summary_of(verdicts))
+                if settings.metric == "time":
+                    slower = [item for item in verdicts.values() if item.verdict == Verdict.SLOWER]
+                    explain(slower, pairs, sides, processes, locks, log, teller)
+                code = _exit_code(verdicts, left_out)
+        except KeyboardInterrupt:
+            teller.message("interrupted; `compare --resume` goes on with it")
+        log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
+    return code
+
+
+def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]) -> ExitCode:
+    codes = [ExitCode.ERROR for _ in left_out]
+    codes += [_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values()]
+    return ExitCode.worst(codes)
+
+
+def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str, str]]:
+    """What can be measured on both sides, and why the rest cannot."""
+    compile_time = settings.metric == "compile-time"
+    steps = (a.compiles, b.compiles) if compile_time else (a.benchmarks, b.benchmarks)
+    pairs: list[Pair] = []
+    left_out: dict[str, str] = {}
+    for chain in sorted({*steps[0], *steps[1]}):
+        missing = [side.name for side, found in zip((a, b), steps, strict=True) if chain not in found]
+        if missing:
+            left_out[chain] = f"{missing[0]} has no such step"
+            continue
+        reasons = [
+            f"{side.name}: {reason}"
+            for side, found in zip((a, b), steps, strict=True)
+            if (reason := unready(side, found[chain]))
+        ]
+        if reasons:
+            left_out[chain] = "; ".join(reasons)
+            continue
+        measured = compile_round if compile_time else timed
+        pairs.append(
+            Pair(chain, measured(steps[0][chain], settings.rounds), measured(steps[1][chain], settings.rounds))
+        )
+    return pairs, left_out
+
+
+def _opening(
+    sides: tuple[Side, Side],
+    pairs: list[Pair],
+    left_out: Mapping[str, str],
+    settings: _Settings,
+    options: Mapping[str, Any],
+    *,
+    resumed: bool,
+) -> dict[str, Any]:
+    rules = settings.rules
+    return {
+        "format": 1,
+        "version": __version__,
+        "resumed": resumed,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cwd": str(Path.cwd()),
+        "sides": {side.name: side.as_dict() for side in sides},
+        "options": {name: options[name] for name in _KEPT},
+        "rules": {
+            "alpha": rules.plan.alpha,
+            "looks": list(rules.plan.looks),
+            "least": rules.least,
+            "band": rules.band,
+            "budget_seconds": rules.budget,
+            "seed": rules.seed,
+        },
+        "rounds": asdict(settings.rounds),
+        "machine": machine_facts().as_dict(),
+        "models": [pair.chain for pair in pairs],
+        "left_out": dict(left_out),
+    }
+
+
+def _sides(options: Mapping[str, Any]) -> tuple[str, str]:
+    words = str(options["sides"] or "").split()
+    if len(words) != 2:
+        raise UsageError(
+            f"compare takes two IREEs, not {len(words)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
+        )
+    return words[0], words[1]
+
+
+def _settings(options: Mapping[str, Any]) -> _Settings:
+    metric = str(options["metric"])
+    if metric not in METRICS:
+        raise UsageError(f"--metric {metric}: unknown metric", f"Metrics: {', '.join(METRICS)}.")
+    if options["disturbed"] not in _DISTURBED:
+        raise UsageError(f"--disturbed {options['disturbed']}: unknown", f"Known: {', '.join(_DISTURBED)}.")
+    least, band = float(options["least"]) / 100, float(options["band"]) / 100
+    if not 0 < least <= band < 1:
+        raise UsageError(
+            f"--least {options['least']:g} and --band {options['band']:g} (per cent): expected 0 < least ≤ band < 100",
+            "The defaults are 1 and 3.",
+        )
+    budget = float(options["budget"])
+    if not 0 < budget < math.inf:
+        raise UsageError(f"--budget {budget:g}: expected minutes above 0", "The default is 30, for all models.")
+    repetitions, min_time = int(options["repetitions"]), float(options["min_time"])
+    if repetitions < 1 or not 0 < min_time < 3600:
+        raise UsageError(
+            f"--repetitions {repetitions} with --min-time {min_time:g}: expected at least one, of more than 0 seconds",
+            "The defaults are 5 and 0.05.",
+        )
+    if int(options["seed"]) < 0:
+        raise UsageError(f"--seed {options['seed']}: expected 0 or more", "Any number will do.")
+    cpus = parse_cpus(str(options["cpus"]), _usable_cpus())
+    rules = Rules(
+        plan=sequential_plan(DEFAULT_ALPHA),
+        least=least,
+        band=band,
+        budget=60 * budget,
+        seed=int(options["seed"]),
+        replace_disturbed=options["disturbed"] == "replace",
+    )
+    return _Settings(metric, rules, RoundSettings(repetitions, min_time, cpus))
+
+
+def _usable_cpus() -> frozenset[int]:
+    # Linux alone can say and pin.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return frozenset(affinity(0)) if affinity else frozenset()
+
+
+def _require_same(folder: Path, asked: tuple[str, str], options: Mapping[str, Any]) -> None:
+    """Raises UsageError where a comparison is to go on as another one."""
+    before = read_comparison(folder)
+    sides = tuple(side.asked for side in before.sides)
+    if sides and sides != asked:
+        raise UsageError(
+            f"{shown(folder)} compares {' with '.join(sides)}", "Resume with the same two, or start a comparison anew."
+        )
+    other = [name for name in _KEPT if name in before.options and before.options[name] != options[name]]
+    if other:
+        was = json.dumps(before.options[other[0]])
+        raise UsageError(
+            f"--{other[0].replace('_', '-')}: {shown(folder)} was begun with {was}",
+            "Resume with the same, or start a comparison anew.",
+        )

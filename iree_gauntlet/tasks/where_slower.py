@@ -1,0 +1,96 @@
+"""Where B is slower than A: both are profiled and their compiles compared, for the log of a comparison."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.measuring.compile_changes import compile_changes
+from iree_gauntlet.running.modules import read_statistics
+from iree_gauntlet.running.profiling import Profiling, compared, profile_dispatches
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.measuring.compile_changes import CompileChange
+    from iree_gauntlet.running.blocks import Pair
+    from iree_gauntlet.running.comparing import Teller
+    from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.running.machine_lock import MachineLocks
+    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.rounds import Measurement
+    from iree_gauntlet.running.session_verdicts import ModelVerdict
+    from iree_gauntlet.tasks.sides import Side
+
+__all__ = ["explain"]
+
+
+def explain(
+    slower: Sequence[ModelVerdict],
+    pairs: Sequence[Pair],
+    sides: tuple[Side, Side],
+    processes: Processes,
+    locks: MachineLocks,
+    log: EventLog,
+    teller: Teller,
+) -> None:
+    """Profiles the models that B is slower with, on both sides, and writes an event `where` for each.
+
+    What cannot be profiled is told with its reason: a comparison does not fail for want of an explanation.
+    """
+    by_chain = {pair.chain: pair for pair in pairs}
+    for verdict in slower:
+        pair = by_chain[verdict.chain]
+        teller.progress(f"{pair.chain}: looking for where it is slower")
+        a, b = sides
+        with ExitStack() as stack:
+            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=teller.progress))
+            if pair.a.device:
+                stack.enter_context(locks.device_lock(pair.a.device, teller.progress))
+            dispatches = compared(_profile(a, pair.a, processes, verdict), _profile(b, pair.b, processes, verdict))
+        compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
+        log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
+
+
+def _profile(side: Side, measurement: Measurement, processes: Processes, verdict: ModelVerdict) -> Profiling:
+    toolchain, known = side.machine.toolchain, side.machine.known
+    assert toolchain is not None, "a side has been run"
+    assert known is not None, "and its tools asked"
+    times = verdict.as_dict()["time_ms"]
+    return profile_dispatches(
+        measurement.step,
+        toolchain,
+        processes,
+        known.of(BENCHMARK_MODULE),
+        command=measurement.command,
+        invocation_ms=times[side.name]["median"],
+    )
+
+
+def _compile_changes(a: Side, b: Side, pair: Pair) -> tuple[CompileChange, ...]:
+    """What the compiler says of the two main modules."""
+    ours, theirs = _main_module(a, pair.a), _main_module(b, pair.b)
+    if ours is None or theirs is None:
+        return ()
+    sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
+    return compile_changes(
+        read_statistics(Path(ours["statistics"])),
+        read_statistics(Path(theirs["statistics"])),
+        a_bytes=sizes[0],
+        b_bytes=sizes[1],
+    )
+
+
+def _main_module(side: Side, measurement: Measurement) -> dict[str, str] | None:
+    """Outputs of the compile of the module that is loaded last; None where there is none."""
+    step = measurement.step
+    loaded = [item.path for item in step.inputs if item.role.startswith("module")]
+    made: dict[str, dict[str, Any]] = {
+        dict(item["outputs"])["module"]: dict(item["outputs"])
+        for item in side.record.steps
+        if item["stage"] == "compile"
+    }
+    found = [made[path] for path in loaded if path in made]
+    return found[-1] if found else None
