@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from planted import slow_benchmarks
 from toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def test_all_steps_pass_and_the_second_run_compiles_nothing(project: Project) ->
 
 def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Project) -> None:
     project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_time_ms={"lab": 1e-6})
-    done = project.gauntlet("run", "--sku", "lab")
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count")
     assert done.code == 1
     checks = {check["metric"]: check for check in project.result(f"{_CHAIN}:compstat")["checks"]}
     assert checks["dispatch_count"]["passed"] is False
@@ -51,6 +52,49 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
+
+
+def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project) -> None:
+    project.benchmark(golden_time_ms={"lab": 1e-6})
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count")
+    assert done.code == 1
+    result = project.result(f"{_CHAIN}:benchmark")
+    confirmation = result["statistics"]["confirmation"]
+    assert len(confirmation["rounds"]) == 10, "clear at the first look"
+    assert confirmation["passed"] is False
+    assert confirmation["low_ms"] > confirmation["limit_ms"]
+    assert result["reason"].startswith("after 10 more rounds, the interval, ")
+    assert "over the limit" in result["reason"]
+    assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
+    strict = project.gauntlet("run", "--sku", "lab", "--verdict", "strict")
+    assert strict.code == 1
+    assert "confirmation" not in project.result(f"{_CHAIN}:benchmark")["statistics"]
+
+
+def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Project, tmp_path: Path) -> None:
+    """The first process start of the benchmark tool is made slow, as a neighbour would."""
+    project.benchmark(golden_time_ms={"lab": 50.0})
+    slow = slow_benchmarks(tmp_path / "slow", 1e6, once=True)
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count", benchmark_module=str(slow))
+    result = project.result(f"{_CHAIN}:benchmark")
+    assert done.code == 0, done.text
+    assert result["samples"]["real_time"][0] > 50.0
+    assert result["checks"][0]["passed"] is True
+    assert any(note.startswith("not confirmed: ") for note in result["notes"])
+
+
+def test_no_time_to_confirm_is_inconclusive(project: Project) -> None:
+    project.benchmark(golden_time_ms={"lab": 1e-6})
+    done = project.gauntlet("run", "--sku", "lab", "--confirm-seconds", "0.001", "--disturbed", "count")
+    assert done.code == 4
+    assert project.result(f"{_CHAIN}:benchmark")["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("options", [("--verdict", "lenient"), ("--confirm-seconds", "0"), ("--disturbed", "ignore")])
+def test_confirming_in_a_way_that_there_is_not(project: Project, options: tuple[str, str]) -> None:
+    done = project.gauntlet("run", *options)
+    assert done.code == 2
+    assert f"{options[0]} {options[1]}" in done.err
 
 
 def test_a_time_golden_is_checked_on_its_own_sku_alone(project: Project) -> None:

@@ -42,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="./",
         help="Folder for job_summary.md and job_summary.json (default: the working folder).",
     )
+    group.addoption(
+        "--verdict",
+        choices=("confirm", "strict"),
+        default="confirm",
+        help="What a broken golden time is: more rounds decide, or a failure at once (default: confirm).",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -133,6 +133,7 @@ class ModelTestPlugin:
                 journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else "journal.jsonl",
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
+                strict=self._config.getoption("verdict") == "strict",
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )

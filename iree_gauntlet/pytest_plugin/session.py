@@ -21,6 +21,7 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
+from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
@@ -131,6 +132,7 @@ class ModelTestSession:
         journal: name of this process's journal in the session's folder.
         processes: how many share this machine.
         force_recompile: whether modules are made again, once for all processes.
+        strict: whether a broken golden time fails at once, without further rounds.
         markers: the expression that the tests were selected by.
         command: of the pytest that the user started.
 
@@ -147,6 +149,7 @@ class ModelTestSession:
         journal: str,
         processes: int,
         force_recompile: bool,
+        strict: bool,
         markers: str,
         command: Sequence[str],
     ) -> None:
@@ -164,6 +167,7 @@ class ModelTestSession:
         self._verdicts: dict[str, Verdict] = {}
         self._jobs = max(1, machine_facts().cores // processes)
         self._made_again = run_dir / "made-again" if force_recompile else None
+        self._confirm = None if strict else confirm_rules()
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
@@ -246,7 +250,14 @@ class ModelTestSession:
         toolchain = self._machine.toolchain
         assert toolchain is not None, "asked for when this session was made"
         locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=self._cancelled)
-        options = RunOptions(self._jobs, False, self._made_again, False, toolchain.compiler_release)
+        options = RunOptions(
+            jobs=self._jobs,
+            fail_fast=False,
+            made_again=self._made_again,
+            lenient=False,
+            release=toolchain.compiler_release,
+            confirm=self._confirm,
+        )
         return Engine(
             self.run_dir,
             self._machine.store,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.module_cache import ModuleCache
@@ -58,6 +59,7 @@ class RunOptions:
             made again; None to use what is in the cache.
         lenient: an unexpected pass does not fail the run.
         release: the compiler's release, for goldens that belong to one.
+        confirm: how a broken golden time is confirmed; None to fail at once, by the dialects' plain rule.
     """
 
     jobs: int
@@ -65,6 +67,7 @@ class RunOptions:
     made_again: Path | None
     lenient: bool
     release: str
+    confirm: ConfirmRules | None
 
 
 class Engine:
@@ -218,7 +221,7 @@ class Engine:
             case Stage.COMPSTAT:
                 return check_compile_statistics(step, self._options.release)
             case Stage.BENCHMARK:
-                return run_benchmark(step, self._processes)
+                return run_benchmark(step, self._processes, self._options.confirm, self._cancelled)
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[dict[str, Any]] = []

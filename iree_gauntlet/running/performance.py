@@ -11,14 +11,17 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.goldens import check_figure, check_time
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_state
+from iree_gauntlet.running.confirming import confirm_time
 from iree_gauntlet.running.modules import dispatch_count, read_statistics
 from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from iree_gauntlet.measuring.goldens import Check
+    from iree_gauntlet.running.confirming import Confirmed, ConfirmRules
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
 
@@ -27,8 +30,15 @@ __all__ = ["check_compile_statistics", "run_benchmark"]
 _TOOL = "iree-benchmark-module"
 
 
-def run_benchmark(step: Step, processes: Processes) -> Result:
-    """Runs a benchmark step: all repetitions are kept, the mean is held against the golden time."""
+def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None, cancelled: threading.Event) -> Result:
+    """Runs a benchmark step: all repetitions are kept, and held against the golden time by the dialect's rule.
+
+    Args:
+        step: the benchmark; the machine is its alone.
+        processes: starts its process.
+        confirm: how a broken golden is confirmed; None to take the dialect's rule for the verdict.
+        cancelled: set to end it.
+    """
     watch = CpuWatch()
     outcome = processes.run(step)
     state = machine_state(watch.shares(outcome.cpu_seconds))
@@ -47,15 +57,33 @@ def run_benchmark(step: Step, processes: Processes) -> Result:
     except GauntletError as error:
         failed = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
         return processes.complete(step, outcome, failed)
-    checks = [check_time(samples, step.goldens, step.golden_keys, step.sku)]
+    check = check_time(samples, step.goldens, step.golden_keys, step.sku)
     result = replace(
-        _judged(checks),
+        _judged([check]),
         samples=samples.as_dict(),
         statistics={"machine": state.as_dict()},
         notes=(*step.notes, *benchmark_warnings(state)),
         log=processes.log(step, "stdout.txt"),
     )
+    # What is expected to fail needs no proof of it.
+    if check.passed is False and confirm is not None and not step.expect_failure:
+        result = _confirmed(result, check, confirm_time(step, check, processes, confirm, cancelled))
     return processes.complete(step, outcome, result)
+
+
+def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
+    """The result of a benchmark that broke its golden, after further rounds."""
+    first = f"{breach.describe()} in the first run"
+    passed = confirmed.verdict is Verdict.PASSED
+    return replace(
+        result,
+        verdict=confirmed.verdict,
+        reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
+        checks=(confirmed.check.as_dict(),),
+        statistics={**(result.statistics or {}), "confirmation": confirmed.record},
+        notes=(*result.notes, f"not confirmed: {first}; {confirmed.reason}") if passed else result.notes,
+        tool_seconds=result.tool_seconds + confirmed.tool_seconds,
+    )
 
 
 def check_compile_statistics(step: Step, release: str) -> Result:

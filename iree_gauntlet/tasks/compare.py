@@ -31,6 +31,7 @@ from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpu
 from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.options import replaces_disturbed
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.where_slower import explain
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "compare"]
 
 METRICS = ("time", "compile-time")
-_DISTURBED = ("replace", "count")
 # What a resumed comparison keeps: other values would make two sessions of one.
 _KEPT = ("metric", "least", "band", "repetitions", "min_time", "cpus", "seed", "disturbed")
 _CODES = {
@@ -222,8 +222,6 @@ def _settings(options: Mapping[str, Any]) -> _Settings:
     metric = str(options["metric"])
     if metric not in METRICS:
         raise UsageError(f"--metric {metric}: unknown metric", f"Metrics: {', '.join(METRICS)}.")
-    if options["disturbed"] not in _DISTURBED:
-        raise UsageError(f"--disturbed {options['disturbed']}: unknown", f"Known: {', '.join(_DISTURBED)}.")
     least, band = float(options["least"]) / 100, float(options["band"]) / 100
     if not 0 < least <= band < 1:
         raise UsageError(
@@ -248,7 +246,7 @@ def _settings(options: Mapping[str, Any]) -> _Settings:
         band=band,
         budget=60 * budget,
         seed=int(options["seed"]),
-        replace_disturbed=options["disturbed"] == "replace",
+        replace_disturbed=replaces_disturbed(options),
     )
     return _Settings(metric, rules, RoundSettings(repetitions, min_time, cpus))
 

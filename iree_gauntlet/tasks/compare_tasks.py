@@ -14,7 +14,7 @@ __all__ = ["compare_task"]
 
 _RUNNING = (
     *("jobs", "resume", "run_dir", "offline", "force_recompile", "timeout_import", "timeout_parameters"),
-    *("timeout_compile", "timeout_threshold", "timeout_benchmark", "timeout_stall"),
+    *("timeout_compile", "timeout_threshold", "timeout_benchmark", "timeout_stall", "disturbed"),
 )
 
 
@@ -33,7 +33,6 @@ _RUNNING = (
         Option("repetitions", 5, "Repetitions of a benchmark in each process."),
         Option("min_time", 0.05, "Seconds that a repetition takes at least."),
         Option("cpus", "", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all)."),
-        Option("disturbed", "replace", "What becomes of rounds that other work disturbed: replace or count."),
         Option("seed", 1, "Of the coins that choose the order of rounds."),
     ),
     positional=("sides",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.running.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
@@ -27,7 +29,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES
+from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES, replaces_disturbed
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.plan import Plan
 
 __all__ = ["execute"]
+
+
+_VERDICTS = ("confirm", "strict")
 
 
 class _Downloads:
@@ -196,6 +201,7 @@ def _run(
                 made_again=run_dir / "made-again" if options["force_recompile"] else None,
                 lenient=bool(options["lenient"]),
                 release=toolchain.compiler_release if toolchain else "",
+                confirm=_confirm(options),
             ),
             lambda: psutil.virtual_memory().available,
             machine.shared,
@@ -214,6 +220,17 @@ def _jobs(options: Mapping[str, Any]) -> int:
     if jobs < 0:
         raise UsageError(f"--jobs {jobs}: expected a number above 0", "Leave it out to use every core.")
     return jobs or machine_facts().cores
+
+
+def _confirm(options: Mapping[str, Any]) -> ConfirmRules | None:
+    """How broken golden times are confirmed; None where the dialects' plain rule is the verdict."""
+    if options["verdict"] not in _VERDICTS:
+        raise UsageError(f"--verdict {options['verdict']}: unknown", f"Known: {', '.join(_VERDICTS)}.")
+    budget = float(options["confirm_seconds"])
+    if not 0 < budget < math.inf:
+        raise UsageError(f"--confirm-seconds {budget:g}: expected seconds above 0", "Leave it out for 300.")
+    replace_disturbed = replaces_disturbed(options)
+    return None if options["verdict"] == "strict" else confirm_rules(budget, replace_disturbed=replace_disturbed)
 
 
 def _as_before(

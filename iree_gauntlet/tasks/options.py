@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.tasks import Task, task
 
+from iree_gauntlet.errors import UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "CACHE",
@@ -22,6 +24,7 @@ __all__ = [
     "TOOLCHAIN",
     "Option",
     "gauntlet_task",
+    "replaces_disturbed",
     "with_defaults",
 ]
 
@@ -97,6 +100,18 @@ RUNNING = (
     ),
     Option("run_dir", "", "Folder of this run (default: runs/<time>-<suite>)."),
     Option("lenient", False, "An unexpected pass does not fail the run."),
+    Option(
+        "verdict",
+        "confirm",
+        "What a broken golden time is: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
+    ),
+    Option("confirm_seconds", 300.0, "Seconds that one golden time may take to be confirmed."),
+    Option(
+        "disturbed",
+        "replace",
+        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "never quiet).",
+    ),
     Option("offline", False, "Never touch the network; missing files are errors that name them."),
     Option("timeout_import", 0.0, "Seconds for an import (default 600, or the spec's)."),
     Option("timeout_parameters", 0.0, "Seconds for made-up weights (default 3600, or the spec's)."),
@@ -106,7 +121,20 @@ RUNNING = (
     Option("timeout_stall", 60.0, "Seconds without a byte after which a download is given up."),
 )
 
+_DISTURBED = ("replace", "count")
+
 FORMAT = Option("format", "text", "Output format: text or json.")
+
+
+def replaces_disturbed(options: Mapping[str, Any]) -> bool:
+    """Whether disturbed rounds are taken again, by `--disturbed`.
+
+    Raises:
+        UsageError: it is neither of the two.
+    """
+    if options["disturbed"] not in _DISTURBED:
+        raise UsageError(f"--disturbed {options['disturbed']}: unknown", f"Known: {', '.join(_DISTURBED)}.")
+    return bool(options["disturbed"] == _DISTURBED[0])
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
