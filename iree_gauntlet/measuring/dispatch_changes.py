@@ -1,11 +1,12 @@
 """Where the time went between two profiles of one program: their dispatches matched, and what each adds.
 
-Two compilers number dispatches otherwise and fuse otherwise, so they are matched in three rounds:
+Two compilers number dispatches otherwise and fuse otherwise, so they are matched in two rounds:
 
-1. By name without the number, `matmul_256x256x256_f32`: where both sides have as many, in their order.
-2. Where one side has more of a name than the other, all of that name stand together.
-3. What is left goes together by kind (`matmul`, `conv`, …); what has nothing of its kind on the other side is new
-   or gone.
+1. By name without the number, `matmul_256x256x256_f32`, in their order, where both sides have as many.
+2. What is left goes together by kind (`matmul`, `conv`, …): three products that were fused into one are one row. What
+   has nothing of its kind on the other side is new or gone.
+
+The number itself matches nothing: of several dispatches of one shape, the same number would be another one.
 
 Each dispatch is in one row, so the rows add up to the difference of the whole, to the nanosecond.
 """
@@ -31,6 +32,8 @@ OUTSIDE = "outside"
 _OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
 _EXPLAINED = 0.8
 _MOST_ROWS = 10
+# In the name of a row of several.
+_MOST_WORKS = 3
 
 
 class Match(Enum):
@@ -185,7 +188,7 @@ def _by_label(profile: DispatchProfile) -> dict[tuple[str, str], list[_Dispatch]
 
 
 def _matched(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
-    """One row or more for each name, then one for each kind of what is left."""
+    """A row for each pair of one name, then the rows of each kind of what is left."""
     sides = _by_label(a), _by_label(b)
     changes: list[DispatchChange] = []
     left: tuple[dict[str, list[_Dispatch]], dict[str, list[_Dispatch]]] = (defaultdict(list), defaultdict(list))
@@ -193,16 +196,15 @@ def _matched(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
         ours, theirs = (side.get(label, []) for side in sides)
         if [dispatch.count for dispatch in ours] == [dispatch.count for dispatch in theirs]:
             changes += [_change(Match.NAME, [one], [other]) for one, other in zip(ours, theirs, strict=True)]
-        elif ours and theirs:
-            changes.append(_change(Match.NAME, ours, theirs))
-        else:
-            for side, group in zip(left, (ours, theirs), strict=True):
-                for dispatch in group:
-                    side[dispatch.name.kind].append(dispatch)
+            continue
+        for side, group in zip(left, (ours, theirs), strict=True):
+            for dispatch in group:
+                side[dispatch.name.kind].append(dispatch)
     for kind in sorted(left[0].keys() | left[1].keys()):
         ours, theirs = (side.get(kind, []) for side in left)
         if ours and theirs:
-            changes.append(_change(Match.KIND, ours, theirs))
+            of_one_name = len({dispatch.name.label for dispatch in (*ours, *theirs)}) == 1
+            changes.append(_change(Match.NAME if of_one_name else Match.KIND, ours, theirs))
         else:
             changes += [_change(Match.GONE, [dispatch], []) for dispatch in ours]
             changes += [_change(Match.NEW, [], [dispatch]) for dispatch in theirs]
@@ -212,10 +214,14 @@ def _matched(a: DispatchProfile, b: DispatchProfile) -> list[DispatchChange]:
 def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]) -> DispatchChange:
     named = theirs or ours
     kind = named[0].name.kind
+    works = sorted({dispatch.name.work or "unnamed" for dispatch in (*ours, *theirs)})
     if match is Match.KIND:
-        name = f"{kind}, of other shapes"
+        more = ", …" if len(works) > _MOST_WORKS else ""
+        name = f"{kind}: {', '.join(works[:_MOST_WORKS])}{more}"
+    elif len(ours) > 1 or len(theirs) > 1:
+        name = f"all {works[0]}"
     else:
-        name = named[0].time.name if len(ours) <= 1 and len(theirs) <= 1 else f"all {named[0].name.work or 'unnamed'}"
+        name = named[0].time.name
     return DispatchChange(
         name,
         kind,

@@ -118,7 +118,12 @@ def comparison_markdown(record: ComparisonRecord) -> str:
         parts += [f"- {code(row.model)} {row.verdict}: {escape(row.reason)}" for row in told]
         parts.append("")
     for model, where in record.where.items():
-        parts += [f"## Where {escape(model)} is slower", "", dispatch_markdown(where["dispatches"]), ""]
+        parts += [
+            f"## Where {escape(model)} is {record.verdicts[model]['verdict']}",
+            "",
+            dispatch_markdown(where["dispatches"]),
+            "",
+        ]
         parts += ["The compiles differ in:", "", compile_markdown(where["compile"]), ""]
     notable = [item for item in changes(record) if item.notable]
     if notable:
@@ -172,7 +177,7 @@ def print_comparison(
                 _line(console, f"{row.model} {row.verdict}: {row.reason}")
         for model, where in record.where.items():
             _line(console, "")
-            _line(console, f"Where {model} is slower", "bold")
+            _line(console, f"Where {model} is {record.verdicts[model]['verdict']}", "bold")
             for line in (*dispatch_lines(where["dispatches"]), *compile_lines(where["compile"])):
                 _line(console, f"  {line}")
         _print_changes(console, [item for item in changes(record) if item.notable])

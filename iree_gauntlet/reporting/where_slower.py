@@ -88,7 +88,7 @@ def _headline(record: Mapping[str, Any]) -> str:
 def _notes(record: Mapping[str, Any]) -> list[str]:
     """What a reader should know, above all where the profile is not about the difference that was measured."""
     notes = [str(note) for note in record["notes"]]
-    measured = record["measured"]
+    measured = record.get("measured")
     if measured is not None:
         a, b = measured["a_ns"], measured["b_ns"]
         told = f"measured without the profiler: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
@@ -102,7 +102,9 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
 def _dispatch_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The listed rows, and one for all others."""
     whole_ns = record["b_ns"] - record["a_ns"]
-    rows = [(_name(row), *_times(row), _share(row["b_ns"] - row["a_ns"], whole_ns)) for row in record["rows"]]
+    rows: list[tuple[str, ...]] = [
+        (_name(row), *_times(row), _share(row["b_ns"] - row["a_ns"], whole_ns)) for row in record["rows"]
+    ]
     others = record["others"]
     if not any(others.values()):
         return rows

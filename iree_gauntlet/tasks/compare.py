@@ -48,6 +48,7 @@ __all__ = ["METRICS", "compare"]
 METRICS = ("time", "compile-time")
 # What a resumed comparison keeps: other values would make two sessions of one.
 _KEPT = ("metric", "least", "band", "repetitions", "min_time", "cpus", "seed", "disturbed")
+_DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
     str(Verdict.SLOWER): ExitCode.FAILED,
@@ -134,8 +135,8 @@ def _measure(
                     log.write("verdict", verdict.as_dict())
                 log.write("summary", summary_of(verdicts))
                 if settings.metric == "time":
-                    slower = [item for item in verdicts.values() if item.verdict == Verdict.SLOWER]
-                    explain(slower, pairs, sides, processes, locks, log, teller)
+                    different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
+                    explain(different, pairs, sides, processes, locks, log, teller)
                 code = _exit_code(verdicts, left_out)
         except KeyboardInterrupt:
             teller.message("interrupted; `compare --resume` goes on with it")

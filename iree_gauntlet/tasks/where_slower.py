@@ -1,4 +1,4 @@
-"""Where B is slower than A: both are profiled and their compiles compared, for the log of a comparison."""
+"""Where B is slower or faster than A: both are profiled and their compiles compared, for the log of a comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.compile_changes import compile_changes
+from iree_gauntlet.measuring.dispatch_profile import merged
 from iree_gauntlet.running.modules import read_statistics
 from iree_gauntlet.running.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
+_ORDER = "ABBA"
+
 
 def explain(
-    slower: Sequence[ModelVerdict],
+    different: Sequence[ModelVerdict],
     pairs: Sequence[Pair],
     sides: tuple[Side, Side],
     processes: Processes,
@@ -36,36 +39,69 @@ def explain(
     log: EventLog,
     teller: Teller,
 ) -> None:
-    """Profiles the models that B is slower with, on both sides, and writes an event `where` for each.
+    """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
     What cannot be profiled is told with its reason: a comparison does not fail for want of an explanation.
     """
     by_chain = {pair.chain: pair for pair in pairs}
-    for verdict in slower:
+    for verdict in different:
         pair = by_chain[verdict.chain]
-        teller.progress(f"{pair.chain}: looking for where it is slower")
+        teller.progress(f"{pair.chain}: looking for where the time went")
         a, b = sides
         with ExitStack() as stack:
             stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=teller.progress))
             if pair.a.device:
                 stack.enter_context(locks.device_lock(pair.a.device, teller.progress))
-            dispatches = compared(_profile(a, pair.a, processes, verdict), _profile(b, pair.b, processes, verdict))
+            dispatches = _dispatches(a, b, pair, processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
         log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
 
 
-def _profile(side: Side, measurement: Measurement, processes: Processes, verdict: ModelVerdict) -> Profiling:
+def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: ModelVerdict) -> dict[str, Any]:
+    """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
+    times = verdict.as_dict()["time_ms"]
+    medians = (float(times["A"]["median"]), float(times["B"]["median"]))
+    sides = {"A": (a, pair.a, medians[0]), "B": (b, pair.b, medians[1])}
+    taken: dict[str, list[Profiling]] = {"A": [], "B": []}
+    for name in _ORDER:
+        side, measurement, median = sides[name]
+        profiling = _profile(side, measurement, processes, median, len(taken[name]) + 1)
+        taken[name].append(profiling)
+        if profiling.profile is None:
+            # The other side is asked all the same: both reasons are told.
+            other = "B" if name == "A" else "A"
+            if not taken[other]:
+                side, measurement, median = sides[other]
+                taken[other].append(_profile(side, measurement, processes, median, 1))
+            break
+    return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
+
+
+def _profile(side: Side, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
     toolchain, known = side.machine.toolchain, side.machine.known
     assert toolchain is not None, "a side has been run"
     assert known is not None, "and its tools asked"
-    times = verdict.as_dict()["time_ms"]
     return profile_dispatches(
         measurement.step,
         toolchain,
         processes,
         known.of(BENCHMARK_MODULE),
         command=measurement.command,
-        invocation_ms=times[side.name]["median"],
+        invocation_ms=median,
+        name=f"profile.{number}.",
+    )
+
+
+def _joined(profilings: Sequence[Profiling]) -> Profiling:
+    """The profiles of a side as one; where one of them failed, that one."""
+    failed = [item for item in profilings if item.profile is None]
+    if failed or len(profilings) == 1:
+        return (failed or [*profilings])[0]
+    return Profiling(
+        merged([item.profile for item in profilings if item.profile is not None]),
+        commands=tuple(command for item in profilings for command in item.commands),
+        seconds=sum(item.seconds for item in profilings),
+        log=profilings[-1].log,
     )
 
 
