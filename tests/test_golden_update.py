@@ -60,7 +60,7 @@ def _run(
     times: Sequence[float] = (3.0, 3.2, 3.1),
     dispatches: int = 20,
     size: int = 900,
-    notes: Sequence[str] = (),
+    disturbed: Sequence[str] = (),
     threshold: str = "passed",
     release: str = "3.13.0rc20261016",
     ended: bool = True,
@@ -78,7 +78,7 @@ def _run(
     builder.result(compile_step)
     builder.result(threshold_step, threshold)
     builder.result(compstat, "failed", statistics={"dispatch_count": dispatches, "binary_size_bytes": size})
-    builder.result(benchmark, "failed", samples=samples(*times), notes=list(notes))
+    builder.result(benchmark, "failed", samples=samples(*times), statistics={"disturbed": list(disturbed)})
     if ended:
         builder.end(1)
     folder = builder.write(project / "runs" / name)
@@ -142,7 +142,7 @@ def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"notes": ["other work keeps the CPUs 40 % busy"]}, "disturbed: other work keeps the CPUs 40 % busy"),
+        ({"disturbed": ["the CPU throttled 2 times"]}, "disturbed: the CPU throttled 2 times"),
         ({"threshold": "failed"}, "its threshold failed"),
         ({"threshold": "error"}, "its threshold error"),
         ({"ended": False}, "did not come to its end"),

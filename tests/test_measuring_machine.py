@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.measuring.gpu_state import GpuState, Slowdown
+from iree_gauntlet.measuring.gpus import GpuReading
 from iree_gauntlet.measuring.machine import CpuWatch, MachineState, benchmark_warnings, machine_facts, machine_state
 
 if TYPE_CHECKING:
@@ -93,6 +95,49 @@ def test_what_linux_says(tmp_path: Path) -> None:
     assert machine_state(root=tmp_path).turbo is False
 
 
+def test_the_hottest_cpu_sensor_counts(tmp_path: Path) -> None:
+    assert machine_state(root=tmp_path).cpu_temperature_c is None
+    write(
+        tmp_path,
+        {
+            "sys/class/hwmon/hwmon0/name": "nct6775",
+            "sys/class/hwmon/hwmon0/temp1_input": "99000",
+            "sys/class/hwmon/hwmon1/name": "coretemp",
+            "sys/class/hwmon/hwmon1/temp1_input": "61000",
+            "sys/class/hwmon/hwmon1/temp2_input": "63500",
+            "sys/class/hwmon/hwmon1/temp3_input": "200000000",
+            "sys/class/thermal/thermal_zone0/type": "acpitz",
+            "sys/class/thermal/thermal_zone0/temp": "27800",
+        },
+    )
+    assert machine_state(root=tmp_path).cpu_temperature_c == 63.5
+    write(
+        tmp_path,
+        {
+            "sys/class/thermal/thermal_zone1/type": "x86_pkg_temp",
+            "sys/class/thermal/thermal_zone1/temp": "71000",
+            "sys/class/thermal/thermal_zone2/type": "cpu-thermal",
+            "sys/class/thermal/thermal_zone2/temp": "garbage",
+        },
+    )
+    assert machine_state(root=tmp_path).cpu_temperature_c == 71.0
+
+
+def test_only_the_cpus_that_are_asked_give_their_clocks(tmp_path: Path) -> None:
+    cpu = "sys/devices/system/cpu"
+    write(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_cur_freq": f"{n + 1}000000" for n in range(4)})
+    write(tmp_path, {f"{cpu}/cpu{n}/cpufreq/scaling_governor": f"governor{n}" for n in range(4)})
+    state = machine_state(root=tmp_path, cpus=(1, 3))
+    assert (state.frequency_mhz, state.governor) == (3000, "governor1,governor3")
+
+
+def test_what_the_gpus_tool_said_is_part_of_the_state(tmp_path: Path) -> None:
+    state = machine_state(root=tmp_path, gpus=GpuReading((GpuState(0, "H200"),), ""))
+    assert state.gpus == (GpuState(0, "H200"),)
+    assert json.loads(json.dumps(state.as_dict()))["gpus"][0]["name"] == "H200"
+    assert machine_state(root=tmp_path, gpus=GpuReading((), "there is no nvidia-smi")).gpu_problem
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -122,6 +167,8 @@ def test_a_fit_machine_has_no_warnings() -> None:
     assert benchmark_warnings(FIT) == []
     unknown = MachineState(2, *(None,) * 13)
     assert benchmark_warnings(unknown) == []
+    working = GpuState(0, "H200", reasons=(Slowdown.POWER_CAP,))
+    assert benchmark_warnings(replace(FIT, cpu_temperature_c=70.0, gpus=(working,))) == []
 
 
 @pytest.mark.parametrize(
@@ -137,6 +184,8 @@ def test_a_fit_machine_has_no_warnings() -> None:
         (replace(FIT, swap_used_bytes=1 << 30), "swap"),
         (replace(FIT, free_memory_bytes=1 << 20), "memory are free"),
         (replace(FIT, on_battery=True), "plug it in"),
+        (replace(FIT, cpu_temperature_c=97.0), "97 °C"),
+        (replace(FIT, gpus=(GpuState(1, "H200", reasons=(Slowdown.HEAT,)),)), "GPU 1 (H200) is slowed down (heat)"),
     ],
 )
 def test_each_trouble_has_its_warning(change: MachineState, word: str) -> None:

@@ -18,7 +18,7 @@ What is judged, and why:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from iree_gauntlet.measuring.machine_sensors import cpus_there
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["Limits", "RoundState", "RoundWatch"]
+__all__ = ["RoundState", "RoundWatch"]
 
 _ROOT = Path("/")
 _MIB = 1 << 20
@@ -55,6 +55,13 @@ class RoundState:
     seconds: float
     whole: CpuUse | None
     pinned: CpuUse | None = None
+
+    @property
+    def watched(self) -> MachineState:
+        """The machine after the round, with the shares of the CPUs' time that were seen while it was taken."""
+        if self.whole is None:
+            return self.after
+        return replace(self.after, busy_share=self.whole.busy_share, steal_share=self.whole.steal_share)
 
     def as_dict(self) -> dict[str, Any]:
         """For the journal: one line; what is not known is left out."""

@@ -4,7 +4,7 @@ A figure counts as evidence only where it can be trusted:
 
 - its run came to its end;
 - everything else of its chain passed: the figures of a model whose numbers are wrong are of no use;
-- a time was not measured under a disturbance that the benchmark itself has noted.
+- a time was not measured under a disturbance (`measuring/disturbance.py`).
 
 A figure that does not count is told with its reason, never dropped in silence.
 """
@@ -123,8 +123,8 @@ def _figures(
         figures = _measured(golden, result)
         if not figures:
             continue
-        noted = [note for note in result.get("notes", ()) if note not in step["notes"]]
-        disturbed = f"disturbed: {'; '.join(noted)}" if golden.metric is Metric.TIME_MS and noted else ""
+        causes = (result.get("statistics") or {}).get("disturbed") or ()
+        disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
         if result["verdict"] not in ("passed", "failed"):
             refused = refused or f"its {step['stage']} {result['verdict']}"
         run = record.runs[-1]

@@ -46,7 +46,7 @@ class Standing:
         golden: as it is written.
         verdict: `loose` is a kept one of which the figure is less than half.
         measured: the newest figure; None where no run has one.
-        run: the run that has measured it.
+        run: the run that has measured it; empty where none has.
         note: what a person should know of it; of one that was not measured, why the newest figure does not count.
     """
 
@@ -123,22 +123,26 @@ def _standing(chain: str, golden: Golden, rivals: Collection[str], runs: Sequenc
         if not objection:
             verdict, note = _verdict(golden, evidence, result)
             return Standing(chain, golden, verdict, evidence.measured, run.name, note)
-        passed_over = passed_over or f"{run.name} has {evidence.measured:.10g}, but {objection}"
+        passed_over = passed_over or f"{run.name} measured {_figure(golden, evidence.measured)} {objection}"
     return Standing(chain, golden, Verdict.NOT_MEASURED, note=passed_over)
+
+
+def _figure(golden: Golden, measured: float) -> str:
+    return f"{measured:.4g} ms" if golden.metric is Metric.TIME_MS else f"{measured:,.10g}"
 
 
 def _objection(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[str]) -> str:
     """Why a figure may not be held against a golden; empty where it may."""
     everywhere = not golden.sku or (golden.metric is not Metric.TIME_MS and golden.sku in FAMILIES)
     if everywhere and sku in rivals and sku:
-        return f"its SKU {sku} has a golden of its own"
+        return f"with the SKU {sku}, which has a golden of its own"
     if not everywhere and sku != golden.sku:
         return f"with the SKU {sku}" if sku else "without a SKU"
     if golden.release and evidence.release != release_of(golden.release):
         return f"with release {evidence.release or 'unknown'}"
     disturbed = evidence.refused.startswith("disturbed:")
     undecided = evidence.refused.endswith(" inconclusive")
-    return "" if disturbed or undecided else evidence.refused
+    return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
 
 
 def _verdict(golden: Golden, evidence: Evidence, result: Mapping[str, Any]) -> tuple[Verdict, str]:

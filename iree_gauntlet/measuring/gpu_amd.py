@@ -72,8 +72,11 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
         return gpus
     try:
         answer = ask("--showpids", "--json")
-        system = {} if "No JSON data" in answer else _document(answer).get("system", {})
-    except (ToolAnswerError, AttributeError):
+        listed = {"system": {}} if "No JSON data" in answer else _document(answer)
+    except ToolAnswerError:
+        return gpus
+    system = listed.get("system") if isinstance(listed, dict) else None
+    if not isinstance(system, dict):
         return gpus
     pids = tuple(sorted(int(found[1]) for key in system if (found := _PID.fullmatch(key))))
     return (replace(gpus[0], others=pids),)
@@ -81,7 +84,7 @@ def read_rocm_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
 
 def _document(answer: str) -> Any:
     # Both tools warn on standard output, before what was asked for.
-    begin = re.search(r"^\s*[\[{]", answer, re.MULTILINE)
+    begin = re.search(r"^[ \t]*[\[{]", answer, re.MULTILINE)
     try:
         return json.loads(answer[begin.start() :] if begin else answer)
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ from iree_gauntlet.measuring.gpu_state import GpuState, ToolAnswerError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["ANY_GPU", "GpuReading", "GpuState", "asked_gpus", "is_gpu", "read_gpus"]
+__all__ = ["ANY_GPU", "GpuReading", "asked_gpus", "is_gpu", "read_gpus"]
 
 # In place of a device's name: whatever GPUs there are.
 ANY_GPU = "gpu"

@@ -29,7 +29,8 @@ from iree_gauntlet.measuring.machine_sensors import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from iree_gauntlet.measuring.gpus import GpuReading, GpuState
+    from iree_gauntlet.measuring.gpu_state import GpuState
+    from iree_gauntlet.measuring.gpus import GpuReading
 
 __all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
 

@@ -6,6 +6,7 @@ failed or was disturbed, and `counted` says whether they are evidence. So what w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -83,8 +84,15 @@ class Evidence:
 
     @property
     def main_disturbance(self) -> str:
-        """What spoiled most blocks; empty for none."""
-        return next((cause for cause, _ in self.disturbances.most_common(1)), "")
+        """What spoiled most blocks, with the figures of one of them; empty for none."""
+        kinds = Counter(_kind(cause) for cause in self.disturbances.elements())
+        most = next((kind for kind, _ in kinds.most_common(1)), "")
+        return next((cause for cause in self.disturbances if _kind(cause) == most), "")
+
+
+def _kind(cause: str) -> str:
+    """A cause without its figures."""
+    return re.split(r"\d", cause, maxsplit=1)[0]
 
 
 def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, Evidence]:

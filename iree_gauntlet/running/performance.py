@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.disturbance import RoundWatch
 from iree_gauntlet.measuring.goldens import check_figure, check_time
-from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_state
+from iree_gauntlet.measuring.machine import benchmark_warnings
 from iree_gauntlet.running.confirming import confirm_time
 from iree_gauntlet.running.modules import dispatch_count, read_statistics
 from iree_gauntlet.running.results import Result, after_process, shorten
+from iree_gauntlet.running.rounds import gpu_of
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
@@ -39,9 +41,10 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
         confirm: how a broken golden is confirmed; None to take the dialect's rule for the verdict.
         cancelled: set to end it.
     """
-    watch = CpuWatch()
+    gpu = gpu_of(step)
+    watch = RoundWatch(gpu=bool(gpu), device=gpu)
     outcome = processes.run(step)
-    state = machine_state(watch.shares(outcome.cpu_seconds))
+    state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
     if outcome.exit_code != 0:
         lines = processes.error_lines(step)
         result = after_process(
@@ -61,8 +64,8 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     result = replace(
         _judged([check]),
         samples=samples.as_dict(),
-        statistics={"machine": state.as_dict()},
-        notes=(*step.notes, *benchmark_warnings(state)),
+        statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
+        notes=(*step.notes, *benchmark_warnings(state.watched)),
         log=processes.log(step, "stdout.txt"),
     )
     # What is expected to fail needs no proof of it.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
@@ -34,8 +35,9 @@ from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.options import replaces_disturbed
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
+from iree_gauntlet.tasks.surroundings import make_machine
 from iree_gauntlet.tasks.where_slower import explain
-from iree_gauntlet.tasks.workspace import Defaults, shown
+from iree_gauntlet.tasks.workspace import Defaults, select, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,12 +76,15 @@ def compare(options: Mapping[str, Any]) -> ExitCode:
     """
     asked = _sides(options)
     settings = _settings(options)
-    # Checked before hours of work.
     folder, resumed = session_folder("compare", options, COMPARISON_FILE)
     if resumed:
         _require_same(folder, asked, options)
-    folder.mkdir(parents=True, exist_ok=True)
     defaults = Defaults()
+    # A slip of the keyboard is told, and what is missing installed, before hours of work.
+    select(options, defaults).require_sound()
+    for text in asked:
+        make_machine({**options, "iree": text}, Silent(), need_toolchain=True)
+    folder.mkdir(parents=True, exist_ok=True)
     a = prepare_side("A", asked[0], options, defaults, folder / "a")
     if a.interrupted:
         return ExitCode.INTERRUPTED
