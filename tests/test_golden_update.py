@@ -157,7 +157,7 @@ def test_what_does_not_count_is_told(
     assert '"desk": 3.1' not in captured.out
     assert any("golden_time_ms.desk" in line and reason in line for line in captured.err.splitlines())
     # A busy machine says nothing against a count.
-    assert ('"cpu": 20' in captured.out) is ("notes" in changes)
+    assert ('"cpu": 20' in captured.out) is ("disturbed" in changes)
 
 
 def test_counts_that_differ_between_runs_are_no_golden(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
