@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -33,6 +34,21 @@ def suite_releases(session: nox.Session, iree: str) -> None:
     """Run suites/cpu.toml (or `-- --suite FILE …`) with a release of IREE, which is installed into the cache."""
     session.install("-e", ".", "pip")
     session.run("gauntlet", "run", "--iree", iree, *(session.posargs or _SUITE))
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run suites/releases.toml with several IREEs and report on all at once.
+
+    `-- 3.12.0 nightly --suite FILE …` names them and what to run; without, 3.5.0, 3.9.0, 3.12.0 and 3.13.0.
+    """
+    irees = list(itertools.takewhile(lambda word: not word.startswith("-"), session.posargs))
+    options = session.posargs[len(irees) :]
+    session.install("-e", ".", "pip")
+    # A resumed matrix keeps its own.
+    named = irees or ([] if "--resume" in options else _RELEASES)
+    selected = () if options else ("--suite", "suites/releases.toml")
+    session.run("gauntlet", "matrix", *(word for iree in named for word in ("--iree", iree)), *selected, *options)
 
 
 @nox.session

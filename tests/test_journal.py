@@ -191,7 +191,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
-    with pytest.raises(GauntletError, match="cannot write journal.jsonl"):
+    with pytest.raises(GauntletError, match=r"cannot write journal\.jsonl"):
         Journal(tmp_path / "none" / "journal.jsonl", clock)
 
 

@@ -36,7 +36,7 @@ def tensor_type(blob: Any, key: str) -> str:
 
 def checked_bytes(folder: Path, entry: Any) -> int:
     """The size of a file that a record describes, after a look at its content; 0 for what is made up."""
-    path = folder / entry["source"]
+    path = folder / str(entry["source"])
     if "://" in entry["source"]:
         return 0
     assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MatrixCell", "matrix_cell"]
 
+# Where `measuring/machine.py` warns.
+_BUSY_SHARE = 0.2
+_STEAL_SHARE = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
@@ -39,6 +43,7 @@ class MatrixCell:
         spread_ms: sample standard deviation of the repetitions.
         statistic: `mean` or `min`, as the spec's dialect has it; empty without a time.
         repetitions: how many there were.
+        disturbed: what the machine did besides while they were taken; empty where it was quiet.
         dispatch_count: of the main module.
         binary_size_bytes: of the main module.
         max_abs_error: the largest over all outputs; NaN where one has NaN in place of a number.
@@ -57,6 +62,7 @@ class MatrixCell:
     spread_ms: float | None = None
     statistic: str = ""
     repetitions: int = 0
+    disturbed: str = ""
     dispatch_count: float | None = None
     binary_size_bytes: float | None = None
     max_abs_error: float | None = None
@@ -97,11 +103,23 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
         spread_ms=figures.samples.stdev_ms if time is not None and figures.samples else None,
         statistic=statistic,
         repetitions=len(figures.samples.real_ms) if figures.samples else 0,
+        disturbed=_disturbed(chain.steps),
         dispatch_count=figures.dispatch_count,
         binary_size_bytes=figures.binary_size_bytes,
         max_abs_error=worst.max_abs_error if worst else None,
         worst_output=worst.index if worst else None,
     )
+
+
+def _disturbed(steps: Iterable[StepOutcome]) -> str:
+    """Of the last benchmark, which is the one whose times count."""
+    machines = [step.statistics.get("machine") or {} for step in steps if step.samples is not None]
+    if not machines:
+        return ""
+    busy, stolen = number(machines[-1].get("busy_share")) or 0.0, number(machines[-1].get("steal_share")) or 0.0
+    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > _BUSY_SHARE else []
+    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > _STEAL_SHARE else []
+    return "; ".join(causes)
 
 
 def _compiles(steps: Iterable[StepOutcome]) -> list[StepOutcome]:

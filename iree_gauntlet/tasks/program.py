@@ -14,11 +14,13 @@ from invoke.program import Program
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.tasks.bisect_tasks import bisect_task
 from iree_gauntlet.tasks.cache_tasks import cache_collection
 from iree_gauntlet.tasks.compare_tasks import compare_task
 from iree_gauntlet.tasks.ending import finish
+from iree_gauntlet.tasks.golden_tasks import golden_collection, xfail_collection
+from iree_gauntlet.tasks.matrix_tasks import matrix_task
 from iree_gauntlet.tasks.options import (
-    CACHE,
     FORMAT,
     RUNNING,
     SELECTION,
@@ -27,6 +29,7 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
+from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
 from iree_gauntlet.tasks.toolchain_tasks import several_in_one, toolchain_collection
 from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
@@ -41,9 +44,6 @@ _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING)
-_STAGES_OPTION = Option(
-    "stages", [], "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark."
-)
 
 
 def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
@@ -55,17 +55,6 @@ def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage
     finish(work)
 
 
-def _asked_stages(options: Mapping[str, Any]) -> tuple[Stage, ...] | None:
-    from iree_gauntlet.errors import UsageError  # noqa: PLC0415
-
-    found = []
-    for name in options["stages"]:
-        if name not in list(Stage):
-            raise UsageError(f"--stages {name}: unknown stage", f"Stages: {', '.join(Stage)}.")
-        found.append(Stage(name))
-    return tuple(found) or None
-
-
 @gauntlet_task("list", (*SELECTION, FORMAT))
 def list_task(_context: Any, options: dict[str, Any]) -> None:
     """Show which models, submodels, targets and markers there are."""
@@ -74,7 +63,7 @@ def list_task(_context: Any, options: dict[str, Any]) -> None:
     finish(lambda: list_cases(options))
 
 
-@gauntlet_task("plan", (*_RUN_OPTIONS, _STAGES_OPTION, FORMAT))
+@gauntlet_task("plan", (*_RUN_OPTIONS, STAGES, FORMAT))
 def plan_task(_context: Any, options: dict[str, Any]) -> None:
     """Show what `run` would do, and why each step would or would not come from the cache.
 
@@ -84,7 +73,7 @@ def plan_task(_context: Any, options: dict[str, Any]) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
 
-        return show_plan(options, _ALL, _asked_stages(options))
+        return show_plan(options, _ALL, asked_stages(options))
 
     finish(work)
 
@@ -134,7 +123,7 @@ def benchmark_task(_context: Any, options: dict[str, Any]) -> None:
     _execute(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK))
 
 
-@gauntlet_task("run", (*_RUN_OPTIONS, _STAGES_OPTION))
+@gauntlet_task("run", (*_RUN_OPTIONS, STAGES))
 def run_task(_context: Any, options: dict[str, Any]) -> None:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
@@ -146,7 +135,7 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
 
-        return execute(options, _ALL, _asked_stages(options))
+        return execute(options, _ALL, asked_stages(options))
 
     finish(work)
 
@@ -157,14 +146,14 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
     positional=("run",),
 )
 def report_task(_context: Any, options: dict[str, Any]) -> None:
-    """Make the reports of a run again from its journal, also of a run that was killed.
+    """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
 
     Examples: report latest
               report runs/20261121-051800-cpu
     """
 
     def work() -> ExitCode:
-        from iree_gauntlet.tasks.records import report  # noqa: PLC0415
+        from iree_gauntlet.tasks.report import report  # noqa: PLC0415
 
         if options["run"] in ("--help", "-h"):  # Invoke takes it for the run
             sys.stdout.write(f"Usage: report RUN\n\nDocstring:\n  {report_task.__doc__}\n")
@@ -179,73 +168,9 @@ def doctor_task(_context: Any, options: dict[str, Any]) -> None:
     """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
 
     def work() -> ExitCode:
-        from iree_gauntlet.tasks.records import doctor  # noqa: PLC0415
+        from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
 
         return doctor(options)
-
-    finish(work)
-
-
-@gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
-def record_task(_context: Any, options: dict[str, Any]) -> None:
-    """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
-
-        return record(options)
-
-    finish(work)
-
-
-@gauntlet_task(
-    "update",
-    (
-        Option("run", [], "Run whose figures count: its folder or name (repeatable; default: the newest)."),
-        Option("last", 1, "How many of the newest runs count."),
-        Option("match", "", "Only chains that fit this glob, such as 'dtln/*@cpu'."),
-        Option("size_headroom", 0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter."),
-        Option("to_release", False, "Move counts and sizes to the release that was measured."),
-        Option("output", "", "Write the diff to this file, to apply it later."),
-        Option("write", False, "Change the spec files."),
-    ),
-)
-def update_task(_context: Any, options: dict[str, Any]) -> None:
-    """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
-
-    Figures of failed, unfinished or disturbed measurements do not count, and are told.
-
-    Examples: golden.update --last 5
-              golden.update --match 'dtln/*' --write
-    """
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
-
-        return update(options)
-
-    finish(work)
-
-
-@gauntlet_task(
-    "update",
-    (
-        Option("run", "", "Run that counts: its folder or name (default: the newest)."),
-        Option("suite", "", "Suite to change (default: the run's)."),
-        Option("output", "", "Write the diff to this file, to apply it later."),
-        Option("write", False, "Change the suite file."),
-    ),
-)
-def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
-    """Propose a suite's expected failures as a run has found them, as a diff of the suite.
-
-    What passes now is removed, what fails newly is added with its stage and first diagnostic.
-    """
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
-
-        return update(options)
 
     finish(work)
 
@@ -253,10 +178,10 @@ def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
-        run_task, compare_task, report_task,
+        run_task, matrix_task, compare_task, bisect_task, report_task,
     )  # fmt: skip
-    collection.add_collection(Collection("golden", record_task, update_task))
-    collection.add_collection(Collection("xfail", xfail_update_task))
+    collection.add_collection(golden_collection())
+    collection.add_collection(xfail_collection())
     collection.add_collection(cache_collection())
     collection.add_collection(toolchain_collection())
     collection.configure({"auto_dash_names": True})

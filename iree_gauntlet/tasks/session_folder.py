@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.tasks.workspace import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["session_folder"]
+__all__ = ["is_begun", "session_folder"]
+
+_JOURNAL = "journal.jsonl"
 
 
 def session_folder(kind: str, options: Mapping[str, Any], log: str) -> tuple[Path, bool]:
@@ -40,7 +43,7 @@ def session_folder(kind: str, options: Mapping[str, Any], log: str) -> tuple[Pat
     if named is not None:
         if named.is_file():
             raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
-        if (named / log).exists() or (named / "journal.jsonl").exists():
+        if (named / log).exists() or (named / _JOURNAL).exists():
             raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
         return named, False
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{kind}"
@@ -55,3 +58,20 @@ def _newest(kind: str, log: str) -> Path:
     if not found:
         raise UsageError(f"there is no earlier `{kind}` in {runs_folder()}", "Start one, or name its --run-dir.")
     return max(found, key=lambda folder: (folder / log).stat().st_mtime_ns)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run of a session was begun, so that it can be gone on with.
+
+    A journal whose writer was killed before it had said what it is about is removed: there is nothing to go on with.
+
+    Raises:
+        GauntletError: the journal cannot be read.
+    """
+    journal = folder / _JOURNAL
+    if not journal.is_file():
+        return False
+    if read_journal(journal).runs:
+        return True
+    journal.unlink()
+    return False

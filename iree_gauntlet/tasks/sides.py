@@ -18,6 +18,7 @@ from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.tasks.execute import execute
 from iree_gauntlet.tasks.options import RUNNING
 from iree_gauntlet.tasks.run_event import without_missing_devices
+from iree_gauntlet.tasks.session_folder import is_begun
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import select
 
@@ -84,9 +85,8 @@ def prepare_side(name: str, asked: str, options: Mapping[str, Any], defaults: De
         GauntletError: what keeps the run from starting.
         UsageError: nothing of the selection is compiled.
     """
-    resumed = (folder / _JOURNAL).is_file()
     options = {**{option.name: option.default for option in RUNNING}, **options}
-    options = {**options, "iree": asked, "run_dir": str(folder), "resume": resumed, "last_failed": False}
+    options = {**options, "iree": asked, "run_dir": str(folder), "resume": is_begun(folder), "last_failed": False}
     selection = select(options, defaults)
     stages = tuple(stage for stage in selection.stages if stage is not Stage.BENCHMARK)
     if Stage.COMPILE not in stages:

@@ -1,4 +1,4 @@
-"""The tasks that read what is there: report, doctor."""
+"""What `doctor` finds: IREE, caches, settings, and whether the machine is fit to measure on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
@@ -16,11 +15,8 @@ from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.reporting.final import print_final
-from iree_gauntlet.reporting.report import write_reports
-from iree_gauntlet.tasks.earlier_runs import newest_run
 from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, runs_folder, shown
+from iree_gauntlet.tasks.workspace import cache_folder, project_folder
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
@@ -30,28 +26,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["doctor", "report"]
+__all__ = ["doctor"]
 
-_LATEST = "latest"
 _WATCH_SECONDS = 0.2
-
-
-def report(options: Mapping[str, Any]) -> ExitCode:
-    """Makes the reports of a run again; exits as the run did.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    named = str(options["run"])
-    run_dir = newest_run(runs_folder()) if named == _LATEST else Path(named)
-    if not run_dir.is_dir() and (runs_folder() / named).is_dir():
-        run_dir = runs_folder() / named
-    if not run_dir.is_dir():
-        runs = sorted((path.name for path in runs_folder().glob("*") if path.is_dir()), reverse=True)
-        raise UsageError(f"there is no run {run_dir}", f"Newest runs: {', '.join(runs[:5]) or 'none'}.")
-    outcome = write_reports(run_dir, environ=os.environ)
-    print_final(outcome, shown(run_dir), sys.stdout, environ=os.environ)
-    return ExitCode(int(outcome.exit_code))
 
 
 def _configuration() -> Iterator[Finding]:

@@ -1,0 +1,314 @@
+"""The reports of a bisect, from its record alone: also of one that was killed.
+
+The record is `bisect.jsonl` in the bisect's folder, a log of events (`running/event_log.py`):
+
+- `bisect`: what is looked for; a resumed bisect appends another one.
+- `judged`: what a candidate came to, and in `search` what is known of the change by then.
+- `ends`: both ends are judged; `search` is what follows from them.
+- `end`: how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.markdown import code, escape, fenced, table
+from iree_gauntlet.reporting.summary import append_step_summary as append_to_step_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.journal_format import EventRecord
+
+__all__ = [
+    "BISECT_RECORD",
+    "BisectOutcome",
+    "bisect_json",
+    "bisect_markdown",
+    "bisect_outcome",
+    "bisect_text",
+    "write_bisect_reports",
+]
+
+BISECT_RECORD = "bisect.jsonl"
+_MARKDOWN_NAME = "bisect.md"
+_JSON_NAME = "bisect.json"
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_COMPARE = "https://github.com/iree-org/iree/compare"
+_COLUMNS = ("IREE", "value", "like", "took", "commit", "remarks")
+_SHORT_COMMIT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BisectOutcome:
+    """What a bisect has come to.
+
+    Attributes:
+        name: of its folder.
+        asked: the last `bisect` event.
+        judged: the last `judged` event of each candidate, by label.
+        search: what is known of the change; empty before both ends are.
+        end: the `end` event; None for a bisect that was killed or is under way.
+        torn: whether the record has a line that was cut short by a crash (it is left out).
+    """
+
+    name: str
+    asked: dict[str, Any]
+    judged: dict[str, dict[str, Any]]
+    search: dict[str, Any]
+    end: dict[str, Any] | None
+    torn: bool
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the command ended with; ERROR where it did not come to its end."""
+        return ExitCode(self.end["exit_code"]) if self.end else ExitCode.ERROR
+
+    @property
+    def labels(self) -> list[str]:
+        """All candidates, from the oldest to the newest."""
+        return [item["label"] for item in self.asked["row"]]
+
+    @property
+    def answer(self) -> str:
+        """What was found, in a line."""
+        if self.end is not None and self.end.get("problem"):
+            return str(self.end["problem"])
+        if not self.search:
+            return "the ends are not judged yet"
+        old, new = self.search["last_old"], self.search["first_new"]
+        older, newer = ("good", "bad") if self.asked["good_is_older"] else ("bad", "good")
+        if not self.search["between"]:
+            return f"first {newer}: {new}; last {older}: {old}"
+        why = "could not be judged" if self.search["over"] else "not judged"
+        return f"between {old} ({older}) and {new} ({newer}); {why}: {', '.join(self.search['between'])}"
+
+    @property
+    def confidence(self) -> str:
+        """How sure the answer is; empty where there is none."""
+        if not self.search:
+            return ""
+        share = self.asked["confidence"]
+        return "exact" if share == 1 else f"{100 * share:g} % confidence"
+
+    @property
+    def link(self) -> str:
+        """The commits of the change; empty where they are not known."""
+        if not self.search:
+            return ""
+        old, new = (self.commit_of(self.search[end]) for end in ("last_old", "first_new"))
+        if not (_COMMIT.fullmatch(old) and _COMMIT.fullmatch(new)) or old == new:
+            return ""
+        return f"{_COMPARE}/{old}...{new}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader should know beside the answer."""
+        found = []
+        changes = self.search.get("changes", [])
+        if len(changes) > 1:
+            text = "; ".join(f"{one} is {self._word(one)}, {other} {self._word(other)}" for one, other in changes)
+            found.append(f"there is more than one change, and the newest is told: {text}")
+        third = [label for label in self.labels if self.judged.get(label, {}).get("third")]
+        if third:
+            values = ", ".join(f"{label} ({self.judged[label]['text']})" for label in third)
+            found.append(f"a third value, neither the good end's nor the bad one's, was taken for the nearer: {values}")
+        if self.torn:
+            found.append(f"{BISECT_RECORD} has a line that a crash cut short: it is left out")
+        if self.end is None:
+            found.append("it did not come to its end: --resume goes on with it")
+        elif self.end["interrupted"]:
+            found.append("it was interrupted: --resume goes on with it")
+        return found
+
+    def commit_of(self, label: str) -> str:
+        """IREE's commit of a candidate, of the side that is searched; empty where it is not known."""
+        toolchain = self.judged.get(label, {}).get("toolchain") or {}
+        return str(toolchain.get(self.asked["commit"]) or "")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row of text for each candidate that was tried, in the order of `_COLUMNS`."""
+        found: list[tuple[str, ...]] = []
+        for label in self.labels:
+            judged = self.judged.get(label)
+            if judged is None:
+                continue
+            ends = [word for word in ("good", "bad") if self.asked[word] == label]
+            remarks = [f"the {word} end" for word in ends]
+            remarks += ["a third value"] if judged["third"] else []
+            remarks += [judged["reason"]] if judged["reason"] else []
+            found.append(
+                (
+                    label,
+                    judged["text"] or "–",
+                    self._word(label),
+                    duration(judged["seconds"]),
+                    self.commit_of(label)[:_SHORT_COMMIT] or "–",
+                    "; ".join(remarks),
+                )
+            )
+        return found
+
+    def _word(self, label: str) -> str:
+        bad = self.judged[label]["bad"]
+        return "–" if bad is None else "bad" if bad else "good"
+
+
+def bisect_outcome(folder: Path) -> BisectOutcome:
+    """What the record in a bisect's folder says.
+
+    Raises:
+        GauntletError: there is none, or it cannot be read.
+    """
+    record = read_events(folder / BISECT_RECORD, "bisect")
+    asked: dict[str, Any] | None = None
+    judged: dict[str, dict[str, Any]] = {}
+    search: dict[str, Any] = {}
+    end: dict[str, Any] | None = None
+    for _, event in record.events:
+        match event.get("event"):
+            case "bisect":
+                asked, end = event, None
+            case "judged":
+                judged[str(event.get("candidate"))] = event
+                search = event.get("search") or search
+            case "ends":
+                search = event.get("search") or search
+            case "end":
+                end = event
+    if asked is None:
+        raise GauntletError(f"{record.path}: does not say what was looked for", "Start a new bisect.")
+    outcome = BisectOutcome(folder.name, asked, judged, search, end, record.torn)
+    _require_whole(outcome, record)
+    return outcome
+
+
+def bisect_text(outcome: BisectOutcome) -> str:
+    """The table of what was tried, the answer, and what to know of it, for a terminal; ends with a newline."""
+    # The remarks come last, and may be long without pushing anything aside.
+    rows = [(*(one_line(cell, 60) for cell in row[:-1]), one_line(row[-1], 160)) for row in outcome.rows()]
+    rows = [_COLUMNS, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += ["", *(f"note: {one_line(remark, 400)}" for remark in outcome.remarks)]
+    confidence = f" ({outcome.confidence}; {_tried(outcome)})" if outcome.confidence else ""
+    lines.append(f"{one_line(outcome.answer, 400)}{confidence}")
+    lines += [f"commits: {outcome.link}"] if outcome.link else []
+    return "\n".join(lines) + "\n"
+
+
+def bisect_markdown(outcome: BisectOutcome) -> str:
+    """The report as GitHub-flavoured Markdown; ends with a newline."""
+    asked = outcome.asked
+    facts = [
+        f"{code(asked['chain'])} by {escape(asked['metric'])}",
+        f"good {code(asked['good'])}, bad {code(asked['bad'])}",
+        outcome.confidence,
+        _tried(outcome),
+        f"exit code {int(outcome.exit_code)}",
+    ]
+    parts = [f"# Bisect: {escape(outcome.answer)}", " · ".join(filter(None, facts))]
+    parts += [f"Commits: [{_COMPARE.removeprefix('https://')}…]({outcome.link})"] if outcome.link else []
+    parts += [f"> {escape(remark)}" for remark in outcome.remarks]
+    cells = ([code(row[0]), *(escape(cell) for cell in row[1:])] for row in outcome.rows())
+    parts += [table(_COLUMNS, cells, right=frozenset({3}))] if outcome.judged else ["Nothing was tried."]
+    untried = [label for label in outcome.labels if label not in outcome.judged]
+    parts += [f"Not tried: {', '.join(map(code, untried))}."] if untried else []
+    parts.append(f"Again, in {code(asked['cwd'])}:\n\n{fenced(asked['command'], 'sh')}")
+    return "\n\n".join(parts) + "\n"
+
+
+def bisect_json(outcome: BisectOutcome) -> str:
+    """The report for programs; ends with a newline."""
+    asked, search = outcome.asked, outcome.search
+    document = {
+        "bisect": outcome.name,
+        "answer": outcome.answer,
+        "exit_code": int(outcome.exit_code),
+        "metric": asked["metric"],
+        "chain": asked["chain"],
+        "good": asked["good"],
+        "bad": asked["bad"],
+        "good_is_older": asked["good_is_older"],
+        "last_old": search.get("last_old"),
+        "first_new": search.get("first_new"),
+        "between": search.get("between", []),
+        "changes": search.get("changes", []),
+        "confidence": asked["confidence"] if search else None,
+        "commits": outcome.link or None,
+        "remarks": outcome.remarks,
+        "candidates": [_candidate(outcome, item) for item in asked["row"]],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def write_bisect_reports(
+    folder: Path, *, environ: Mapping[str, str], append_step_summary: bool = False
+) -> BisectOutcome:
+    """Write `bisect.md` and `bisect.json` beside a bisect's record.
+
+    Args:
+        folder: the bisect's.
+        environ: the environment; names GitHub's summary file in `GITHUB_STEP_SUMMARY`.
+        append_step_summary: append the report to that file, where there is one.
+
+    Raises:
+        GauntletError: there is no record, it cannot be read, or the reports cannot be written.
+    """
+    outcome = bisect_outcome(folder)
+    markdown = bisect_markdown(outcome)
+    summary = environ.get(_STEP_SUMMARY, "") if append_step_summary else ""
+    path = folder
+    try:
+        for name, content in ((_MARKDOWN_NAME, markdown), (_JSON_NAME, bisect_json(outcome))):
+            path = folder / name
+            write_atomic(path, content)
+        if summary:
+            path = Path(summary)
+            append_to_step_summary(path, markdown)
+    except OSError as error:
+        raise GauntletError(
+            f"{path}: cannot write the report: {error.strerror}",
+            "Make room, or give the right to write; the record is whole.",
+        ) from error
+    return outcome
+
+
+def _tried(outcome: BisectOutcome) -> str:
+    return f"{len(outcome.judged)} of {len(outcome.labels)} tried"
+
+
+def _candidate(outcome: BisectOutcome, item: Mapping[str, str]) -> dict[str, Any]:
+    label = item["label"]
+    judged = outcome.judged.get(label)
+    if judged is None:
+        return {"label": label, "iree": item["iree"], "tried": False}
+    names = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "toolchain", "seconds")
+    return {"label": label, "iree": item["iree"], "tried": True, **{name: judged[name] for name in names}}
+
+
+def _require_whole(outcome: BisectOutcome, record: EventRecord) -> None:
+    """Make sure that a record that others may have written to holds what the reports need.
+
+    Raises:
+        GauntletError: it does not.
+    """
+    try:
+        bisect_text(outcome)
+        bisect_markdown(outcome)
+        bisect_json(outcome)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GauntletError(
+            f"{record.path} is no whole record of a bisect: {type(error).__name__}: {error}",
+            "It was written by another version of this toolkit, or changed; start a new bisect.",
+        ) from error

@@ -1,0 +1,58 @@
+"""One `junit.xml` of all runs of a matrix: testsuites `<label>/<chain>`, and one for each IREE that has no run.
+
+The runs' own documents (`reporting/junit.py`) are put together; CI systems tell tests apart by `classname` and
+`name`, so the label is in the first, too.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.reporting.junit import junit_document
+from iree_gauntlet.reporting.junit_schema import schema_document
+
+if TYPE_CHECKING:
+    from iree_gauntlet.reporting.matrix import MatrixIree, MatrixOutcome
+
+__all__ = ["matrix_junit"]
+
+_COUNTS = ("tests", "failures", "errors")
+
+
+def matrix_junit(matrix: MatrixOutcome) -> str:
+    """The whole document, with its XML declaration; encode it as UTF-8."""
+    root = ET.Element("testsuites", {"name": f"iree-gauntlet matrix {matrix.suite}".rstrip()})
+    for iree in matrix.irees:
+        if iree.outcome is not None:
+            run = ET.fromstring(junit_document(iree.outcome))  # noqa: S314 - our own document, made just now
+            for suite in run.findall("testsuite"):
+                suite.set("name", one_line(f"{iree.label}/{suite.get('name', '')}"))
+                for case in suite.findall("testcase"):
+                    case.set("classname", one_line(f"{iree.label}.{case.get('classname', '')}"))
+                root.append(suite)
+        if iree.problem:
+            root.append(_without_run(iree))
+    suites = root.findall("testsuite")
+    for index, suite in enumerate(suites):
+        suite.set("id", str(index))
+    for name in _COUNTS:
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
+    return schema_document(root)
+
+
+def _without_run(iree: MatrixIree) -> ET.Element:
+    """A suite of one test, which is an error, or skipped where the IREE was left out."""
+    left_out = iree.exit_code in (None, ExitCode.OK)
+    counts = {"tests": "1", "failures": "0", "errors": str(int(not left_out)), "skipped": str(int(left_out))}
+    suite = ET.Element("testsuite", {"name": one_line(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
+    case = ET.SubElement(
+        suite, "testcase", {"name": "toolchain", "classname": one_line(f"{iree.label}.iree"), "time": "0.000"}
+    )
+    kind = {} if left_out else {"type": "error"}
+    found = ET.SubElement(case, "skipped" if left_out else "error", {**kind, "message": one_line(iree.problem)})
+    found.text = iree.hint
+    return suite

@@ -1,0 +1,235 @@
+"""Rounds for a bisect: the good end and a candidate in turn, as `compare` takes them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.comparison_verdict import compare
+from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.reporting.bisection import BISECT_RECORD
+from iree_gauntlet.reporting.progress_line import ProgressLine
+from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.bisect_probe import Reading, Run, free_folder, quiet
+from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.options import replaces_disturbed
+from iree_gauntlet.tasks.sides import prepare_side, unready
+from iree_gauntlet.tasks.workspace import Defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.measuring.rounds import Block
+    from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.tasks.bisect_question import Question
+    from iree_gauntlet.tasks.sides import Side
+    from iree_gauntlet.toolchains.candidates import Candidate
+
+__all__ = ["TIMED_METRICS", "TIMING_NAMES", "TimedBlocks", "TimingSettings", "timed_blocks"]
+
+TIMED_METRICS = ("time", "compile-time")
+# Options that only these metrics have a use for.
+TIMING_NAMES = ("budget", "repetitions", "min_time", "cpus", "disturbed")
+_DEFAULT_MINUTES = 30.0
+_LONGEST_REPETITION = 3600.0
+# As many as the one look at A against itself takes.
+_CONTROL_BLOCKS = 10
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TimingSettings:
+    """How rounds are taken.
+
+    Attributes:
+        rounds: of each process.
+        budget: seconds for the rounds of one candidate.
+        replace_disturbed: whether a block with a disturbed round is taken again.
+    """
+
+    rounds: RoundSettings
+    budget: float
+    replace_disturbed: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> TimingSettings:
+        """What a command line asks for.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
+        minutes = float(options["budget"] or _DEFAULT_MINUTES)
+        if minutes < 0 or not math.isfinite(minutes):
+            raise UsageError(f"--budget {minutes:g}: expected minutes above 0", "The default is 30 for each candidate.")
+        usual = RoundSettings()
+        repetitions = int(options["repetitions"] or usual.repetitions)
+        min_time = float(options["min_time"] or usual.min_time)
+        if repetitions < 1 or not 0 < min_time < _LONGEST_REPETITION:
+            raise UsageError(
+                f"--repetitions {repetitions} with --min-time {min_time:g}: expected at least one, above 0 seconds",
+                f"The defaults are {usual.repetitions} and {usual.min_time:g}.",
+            )
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
+        cpus = parse_cpus(str(options["cpus"]), frozenset(affinity(0)) if affinity else frozenset())
+        return cls(RoundSettings(repetitions, min_time, cpus), 60 * minutes, replaces_disturbed(options))
+
+
+class TimedBlocks:
+    """Takes blocks of the good end and of candidates; each is compiled and checked in a run of its own before.
+
+    Args:
+        question: what is looked for.
+        folder: the bisect's.
+        options: of the command line; they select the chain.
+        settings: how rounds are taken.
+        taker: takes a block.
+        teller: is told how it goes.
+        earlier: what an earlier part of this bisect has measured.
+        cancelled: set to end it.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        folder: Path,
+        options: Mapping[str, Any],
+        settings: TimingSettings,
+        taker: BlockTaker,
+        teller: ProgressLine,
+        earlier: dict[str, Evidence],
+        cancelled: threading.Event,
+    ) -> None:
+        self._question = question
+        self._folder = folder
+        self._options = options
+        self._settings = settings
+        self._taker = taker
+        self._teller = teller
+        self._evidence = earlier
+        self._cancelled = cancelled
+        self._good: Side | None = None
+        self._sides: dict[str, Side] = {}
+        self._given: dict[str, int] = {}
+        self._deadlines: dict[str, float] = {}
+
+    def ready(self, candidate: Candidate) -> Run:
+        """Compile for a candidate, and check its numbers.
+
+        Raises:
+            GauntletError: the good end, which was fit before, is not any more.
+            KeyboardInterrupt: it was interrupted.
+        """
+        run = self._prepared(candidate)
+        if self._good is None:
+            if candidate == self._question.good:
+                self._good = self._sides.get(candidate.label)
+            else:
+                reason = self._prepared(self._question.good).reading.reason
+                self._good = self._sides.get(self._question.good.label)
+                if reason or self._good is None:
+                    raise GauntletError(f"the good end {self._question.good.label} cannot be measured: {reason}")
+        return run
+
+    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
+        """Further blocks, the good end as A and the candidate as B; fewer where the time is up or one failed."""
+        pair = self._pair(candidate)
+        evidence = self._evidence.setdefault(pair.chain, Evidence())
+        deadline = self._deadlines.setdefault(candidate.label, time.monotonic() + self._settings.budget)
+        begin = self._given.get(candidate.label, 0)
+        end = begin + count
+        while len(evidence.blocks) < end and not self._taker.gives_up(evidence):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._cancelled.is_set():
+                break
+            self._teller.progress(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
+            self._taker.take(pair, evidence, AB)
+            if len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)):
+                self._taker.take(pair, evidence, CONTROL)
+        found = evidence.blocks[begin:end]
+        self._given[candidate.label] = begin + len(found)
+        return found
+
+    def trouble(self, candidate: Candidate) -> str:
+        """Why its blocks are no evidence after all; empty where they are."""
+        evidence = self._evidence.get(self._name(candidate), Evidence())
+        if evidence.failure:
+            return evidence.failure
+        if self._taker.gives_up(evidence):
+            return f"{evidence.replaced} blocks were disturbed and replaced; such as: {evidence.main_disturbance}"
+        if evidence.control and compare(evidence.control, sequential_plan(DEFAULT_ALPHA, _CONTROL_BLOCKS)).differs:
+            return "void: the good end differs from itself; find what differs, and repeat"
+        return ""
+
+    def _name(self, candidate: Candidate) -> str:
+        """Also the name of its coins: those of another candidate are others."""
+        return f"{self._question.chain} with {candidate.label}"
+
+    def _pair(self, candidate: Candidate) -> Pair:
+        assert self._good is not None, "a candidate is readied before it is measured"
+        measured = timed if self._question.metric == "time" else compile_round
+        steps = [
+            (side.benchmarks if self._question.metric == "time" else side.compiles)[self._question.chain]
+            for side in (self._good, self._sides[candidate.label])
+        ]
+        good, other = (measured(step, self._settings.rounds) for step in steps)
+        return Pair(self._name(candidate), good, other)
+
+    def _prepared(self, candidate: Candidate) -> Run:
+        began = time.monotonic()
+        folder = free_folder(self._folder / candidate.label)
+        folder.mkdir()
+        try:
+            with quiet(folder / "console.txt"):
+                side = prepare_side(candidate.label, candidate.iree, self._options, Defaults(), folder)
+        except (ToolchainError, SpecError) as error:
+            reason = f"{error.what} {error.hint}".strip()
+            return Run(Reading(None, reason=reason), folder.name, {}, time.monotonic() - began)
+        if side.interrupted:
+            raise KeyboardInterrupt
+        steps = side.benchmarks if self._question.metric == "time" else side.compiles
+        step = steps.get(self._question.chain)
+        reason = unready(side, step) if step else "it has no such step"
+        self._sides[candidate.label] = side
+        toolchain = side.machine.toolchain.as_dict() if side.machine.toolchain else {}
+        return Run(Reading(None, reason=reason), folder.name, toolchain, time.monotonic() - began)
+
+
+@contextmanager
+def timed_blocks(
+    question: Question, folder: Path, options: Mapping[str, Any], settings: TimingSettings, log: EventLog
+) -> Iterator[TimedBlocks]:
+    """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
+    cancelled = threading.Event()
+    with ExitStack() as stack:
+        supervisor = stack.enter_context(Supervisor())
+        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
+
+        def cancel() -> None:
+            cancelled.set()
+            supervisor.cancel_all()
+
+        stack.enter_context(interruptible(cancel))
+        taker = BlockTaker(
+            Processes(supervisor, folder),
+            MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled),
+            log,
+            lambda what: teller.progress(f"waiting {what}"),
+            _SEED,
+            cancelled,
+            replace_disturbed=settings.replace_disturbed,
+        )
+        earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
+        yield TimedBlocks(question, folder, options, settings, taker, teller, earlier, cancelled)

@@ -1,0 +1,104 @@
+"""The `golden` and `xfail` tasks as the command line has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.tasks.ending import finish
+from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, Option, gauntlet_task
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["golden_collection", "xfail_collection"]
+
+
+@gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
+def record_task(_context: Any, options: dict[str, Any]) -> None:
+    """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
+
+        return record(options)
+
+    finish(work)
+
+
+@gauntlet_task(
+    "update",
+    (
+        Option("run", [], "Run whose figures count: its folder or name (repeatable; default: the newest)."),
+        Option("last", 1, "How many of the newest runs count."),
+        Option("match", "", "Only chains that fit this glob, such as 'dtln/*@cpu'."),
+        Option("size_headroom", 0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter."),
+        Option("to_release", False, "Move counts and sizes to the release that was measured."),
+        Option("output", "", "Write the diff to this file, to apply it later."),
+        Option("write", False, "Change the spec files."),
+    ),
+)
+def update_task(_context: Any, options: dict[str, Any]) -> None:
+    """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
+
+    Figures of failed, unfinished or disturbed measurements do not count, and are told.
+
+    Examples: golden.update --last 5
+              golden.update --match 'dtln/*' --write
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
+
+        return update(options)
+
+    finish(work)
+
+
+@gauntlet_task(
+    "update",
+    (
+        Option("run", "", "Run that counts: its folder or name (default: the newest)."),
+        Option("suite", "", "Suite to change (default: the run's)."),
+        Option("output", "", "Write the diff to this file, to apply it later."),
+        Option("write", False, "Change the suite file."),
+    ),
+)
+def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
+    """Propose a suite's expected failures as a run has found them, as a diff of the suite.
+
+    What passes now is removed, what fails newly is added with its stage and first diagnostic.
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
+
+        return update(options)
+
+    finish(work)
+
+
+@gauntlet_task("show", (*SELECTION, FORMAT, Option("last", 20, "How many of the newest runs are looked through.")))
+def golden_show_task(_context: Any, options: dict[str, Any]) -> None:
+    """Show every golden of the selection, beside the newest figure that was measured for it.
+
+    Example: golden.show --model 'dtln*' --target cpu
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden_show import show  # noqa: PLC0415
+
+        return show(options)
+
+    finish(work)
+
+
+def golden_collection() -> Collection:
+    """The tasks on goldens under their common name."""
+    return Collection("golden", record_task, update_task, golden_show_task)
+
+
+def xfail_collection() -> Collection:
+    """The tasks on expected failures under their common name."""
+    return Collection("xfail", xfail_update_task)

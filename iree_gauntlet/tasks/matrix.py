@@ -1,0 +1,233 @@
+"""The `matrix` task: the same selection with one IREE after the other, and one report of all.
+
+<matrix>/matrix.jsonl              the record (`reporting/matrix_record.py` describes it)
+<matrix>/<label>/journal.jsonl     one run for each IREE, with its own reports
+<matrix>/matrix.md, .json, .csv, junit.xml
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import __version__
+from iree_gauntlet.artifacts.progress import Silent
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
+from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
+from iree_gauntlet.reporting.matrix_text import print_matrix
+from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.tasks.execute import execute
+from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
+from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.session_folder import is_begun, session_folder
+from iree_gauntlet.tasks.surroundings import make_machine
+from iree_gauntlet.tasks.workspace import select, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.cases import Stage
+    from iree_gauntlet.reporting.matrix_record import MatrixRecord
+    from iree_gauntlet.tasks.matrix_asked import AskedMatrix
+    from iree_gauntlet.tasks.matrix_irees import AskedIree
+    from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.tasks.workspace import Defaults
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["matrix", "report_matrix"]
+
+# Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
+_JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+
+
+def matrix(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+    """Runs a selection with each IREE in turn and reports on all.
+
+    Args:
+        options: of the command line; `iree` is a list.
+        defaults: what is selected where neither options nor a suite say.
+        stages: what is done; None for what the suite says.
+
+    Raises:
+        GauntletError: what keeps the matrix from starting.
+    """
+    folder, resumed = session_folder("matrix", options, MATRIX_RECORD)
+    earlier = read_matrix(folder) if resumed else None
+    asked = asked_before(earlier, options, stages) if earlier else asked_now(options, defaults, stages)
+    # A mistake in the selection is told before anything is installed.
+    selection = select({**options, **asked.selection}, asked.defaults)
+    selection.require_sound()
+    _make(folder)
+    output = Output(sys.stdout)
+    # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
+    with interruptible(lambda: None):
+        with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
+            log.write("matrix", _opening(folder, asked, selection.name, options))
+            _Runs(folder, asked, options, earlier, log, output).all()
+        outcome = write_matrix_reports(folder, environ=os.environ)
+        print_matrix(outcome, shown(folder), MATRIX_REPORTS, output.stream, environ=os.environ)
+        # Last, so that a summary file that cannot be written hides no verdict.
+        write_matrix_reports(folder, environ=os.environ, append_step_summary=True)
+    return outcome.exit_code
+
+
+def report_matrix(folder: Path) -> ExitCode:
+    """Makes the reports of a matrix again; exits as the matrix did.
+
+    Raises:
+        GauntletError: its record cannot be read.
+    """
+    outcome = write_matrix_reports(folder, environ=os.environ)
+    print_matrix(outcome, shown(folder), MATRIX_REPORTS, sys.stdout, environ=os.environ)
+    return outcome.exit_code
+
+
+class _Runs:
+    """The runs of a matrix, one after the other."""
+
+    def __init__(
+        self,
+        folder: Path,
+        asked: AskedMatrix,
+        options: Mapping[str, Any],
+        record: MatrixRecord | None,
+        log: EventLog,
+        output: Output,
+    ) -> None:
+        self._folder = folder
+        self._asked = asked
+        self._options = options
+        self._record = record
+        self._log = log
+        self._output = output
+
+    def all(self) -> None:
+        """Finds every IREE, runs with each, and writes how it ended.
+
+        Raises:
+            UsageError, NothingSelectedError: the command line cannot be carried out, with whichever IREE.
+        """
+        interrupted, stopped = False, ""
+        try:
+            # Found all before the first run: their leases keep them there, and a typo is told at once.
+            machines = {iree.label: self._found(iree) for iree in self._asked.irees if self._earlier(iree) is None}
+            stopped = self._each(machines)
+        except KeyboardInterrupt:
+            interrupted = True
+        self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
+
+    def _each(self, machines: Mapping[str, Machine | None]) -> str:
+        """Runs with each; why it stopped early, else nothing."""
+        irees = self._asked.irees
+        for place, iree in enumerate(irees, start=1):
+            self._output.write(f"\n{iree.label} ({place} of {len(irees)})\n")
+            code = self._earlier(iree)
+            if code is not None:
+                self._output.write(f"finished before, exit code {int(code)}: it is not run again\n")
+            elif machines[iree.label] is None:
+                code = ExitCode.ERROR
+                self._output.write("left out: this IREE cannot be had\n")
+            else:
+                code = self._run(iree)
+            if code is ExitCode.INTERRUPTED:
+                # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
+                signal.raise_signal(signal.SIGINT)
+            fast = self._options["fail_fast"] or not self._options["keep_going"]
+            if fast and code is not ExitCode.OK and place < len(irees):
+                return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
+        return ""
+
+    def _earlier(self, iree: AskedIree) -> ExitCode | None:
+        """What a run came to that an earlier part of the matrix has judged; None for one that is to be done."""
+        result = self._record.results.get(iree.label) if self._record else None
+        if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
+            return None
+        return ExitCode(result["exit_code"])
+
+    def _found(self, iree: AskedIree) -> Machine | None:
+        """What an IREE means here, installed where it has to be; None where it cannot be had."""
+        try:
+            machine = make_machine(self._with(iree), Silent(), need_toolchain=True)
+        except ToolchainError as error:
+            sys.stderr.write(f"error: {iree.label}: {error}\n")
+            self._log.write(
+                "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
+            )
+            return None
+        assert machine.toolchain is not None, "it was needed"
+        versions = dict.fromkeys((machine.toolchain.compiler_version, machine.toolchain.runtime_version))
+        self._output.write(f"{iree.label}: IREE {', '.join(versions)}\n")
+        self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
+        return machine
+
+    def _run(self, iree: AskedIree) -> ExitCode:
+        folder = self._folder / iree.folder
+        begun = is_begun(folder)
+        self._log.write("start", {"label": iree.label})
+        options = {**self._with(iree), "run_dir": str(folder), "resume": begun, "last_failed": False}
+        try:
+            code = execute(options, self._asked.defaults, self._asked.stages, brief=True)
+        except GauntletError as error:
+            self._result(iree, error.exit_code, error)
+            if isinstance(error, UsageError | NothingSelectedError) and not begun:
+                # It lies in the command line: every other IREE would say the same.
+                raise
+            sys.stderr.write(f"error: {iree.label}: {error}\n")
+            return error.exit_code
+        if code is not ExitCode.INTERRUPTED:
+            self._result(iree, code, None)
+        return code
+
+    def _result(self, iree: AskedIree, code: ExitCode, error: GauntletError | None) -> None:
+        fields: dict[str, Any] = {"label": iree.label, "exit_code": int(code), "error": "", "hint": ""}
+        if error is not None:
+            # All problems of a spec, on one line in tables.
+            problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
+            fields |= {"error": problems or error.what, "hint": error.hint}
+        self._log.write("result", fields)
+
+    def _with(self, iree: AskedIree) -> dict[str, Any]:
+        return {**self._options, **self._asked.selection, "iree": iree.text}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: cannot make the matrix's folder: {error.strerror}", "Give another place with --run-dir."
+        ) from error
+
+
+def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `matrix` event."""
+    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
+    kept = {"iree", "stages", *asked.selection}
+    return {
+        "matrix": folder.name,
+        "version": __version__,
+        "suite": suite,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cwd": str(Path.cwd()),
+        "irees": irees,
+        "selection": asked.selection,
+        "defaults": asdict(asked.defaults),
+        "stages": [str(stage) for stage in asked.stages] if asked.stages else None,
+        "options": {name: value for name, value in options.items() if name not in kept},
+    }
+
+
+def _described(toolchain: Toolchain) -> dict[str, str]:
+    return toolchain.as_dict() | {
+        "runtime_identity": toolchain.runtime_identity,
+        "compiler_release": toolchain.compiler_release,
+        "runtime_release": toolchain.runtime_release,
+    }

@@ -1,0 +1,74 @@
+"""`report`: the reports of what was run, made again from its records alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.reporting.bisection import BISECT_RECORD
+from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
+from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
+from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.tasks.bisect import report_bisection
+from iree_gauntlet.tasks.matrix import report_matrix
+from iree_gauntlet.tasks.workspace import runs_folder, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["report"]
+
+_LATEST = "latest"
+_JOURNAL = "journal.jsonl"
+
+
+def report(options: Mapping[str, Any]) -> ExitCode:
+    """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
+
+    Raises:
+        UsageError: there is no such run.
+        GauntletError: its record cannot be read.
+    """
+    named = str(options["run"])
+    folder = _newest() if named == _LATEST else Path(named)
+    if not folder.is_dir() and (runs_folder() / named).is_dir():
+        folder = runs_folder() / named
+    if not folder.is_dir():
+        runs = sorted((path.name for path in runs_folder().glob("*") if path.is_dir()), reverse=True)
+        raise UsageError(f"there is no run {folder}", f"Newest runs: {', '.join(runs[:5]) or 'none'}.")
+    make = next((make for record, make in _REPORTS.items() if (folder / record).is_file()), _run)
+    return make(folder)
+
+
+def _newest() -> Path:
+    records = [path for record in _REPORTS for path in runs_folder().glob(f"*/{record}")]
+    if not records:
+        raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
+    return max(records, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _run(folder: Path) -> ExitCode:
+    outcome = write_reports(folder, environ=os.environ)
+    print_final(outcome, shown(folder), sys.stdout, environ=os.environ)
+    return ExitCode(int(outcome.exit_code))
+
+
+def _comparison(folder: Path) -> ExitCode:
+    record = read_comparison(folder)
+    write_comparison_reports(record, folder, environ=os.environ, step_summary=False)
+    print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
+    # One that was cut short has judged nothing.
+    return ExitCode.ERROR if record.exit_code is None else ExitCode(record.exit_code)
+
+
+_REPORTS: dict[str, Callable[[Path], ExitCode]] = {
+    COMPARISON_FILE: _comparison,
+    MATRIX_RECORD: report_matrix,
+    BISECT_RECORD: report_bisection,
+    _JOURNAL: _run,
+}

@@ -1,0 +1,183 @@
+"""Which IREEs lie between two: releases of the package index, nightlies of the links page, or those that are named.
+
+The index is asked by uv or pip with the user's own settings, as when a release is installed. Without a network what is
+installed in the cache is all there is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.installer import Sources
+from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.toolchains.find import Place
+    from iree_gauntlet.toolchains.installer import Installer
+
+__all__ = ["Candidate", "candidates_among", "candidates_between", "versions_between"]
+
+_UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
+_LONGEST_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One IREE of a row.
+
+    Attributes:
+        label: its name for people, and of its folder; no other of the row has it.
+        iree: what `--iree` takes.
+    """
+
+    label: str
+    iree: str
+
+
+def candidates_between(good: str, bad: str, place: Place, *, nightlies: bool) -> tuple[tuple[Candidate, ...], bool]:
+    """The versions from one to another, from the oldest to the newest, both among them.
+
+    Args:
+        good: a release, a nightly's version, or `nightly` for the newest.
+        bad: likewise; either may be the older one.
+        place: where IREE is looked for.
+        nightlies: take nightlies between them; so it is also where an end is a nightly.
+
+    Returns:
+        The candidates, and whether good is the older end.
+
+    Raises:
+        UsageError: an end is no version, or both are the same one.
+        ToolchainError: the index does not answer.
+    """
+    ends = [_version_of(good, "--good", place), _version_of(bad, "--bad", place)]
+    if ends[0] == ends[1]:
+        raise UsageError(f"--good and --bad are both {ends[0]}", "Name two releases.")
+    low, high = sorted(ends)
+    nightlies = nightlies or low.is_prerelease or high.is_prerelease
+    inside = versions_between(low, high, place, nightlies=nightlies)
+    row = tuple(Candidate(str(version), str(version)) for version in (low, *inside, high))
+    return row, ends[0] == low
+
+
+def versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
+    """Versions of IREE between two, without those, rising: what both the compiler and the runtime have.
+
+    Args:
+        low: the older one.
+        high: the newer one.
+        place: where IREE is looked for.
+        nightlies: nightlies in place of releases.
+
+    Raises:
+        ToolchainError: the index does not answer.
+    """
+    environments = place.environments
+    if environments.offline:
+        found = {
+            Version(item.compiler)
+            for path, item, _ in environments.all()
+            if item is not None and item.compiler == item.runtime and path == environments.path_of(item.compiler)
+        }
+    else:
+        installer = environments.installer()
+        sources = _nightly_sources(place) if nightlies else Sources()
+        found = set(_listed(installer, COMPILER_WHEEL.distribution, low, high, sources))
+        if found:
+            found &= set(_listed(installer, RUNTIME_WHEEL.distribution, low, high, sources))
+    return sorted(version for version in found if low < version < high and version.is_prerelease == nightlies)
+
+
+def candidates_among(good: str, bad: str, among: Sequence[str]) -> tuple[Candidate, ...]:
+    """A row that was named: good first, bad last; they are put at its ends where it does not hold them.
+
+    Raises:
+        UsageError: a value names no IREE, one is named twice, or good or bad is in the middle.
+    """
+    first, last = parse_choice(good, "--good"), parse_choice(bad, "--bad")
+    row = [parse_choice(text, "--among") for text in among]
+    keys = [_key(choice) for choice in row]
+    for option, choice, place_name, index in (("--good", first, "first", 0), ("--bad", last, "last", len(row) - 1)):
+        if _key(choice) in keys and keys.index(_key(choice)) != index:
+            raise UsageError(
+                f"{option} {choice.text} is not the {place_name} one of --among",
+                "Name what lies between in order: good first, bad last.",
+            )
+    whole = [*([] if keys and keys[0] == _key(first) else [first]), *row]
+    whole += [] if keys and keys[-1] == _key(last) else [last]
+    seen: set[str] = set()
+    for choice in whole:
+        if _key(choice) in seen:
+            raise UsageError(f"--among: {choice.text} is there twice", "Name each IREE once.")
+        seen.add(_key(choice))
+    labels: list[str] = []
+    for choice in whole:
+        labels.append(_free(_label_of(choice), labels))
+    return tuple(Candidate(label, choice.text) for label, choice in zip(labels, whole, strict=True))
+
+
+def _version_of(text: str, option: str, place: Place) -> Version:
+    choice = parse_choice(text, option)
+    if choice.version is not None:
+        return choice.version
+    if choice.kind is not ChoiceKind.NIGHTLY:
+        raise UsageError(
+            f"{option} {choice.text}: is no version, so that nothing is known to lie between the ends",
+            "Name a release such as 3.12.0, or say with --among, in order, what lies between.",
+        )
+    environments = place.environments
+    if environments.offline:
+        found = [Version(item.compiler) for _, item, _ in environments.all() if item is not None and item.compiler]
+        found = sorted(version for version in found if version.is_prerelease)
+    else:
+        found = environments.installer().versions(COMPILER_WHEEL.distribution, SpecifierSet(), _nightly_sources(place))
+    if not found:
+        where = "is installed" if environments.offline else f"for this Python and platform at {place.nightly_links}"
+        raise ToolchainError(f"no nightly of IREE {where}", "Name a version.")
+    return found[-1]
+
+
+def _nightly_sources(place: Place) -> Sources:
+    return Sources(place.nightly_links, only_links=True, pre=True)
+
+
+def _listed(installer: Installer, distribution: str, low: Version, high: Version, sources: Sources) -> list[Version]:
+    """Every version in a range; uv tells only the lowest and the highest of one, so the range is closed in on."""
+    found: list[Version] = []
+    # Inclusive: `<3.13.0` leaves out its nightlies too, which are older than it.
+    wanted = f">={low},<={high}"
+    while True:
+        some = installer.versions(distribution, SpecifierSet(wanted), sources)
+        found += some
+        if len(some) != 2:
+            return found
+        wanted = f">={some[0]},!={some[0]},<={some[1]},!={some[1]}"
+
+
+def _key(choice: Choice) -> str:
+    """The same for two ways to name one IREE."""
+    if choice.version is not None:
+        return str(choice.version)
+    return f"{choice.kind}:{choice.folder}" if choice.folder else choice.text
+
+
+def _label_of(choice: Choice) -> str:
+    name = str(choice.version) if choice.version else choice.folder.name if choice.folder else choice.text
+    return _UNFIT.sub("-", name).strip(".-")[:_LONGEST_LABEL] or str(choice.kind)
+
+
+def _free(label: str, taken: Sequence[str]) -> str:
+    """A label that no other has."""
+    found, number = label, 2
+    while found in taken:
+        found, number = f"{label}-{number}", number + 1
+    return found

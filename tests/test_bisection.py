@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.bisection import (
+    Search,
+    Side,
+    is_nearer_to_bad,
+    is_same_value,
+    is_third_value,
+    most_tries,
+)
+
+
+def searched(truth: list[Side]) -> tuple[Search, list[int]]:
+    """The end of a search in a row of known sides, and what it tried, in order."""
+    sides = {0: Side.OLD, len(truth) - 1: Side.NEW}
+    tried: list[int] = []
+    while (place := Search(len(truth), sides).next) is not None:
+        assert Search(len(truth), sides).tries_left > 0
+        tried.append(place)
+        sides[place] = truth[place]
+    return Search(len(truth), sides), tried
+
+
+@st.composite
+def monotone(draw: st.DrawFn) -> tuple[list[Side], int]:
+    """A history with one change and any set of broken candidates between the ends; where the change is."""
+    count = draw(st.integers(2, 200))
+    change = draw(st.integers(1, count - 1))
+    broken = draw(st.sets(st.integers(1, count - 2))) if count > 2 else set()
+    sides = [Side.NEITHER if i in broken else Side.OLD if i < change else Side.NEW for i in range(count)]
+    return sides, change
+
+
+@given(monotone())
+def test_the_change_is_found_with_few_tries_and_none_twice(history: tuple[list[Side], int]) -> None:
+    truth, change = history
+    found, tried = searched(truth)
+    assert len(set(tried)) == len(tried)
+    broken = sum(truth[place] is Side.NEITHER for place in tried)
+    assert len(tried) <= most_tries(len(truth)) + broken
+    assert truth[found.last_old] is Side.OLD
+    assert truth[found.first_new] is Side.NEW
+    assert found.last_old < change <= found.first_new
+    assert all(truth[place] is Side.NEITHER for place in found.between)
+    assert found.tries_left == 0
+    assert len(found.changes) == 1
+
+
+@given(st.lists(st.sampled_from(list(Side)), min_size=0, max_size=60))
+def test_any_history_ends_with_a_change_that_is_there(middle: list[Side]) -> None:
+    truth = [Side.OLD, *middle, Side.NEW]
+    found, tried = searched(truth)
+    assert len(set(tried)) == len(tried) <= len(middle)
+    assert truth[found.last_old] is Side.OLD
+    assert truth[found.first_new] is Side.NEW
+    assert all(truth[place] is Side.NEITHER for place in found.between)
+
+
+@pytest.mark.parametrize(
+    ("count", "tries"), [(2, 0), (3, 1), (4, 2), (5, 2), (6, 3), (9, 3), (10, 4), (17, 4), (18, 5), (257, 8)]
+)
+def test_the_bound_is_reached_and_not_passed(count: int, tries: int) -> None:
+    assert most_tries(count) == tries
+    rows = ([Side.OLD] * change + [Side.NEW] * (count - change) for change in range(1, count))
+    assert max(len(searched(row)[1]) for row in rows) == tries
+
+
+def test_broken_ones_in_the_middle_are_stepped_around() -> None:
+    truth = [Side.OLD] * 3 + [Side.NEITHER] * 3 + [Side.NEW] * 3
+    found, tried = searched(truth)
+    assert tried[:3] == [4, 5, 3]
+    assert (found.last_old, found.between, found.first_new) == (2, (3, 4, 5), 6)
+
+
+def test_a_history_that_goes_back_and_forth_tells_its_changes_and_the_newest() -> None:
+    sides = dict(enumerate([Side.OLD, Side.NEW, Side.NEITHER, Side.OLD, Side.NEW, Side.NEW]))
+    found = Search(6, sides)
+    assert found.changes == ((0, 1), (1, 3), (3, 4))
+    assert (found.last_old, found.first_new) == (3, 4)
+    assert Search(6, {0: Side.OLD, 4: Side.NEITHER, 5: Side.NEW}).untried_anywhere == (1, 2, 3)
+
+
+@pytest.mark.parametrize("sides", [{}, {0: Side.OLD}, {0: Side.NEW, 2: Side.NEW}, {0: Side.OLD, 2: Side.NEITHER}])
+def test_ends_that_do_not_differ_are_refused(sides: dict[int, Side]) -> None:
+    with pytest.raises(GauntletError, match="two ends that differ"):
+        Search(3, sides)
+    with pytest.raises(GauntletError, match="outside of a row of 3"):
+        Search(3, {0: Side.OLD, 2: Side.NEW, 3: Side.NEW})
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad", "is_bad", "is_third"),
+    [
+        (76, 97, 76, True, False),
+        (97, 97, 76, False, False),
+        (95, 97, 76, False, False),
+        (86, 97, 76, False, True),
+        (85, 97, 76, True, True),
+        (60, 97, 76, True, True),
+        (500, 97, 76, False, True),
+        # By ratio: 3e-5 is nearer to 1e-6 than to 1e-2.
+        (3e-5, 1e-6, 1e-2, False, True),
+        (2e-3, 1e-6, 1e-2, True, False),
+        (2.0, 1.0, 4.0, False, True),  # the middle itself is not nearer
+        # With 0 by difference.
+        (0.0, 0.0, 1e-3, False, False),
+        (4e-4, 0.0, 1e-3, False, True),
+        (9e-4, 0.0, 1e-3, True, False),
+        (0.0, 1e-6, 1e-3, False, False),
+        (math.nan, 1e-6, math.inf, True, False),
+        (1.0, 1e-6, math.inf, False, False),
+        (math.inf, 1e-6, 1e-3, True, True),
+        (1.0, math.nan, 1e-6, True, False),
+    ],
+)
+def test_which_end_a_value_is_nearer_to(value: float, good: float, bad: float, is_bad: bool, is_third: bool) -> None:
+    assert is_nearer_to_bad(value, good, bad) is is_bad
+    assert is_third_value(value, good, bad) is is_third
+
+
+@given(*[st.floats(1e-12, 1e12)] * 3)
+def test_the_ends_are_like_themselves_and_names_do_not_matter(value: float, good: float, bad: float) -> None:
+    if is_same_value(good, bad):
+        return
+    assert is_nearer_to_bad(bad, good, bad)
+    assert not is_nearer_to_bad(good, good, bad)
+    assert not is_third_value(good, good, bad)
+    assert is_third_value(value, good, bad) == is_third_value(value, bad, good)
+    # In the middle neither is nearer.
+    assert not (is_nearer_to_bad(value, good, bad) and is_nearer_to_bad(value, bad, good))
+    assert is_same_value(math.nan, math.inf)
+    assert np.isfinite(value)
