@@ -1,8 +1,7 @@
 """Reading a run's journal: JSON lines, append-only, written by a process that may die at any byte.
 
 The lines are described where they are written (`running/event_log.py`, `running/journal.py`). A reader trusts a line
-only
-when it is whole: a last line without its newline is torn, was never acknowledged, and is left out.
+only when it is whole: a last line without its newline is torn, was never acknowledged, and is left out.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def test_the_rounds_are_interleaved_and_all_recorded(project: Project, tmp_path:
     record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
     blocks = [event for _, event in record.events if event["event"] == "block"]
     kinds = [block["kind"] for block in blocks]
-    assert kinds == ["ab", "aa"] * 10, "A against itself between the others"
+    assert kinds[:20] == ["ab", "aa"] * 10, "A against itself between the others"
+    assert set(kinds[20:]) <= {"ab"}
     assert {block["order"] for block in blocks} == {"ABBA", "BAAB"}
     for block in blocks:
         assert "".join(item["side"] for item in block["rounds"]) == block["order"]
@@ -98,9 +99,11 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, tmp_path: Pa
     assert "--seed: cmp was begun with 1" in other.err
     done = project.gauntlet(*words, "--resume")
     assert done.code == 1, done.text
-    assert log.read_text().count('"event":"block"') == 20
+    model = _document(project)["models"]["toy/abs@cpu"]
+    assert log.read_text().count('"event":"block"') == model["blocks"] + model["control_blocks"]
     assert before >= 5
-    assert _document(project)["models"]["toy/abs@cpu"]["blocks"] == 10
+    assert model["blocks"] in (10, 14, 19, 26, 40), "no more than the plan asks for"
+    assert model["control_blocks"] == 10
 
 
 def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, tmp_path: Path) -> None:

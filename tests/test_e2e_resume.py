@@ -121,6 +121,10 @@ def test_only_what_failed(project: Project) -> None:
     again = project.gauntlet("run", "--last-failed")
     assert again.code == 1
     assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}
+    assert project.gauntlet("run", "--resume").code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}, "a resumed run keeps to what failed"
+    assert project.gauntlet("run", "--resume").code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}, "however often it is resumed"
     project.add("b")
     assert project.gauntlet("run", "--last-failed").code == 0
     assert project.gauntlet("run", "--last-failed").code == 5

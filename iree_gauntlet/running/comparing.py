@@ -140,16 +140,18 @@ class Comparer:
 
     def _take_until(self, pair: Pair, evidence: Evidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
-        while len(evidence.blocks) < look and not self._over() and self._next_look(evidence) is not None:
-            kinds = [AB]
-            if len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks) + 1):
-                kinds.append(CONTROL)
-            for kind in kinds:
-                left = max(0.0, self._deadline - self._clock())
-                self._teller.progress(
-                    f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, {left / 60:.0f} min left"
-                )
-                self._taker.take(pair, evidence, kind)
+
+        def goes_on() -> bool:
+            return not self._over() and not self._taker.gives_up(evidence)
+
+        while len(evidence.blocks) < look and goes_on():
+            left = max(0.0, self._deadline - self._clock())
+            self._teller.progress(
+                f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, {left / 60:.0f} min left"
+            )
+            self._taker.take(pair, evidence, AB)
+            while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+                self._taker.take(pair, evidence, CONTROL)
 
     def _tell(self, pair: Pair, evidence: Evidence) -> None:
         if evidence.failure or not evidence.blocks:

@@ -84,9 +84,10 @@ def record_outputs(
         raise UsageError(f"{spec.name}: {reason}", "Record with the framework that the program comes from.")
     program = case.modules[-1].program
     folder = _output_folder(case, spec)
-    argv = [python, script, "--model", str(store.fetch(program.url).path), "--model-url", program.url]
+    model = _as_named(program.url, folder)
+    argv = [python, script, "--model", str(store.fetch(program.url).path), "--model-url", model]
     for index, argument in enumerate(case.inputs):
-        argv += _input_flags(case, argument, store, logs / f"input_{index}.npy")
+        argv += _input_flags(case, argument, store, logs / f"input_{index}.npy", folder)
     tolerance = parse_tolerances(case.run_flags)
     argv += ["--output-folder", str(folder), "--tolerance", repr(tolerance.f32)]
     outcome = supervisor.run(
@@ -106,18 +107,24 @@ def record_outputs(
     ]
 
 
-def _input_flags(case: Case, argument: Argument, store: ArtifactStore, made: Path) -> list[str]:
+def _as_named(url: str, folder: Path) -> str:
+    """A source as the provenance names it: a file relative to the provenance, so that it is so on every machine."""
+    parts = urlsplit(url)
+    return Path(os.path.relpath(unquote(parts.path), folder)).as_posix() if parts.scheme == "file" else url
+
+
+def _input_flags(case: Case, argument: Argument, store: ArtifactStore, made: Path, folder: Path) -> list[str]:
     """The recorder's flags for an input, which is written as a .npy file where it is none."""
     fetched = store.fetch(argument.url) if argument.url else None
     if fetched and fetched.path.suffix == ".npy":
-        return ["--input", str(fetched.path), "--input-url", fetched.url, "--input-value", ""]
+        return ["--input", str(fetched.path), "--input-url", _as_named(fetched.url, folder), "--input-value", ""]
     text = argument_text(argument, lambda _: str(fetched.path) if fetched else "")
     tensors = read_arguments([text], Path(case.working_directory))
     if len(tensors) != 1 or tensors[0] is None or tensors[0].array.dtype.kind not in _PLAIN_KINDS:
         what = f"{case.origin.file}: onnxruntime cannot be given the input {text!r}"
         raise UsageError(what, "Give the input as a .npy file.")
     np.save(made, tensors[0].array)
-    source = fetched.url if fetched else argument.value
+    source = _as_named(fetched.url, folder) if fetched else argument.value
     return ["--input", str(made), "--input-url", source, "--input-value", str(tensors[0].type)]
 
 

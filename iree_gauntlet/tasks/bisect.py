@@ -18,7 +18,7 @@ from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate, without_step_summary
+from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
 from iree_gauntlet.tasks.bisect_question import chain_of, question_before, question_of, whole_options
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
@@ -146,8 +146,8 @@ def _fetch(folder: Path, options: Mapping[str, Any]) -> None:
     run_dir, count = folder / _FETCH_FOLDER, 2
     while run_dir.exists():
         run_dir, count = folder / f"{_FETCH_FOLDER}.{count}", count + 1
-    with contextlib.redirect_stdout(sys.stderr), without_step_summary():
-        code = execute({**options, "iree": "", "run_dir": str(run_dir)}, Defaults(), (Stage.FETCH,))
+    with contextlib.redirect_stdout(sys.stderr):
+        code = execute({**options, "iree": "", "run_dir": str(run_dir)}, Defaults(), (Stage.FETCH,), brief=True)
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,7 +34,6 @@ __all__ = [
     "free_folder",
     "quiet",
     "run_candidate",
-    "without_step_summary",
 ]
 
 _PASSED = (Verdict.PASSED, Verdict.XPASSED)
@@ -43,7 +41,6 @@ _FAILED = (Verdict.FAILED, Verdict.XFAILED)
 # What comes from a person, a job system or the kernel's want of memory says nothing of the tool.
 _SENT = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _CONSOLE = "console.txt"
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,8 @@ def run_candidate(
     run_dir.mkdir()
     try:
         with quiet(run_dir / _CONSOLE):
-            code = execute({**options, "iree": candidate.iree, "run_dir": str(run_dir)}, Defaults(), metric.stages)
+            asked = {**options, "iree": candidate.iree, "run_dir": str(run_dir)}
+            code = execute(asked, Defaults(), metric.stages, brief=True)
     except (ToolchainError, SpecError) as error:
         # It cannot be installed, knows no such flag, or is no IREE at all.
         reason = f"{error.what} {error.hint}".strip()
@@ -302,19 +300,8 @@ def free_folder(wanted: Path) -> Path:
 @contextlib.contextmanager
 def quiet(path: Path) -> Iterator[None]:
     """What is printed goes into a file, and no candidate's summary into that of a CI job."""
-    with path.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream), without_step_summary():
+    with path.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
         yield
-
-
-@contextlib.contextmanager
-def without_step_summary() -> Iterator[None]:
-    """Runs that are part of something else write nothing into the summary of a CI job."""
-    summary = os.environ.pop(_STEP_SUMMARY, None)
-    try:
-        yield
-    finally:
-        if summary is not None:
-            os.environ[_STEP_SUMMARY] = summary
 
 
 EXACT_METRICS: Mapping[str, ExactMetric] = {

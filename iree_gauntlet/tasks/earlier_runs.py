@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["Asked", "asked_for", "failed_chains", "finished_verdicts", "newest_run"]
+__all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run"]
 
 _JOURNAL = "journal.jsonl"
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
@@ -74,6 +74,14 @@ def failed_chains(run_dir: Path) -> set[str]:
         for step in record.steps
         if step["id"] not in record.results or record.results[step["id"]]["verdict"] not in _GOOD
     }
+
+
+def begun_with(run_dir: Path) -> frozenset[str] | None:
+    """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
+    record = read_journal(run_dir / _JOURNAL)
+    if not record.runs or not record.runs[-1].get("last_failed"):
+        return None
+    return frozenset(step["id"] for step in record.steps)
 
 
 def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:

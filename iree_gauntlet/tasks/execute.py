@@ -26,7 +26,7 @@ from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, failed_chains, finished_verdicts, newest_run
+from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES, replaces_disturbed
@@ -132,6 +132,9 @@ def _planned(
         raise SpecError(list(plan.problems))
     if options["last_failed"]:
         plan = _only_last_failed(plan, newest_run(runs_folder()))
+    restricted = begun_with(run_dir) if options["resume"] else None
+    if restricted is not None:
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
     plan = without_missing_devices(plan, machine)
     if not plan.steps:
         raise NothingSelectedError(
@@ -176,6 +179,7 @@ def _run(
     event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
         "markers": options["markers"],
         "resumed": bool(options["resume"]),
+        "last_failed": bool(options["last_failed"]) or (options["resume"] and begun_with(run_dir) is not None),
         "asked": asdict(asked),
     }
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
