@@ -127,7 +127,7 @@ def comparison_markdown(record: ComparisonRecord) -> str:
         parts += ["The compiles differ in:", "", compile_markdown(where["compile"]), ""]
     notable = [item for item in changes(record) if item.notable]
     if notable:
-        parts += ["## What else changed", "", _CHANGE_NOTE, ""]
+        parts += ["## What else changed", "", escape(_CHANGE_NOTE), ""]
         shown = [
             (code(item.model), escape(item.figure), escape(item.a), escape(item.b), escape(item.change))
             for item in notable
@@ -137,8 +137,8 @@ def comparison_markdown(record: ComparisonRecord) -> str:
 
 
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. Compile time and memory are one measurement each, perhaps of another day: "
-    "`--metric compile-time` compares them as times are compared."
+    "Sizes and counts are exact. Compile time and memory are one measurement each, from when the module was made: "
+    "--metric compile-time compares them in rounds."
 )
 
 
@@ -207,6 +207,7 @@ def _print_changes(console: rich.console.Console, notable: list[Change]) -> None
         return
     _line(console, "")
     _line(console, "What else changed", "bold")
+    _line(console, f"  {_CHANGE_NOTE}", "dim")
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, name in enumerate(_CHANGE_HEADER):
         shown.add_column(name, justify="right" if index > 1 else "left", overflow="fold")
