@@ -7,7 +7,7 @@ import signal
 import subprocess
 from contextlib import suppress
 
-__all__ = ["end_group"]
+__all__ = ["end_group", "kill_group"]
 
 
 def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
@@ -20,3 +20,11 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def kill_group(process: subprocess.Popen[str], patience: float) -> None:
+    """Kill a process that leads a group of its own, and wait for it as long as makes sense: a driver may hold it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=patience)

@@ -7,10 +7,8 @@ its thermometer does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.measuring.gpu_amd import read_amd_smi, read_rocm_smi
 from iree_gauntlet.measuring.gpu_nvidia import read_nvidia
 from iree_gauntlet.measuring.gpu_state import GpuState, ToolAnswerError
+from iree_gauntlet.process_group import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -162,20 +161,12 @@ def _ask(program: str, timeout: float, *words: str) -> str:
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill_group(process, _GRACE_SECONDS)
         raise ToolAnswerError(f"did not answer within {timeout:g} s") from None
     except BaseException:
-        _kill(process)
+        kill_group(process, _GRACE_SECONDS)
         raise
     if process.returncode != 0:
         said = next((line.strip() for line in f"{stderr}\n{stdout}".splitlines() if line.strip()), "nothing said")
         raise ToolAnswerError(f"failed (exit code {process.returncode}): {said[:160]}")
     return stdout
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End the whole group, and wait for it as long as makes sense."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=_GRACE_SECONDS)

@@ -13,19 +13,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.markdown import code, escape, fenced, table
-from iree_gauntlet.reporting.summary import append_step_summary as append_to_step_summary
+from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from iree_gauntlet.journal_format import EventRecord
 
@@ -42,7 +41,6 @@ __all__ = [
 BISECT_RECORD = "bisect.jsonl"
 _MARKDOWN_NAME = "bisect.md"
 _JSON_NAME = "bisect.json"
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _COMPARE = "https://github.com/iree-org/iree/compare"
 _COLUMNS = ("IREE", "value", "like", "took", "commit", "remarks")
@@ -267,20 +265,10 @@ def write_bisect_reports(
     """
     outcome = bisect_outcome(folder)
     markdown = bisect_markdown(outcome)
-    summary = environ.get(_STEP_SUMMARY, "") if append_step_summary else ""
-    path = folder
-    try:
-        for name, content in ((_MARKDOWN_NAME, markdown), (_JSON_NAME, bisect_json(outcome))):
-            path = folder / name
-            write_atomic(path, content)
-        if summary:
-            path = Path(summary)
-            append_to_step_summary(path, markdown)
-    except OSError as error:
-        raise GauntletError(
-            f"{path}: cannot write the report: {error.strerror}",
-            "Make room, or give the right to write; the record is whole.",
-        ) from error
+    for name, content in ((_MARKDOWN_NAME, markdown), (_JSON_NAME, bisect_json(outcome))):
+        write_report(folder / name, content, folder)
+    if append_step_summary:
+        add_to_step_summary(environ, markdown)
     return outcome
 
 

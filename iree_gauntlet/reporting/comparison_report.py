@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reporting.comparison_junit import comparison_junit
 from iree_gauntlet.reporting.comparison_rows import changes, ratio_text, span_text, time_rows, verdict_counts
-from iree_gauntlet.reporting.console import is_live, write_text
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.markdown import code, escape, table
 from iree_gauntlet.reporting.outcome import exit_meaning
-from iree_gauntlet.reporting.summary import append_step_summary
+from iree_gauntlet.reporting.printing import printing
+from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 from iree_gauntlet.reporting.where_slower import (
     compile_lines,
     compile_markdown,
@@ -29,6 +26,9 @@ from iree_gauntlet.reporting.where_slower import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+    import rich.console
 
     from iree_gauntlet.reporting.comparison import ComparisonRecord
     from iree_gauntlet.reporting.comparison_rows import Change, TimeRow
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["REPORT_NAMES", "print_comparison", "write_comparison_reports"]
 
 REPORT_NAMES = ("comparison.md", "comparison.json", "junit.xml")
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _STYLES = {"slower": "bold red", "error": "bold magenta", "faster": "green", "inconclusive": "yellow"}
-_PLAIN_WIDTH = 160
 _TIME_HEADER = ("verdict", "model", "A ms", "B ms", "B against A", "interval", "A against A", "rounds")
 _CHANGE_HEADER = ("model", "figure", "A", "B", "change")
 _RIGHT = frozenset({2, 3, 4, 5, 6})
@@ -60,23 +58,9 @@ def write_comparison_reports(
     """
     text = comparison_markdown(record)
     for name, content in zip(REPORT_NAMES, (text, comparison_json(record), comparison_junit(record)), strict=True):
-        try:
-            write_atomic(folder / name, content)
-        except OSError as error:
-            what = f"{folder / name}: cannot write the report: {error.strerror}"
-            raise GauntletError(what, f"Make room, then `report {folder}` makes it from the log.") from error
-    if step_summary and environ.get(_STEP_SUMMARY):
-        _append(environ[_STEP_SUMMARY], text)
-
-
-def _append(path: str, text: str) -> None:
-    try:
-        append_step_summary(Path(path), text)
-    except OSError as error:
-        raise GauntletError(
-            f"{path}: cannot append the summary: {error.strerror}",
-            f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
-        ) from error
+        write_report(folder / name, content, folder)
+    if step_summary:
+        add_to_step_summary(environ, text)
 
 
 def comparison_json(record: ComparisonRecord) -> str:
@@ -154,18 +138,8 @@ def print_comparison(
         environ: the environment.
         width: columns; None for the terminal's own, or 160 where there is none.
     """
-    live = is_live(stream, environ)
-    console = rich.console.Console(
-        file=stream,
-        force_terminal=live,
-        no_color=not live or bool(environ.get("NO_COLOR")),
-        width=width or (None if live else _PLAIN_WIDTH),
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
     rows = time_rows(record)
-    with console.capture() as captured:
+    with printing(stream, environ, width=width) as console:
         _line(console, "")
         _line(console, _title(record), "bold")
         for line in _rule_lines(record):
@@ -187,8 +161,6 @@ def print_comparison(
         if record.exit_code is not None:
             meaning = exit_meaning(ExitCode(record.exit_code))
             _line(console, f"exit code {record.exit_code}: {meaning}", "bold red" if record.exit_code else "bold green")
-    text = captured.get()
-    write_text(stream, text if live else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 
 
 def _time_table(rows: list[TimeRow]) -> Table:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, TextIO
 
-import rich.console
 from rich.table import Table
 from rich.text import Text
 
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
-from iree_gauntlet.reporting.console import is_live, write_text
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.headline import cache_line, headline
 from iree_gauntlet.reporting.live import STYLES
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
+from iree_gauntlet.reporting.printing import printing
 from iree_gauntlet.reporting.report import report_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import rich.console
 
     from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.reporting.step_outcome import StepOutcome
@@ -31,7 +31,6 @@ __all__ = ["print_final"]
 _MOST_FAILURES = 20
 _MOST_FINDINGS = 12
 _MOST_ROWS = 60
-_PLAIN_WIDTH = 160
 _GAP = 2
 _FIGURES = frozenset({"compile", "time ms", "dispatches", "bytes"})
 _SPARED_FIRST = ("quality", "bytes", "compile", "dispatches", "time ms")
@@ -57,31 +56,18 @@ def print_final(
         environ: the environment.
         width: columns; None for the terminal's own, or 160 where there is none.
     """
-    live = is_live(stream, environ)
-    buffer = io.StringIO()
-    console = rich.console.Console(
-        file=buffer,
-        force_terminal=live,
-        no_color=not live or bool(environ.get("NO_COLOR")),
-        color_system="standard" if live else None,
-        width=width or (rich.console.Console(file=stream).width if live else _PLAIN_WIDTH),
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    _print_failures(console, outcome, run_dir)
-    _print_table(console, outcome, run_dir)
-    for remark in outcome.remarks:
-        _line(console, f"note: {one_line(remark)}", "yellow")
-    _line(console, headline(outcome), "bold")
-    _line(console, cache_line(outcome))
-    _line(console, f"reports in {run_dir}: {', '.join(report_names(outcome))}")
-    inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
-    _line(console, f"time: {duration(outcome.seconds)}{inside}")
-    code = int(outcome.exit_code)
-    _line(console, f"exit code {code}: {exit_meaning(outcome.exit_code)}", "bold red" if code else "bold green")
-    text = buffer.getvalue()
-    write_text(stream, text if live else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+    with printing(stream, environ, width=width) as console:
+        _print_failures(console, outcome, run_dir)
+        _print_table(console, outcome, run_dir)
+        for remark in outcome.remarks:
+            _line(console, f"note: {one_line(remark)}", "yellow")
+        _line(console, headline(outcome), "bold")
+        _line(console, cache_line(outcome))
+        _line(console, f"reports in {run_dir}: {', '.join(report_names(outcome))}")
+        inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
+        _line(console, f"time: {duration(outcome.seconds)}{inside}")
+        code = int(outcome.exit_code)
+        _line(console, f"exit code {code}: {exit_meaning(outcome.exit_code)}", "bold red" if code else "bold green")
 
 
 def _print_failures(console: rich.console.Console, outcome: RunOutcome, run_dir: Path) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, TextIO
 
-import rich.console
 from rich.text import Text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
-from iree_gauntlet.reporting.console import is_live, write_text
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.live import STYLES
 from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
 from iree_gauntlet.reporting.matrix_marks import FIGURES
 from iree_gauntlet.reporting.matrix_words import LEGEND, NOTE, TITLES, failures, figure_lines, mean_lines
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
+from iree_gauntlet.reporting.printing import printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,20 +42,9 @@ def print_matrix(
         stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
         environ: the environment.
     """
-    live = is_live(stream, environ)
-    buffer = io.StringIO()
-    console = rich.console.Console(
-        file=buffer,
-        force_terminal=live,
-        no_color=not live or bool(environ.get("NO_COLOR")),
-        color_system="standard" if live else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    for text, style in _printed(matrix, folder, reports):
-        console.print(Text(clean(text).rstrip(), style=style), soft_wrap=True)
-    write_text(stream, buffer.getvalue())
+    with printing(stream, environ) as console:
+        for text, style in _printed(matrix, folder, reports):
+            console.print(Text(clean(text).rstrip(), style=style), soft_wrap=True)
 
 
 def _printed(matrix: MatrixOutcome, folder: Path, reports: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.job_summary import (
     JOB_SUMMARY_NAMES,
@@ -16,12 +13,13 @@ from iree_gauntlet.reporting.job_summary import (
 )
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
-from iree_gauntlet.reporting.summary import append_step_summary as append_to_step_summary
+from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 from iree_gauntlet.reporting.summary import summary_markdown
 from iree_gauntlet.reporting.summary_json import summary_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from iree_gauntlet.reporting.outcome import RunOutcome
 
@@ -29,7 +27,6 @@ __all__ = ["report_names", "write_job_summary", "write_reports"]
 
 _REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
 _JOURNAL_NAME = "journal.jsonl"
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summary: bool = False) -> RunOutcome:
@@ -49,17 +46,10 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
     markdown = summary_markdown(outcome)
     contents = (junit_document(outcome), markdown, summary_json(outcome))
     for name, content in zip(_REPORT_NAMES, contents, strict=True):
-        _write(run_dir / name, content, run_dir)
+        write_report(run_dir / name, content, run_dir)
     write_job_summary(outcome, run_dir, run_dir)
-    step_summary = environ.get(_STEP_SUMMARY, "")
-    if append_step_summary and step_summary:
-        try:
-            append_to_step_summary(Path(step_summary), markdown)
-        except OSError as error:
-            raise GauntletError(
-                f"{step_summary}: cannot append the summary: {error.strerror}",
-                f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
-            ) from error
+    if append_step_summary:
+        add_to_step_summary(environ, markdown)
     return outcome
 
 
@@ -84,14 +74,4 @@ def write_job_summary(outcome: RunOutcome, folder: Path, run_dir: Path) -> None:
         return
     contents = (job_summary_markdown(summary, outcome.markers), job_summary_json(summary))
     for name, content in zip(JOB_SUMMARY_NAMES, contents, strict=True):
-        _write(folder / name, content, run_dir)
-
-
-def _write(path: Path, content: str | bytes, run_dir: Path) -> None:
-    try:
-        write_atomic(path, content)
-    except OSError as error:
-        raise GauntletError(
-            f"{path}: cannot write the report: {error.strerror}",
-            f"make room or give the right to write, then `report {run_dir}` makes it from the journal",
-        ) from error
+        write_report(folder / name, content, run_dir)

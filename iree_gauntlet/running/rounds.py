@@ -170,8 +170,8 @@ def timed(step: Step, settings: RoundSettings) -> Measurement:
         f"--benchmark_min_warmup_time={settings.min_time:g}",
     )
     if settings.cpus and step.resources.device == "local-task" and not any(word.startswith(_TOPOLOGY) for word in argv):
-        # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one by
-        # one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
+        # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
+        # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
         argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
     command = pinned(replace(step.command, argv=argv), settings.cpus)
     return Measurement(step, command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step), settings.cpus)

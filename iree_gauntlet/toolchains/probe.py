@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.process_group import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,23 +63,12 @@ def ask(argv: Sequence[str], *, timeout: float, stdin: str = "") -> Answer:
     try:
         stdout, stderr = process.communicate(stdin, timeout=timeout)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill_group(process, _GRACE_SECONDS)
         raise ToolchainError(
             f"{shlex.join(argv)} did not answer within {timeout:g} s and was killed",
             "a device driver may hang; try the command by hand, and look at the system's log",
         ) from None
     except BaseException:
-        _kill(process)
+        kill_group(process, _GRACE_SECONDS)
         raise
     return Answer(process.returncode, stdout, stderr)
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End the whole group, and wait for it as long as makes sense."""
-    if os.name == "nt":
-        process.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=_GRACE_SECONDS)
