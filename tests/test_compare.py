@@ -96,8 +96,8 @@ def test_one_that_was_killed_goes_on_where_it_was(project: Project, tmp_path: Pa
     assert "already holds a run" in again.err
     other = project.gauntlet("compare", "installed", slow, "--run-dir", "cmp", "--resume", "--seed", "9", *_QUICK)
     assert other.code == 2
-    assert "--seed: cmp was begun with 1" in other.err
-    done = project.gauntlet(*words, "--resume")
+    assert "--seed 9: cmp was begun with 1" in other.err
+    done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
     assert log.read_text().count('"event":"block"') == model["blocks"] + model["control_blocks"]
@@ -117,7 +117,37 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, tmp_path: Pat
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert _document(project)["exit_code"] == 130
-    assert _document(project)["not_measured"] == {"toy/abs@cpu": "the comparison was cut short"}
+    document = _document(project)
+    assert document["not_measured"].keys() | document["models"].keys() == {"toy/abs@cpu"}
+    for model in document["models"].values():
+        assert model["verdict"] == "inconclusive", "cut short before its first look"
+        assert model["reason"].endswith("; interrupted")
+
+
+def test_one_that_is_interrupted_while_a_side_compiles_can_be_reported_and_resumed(
+    project: Project, tmp_path: Path
+) -> None:
+    script = tmp_path / "late"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-o*) sleep 20;; esac\nexec "{find_installed().compile}" "$@"\n')
+    script.chmod(0o755)
+    late = tree(tmp_path / "late_tree", iree_compile=script)
+    process = project.start("compare", "installed", late, "--model", "toy", "--run-dir", "cmp", *_QUICK)
+    journal = project.folder / "cmp" / "b" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and "toy/abs@cpu:compile" in journal.read_text().rpartition('"event":"start"')[2]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    report = project.gauntlet("report", "cmp")
+    assert report.code == 130, report.text
+    assert "interrupted" in report.out
+    script.write_text(f'#!/bin/sh\nexec "{find_installed().compile}" "$@"\n')
+    done = project.gauntlet("compare", "--resume")
+    assert done.code == 2, "the newest of runs/ is meant, and there is none"
+    done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
+    assert done.code != 2, done.text
+    assert set(_document(project)["models"]) == {"toy/abs@cpu"}
 
 
 def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(project: Project) -> None:
@@ -173,6 +203,8 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path) -> None:
         (("installed", "installed", "--seed", "-1"), "--seed -1"),
         (("installed", "installed", "--resume"), "there is no earlier `compare`"),
         (("installed", "installed", "--model", "nothing"), "nothing"),
+        (("installed", "installed", "--target", "rocm"), "no"),
+        ((), "compare takes two IREEs, not 0"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_runs(project: Project, words: tuple[str, ...], told: str) -> None:

@@ -63,7 +63,9 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project)
     assert len(confirmation["rounds"]) == 10, "clear at the first look"
     assert confirmation["passed"] is False
     assert confirmation["low_ms"] > confirmation["limit_ms"]
-    assert result["reason"].startswith("after 10 more rounds, the interval, ")
+    marked = sum(bool(item["disturbed"]) for item in confirmation["rounds"])
+    assert result["reason"].startswith("after 10 more rounds")
+    assert (f"({marked} of them disturbed; such as: " in result["reason"]) is (marked > 0)
     assert "over the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
     strict = project.gauntlet("run", "--sku", "lab", "--verdict", "strict")
@@ -95,6 +97,7 @@ def test_confirming_in_a_way_that_there_is_not(project: Project, options: tuple[
     done = project.gauntlet("run", *options)
     assert done.code == 2
     assert f"{options[0]} {options[1]}" in done.err
+    assert not list(project.folder.glob("runs/*")), "nothing is left behind"
 
 
 def test_a_time_golden_is_checked_on_its_own_sku_alone(project: Project) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.tasks.several_words import several_in_one
 from iree_gauntlet.tasks.toolchain_place import chosen
-from iree_gauntlet.tasks.toolchain_tasks import several_in_one
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 
 if TYPE_CHECKING:

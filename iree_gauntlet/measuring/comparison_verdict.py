@@ -150,7 +150,7 @@ def compare_log_ratios(
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
         walsh = sorted_walsh_averages(ratios)
     elif verdict == Verdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
-        reason += f"; the budget of {plan.max_blocks} blocks is spent"
+        reason += f"; all {plan.max_blocks} blocks are taken"
     return Comparison(
         verdict=verdict,
         reason=reason,

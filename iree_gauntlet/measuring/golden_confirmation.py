@@ -88,7 +88,7 @@ def confirm_breach(
     if not looks:
         reason = f"{len(rounds)} more rounds, and {plan.looks[0]} are needed to confirm a breach"
     elif passed is None and next_look is None:
-        reason += f"; the budget of {plan.max_blocks} rounds is spent"
+        reason += f"; all {plan.max_blocks} rounds are taken"
     ordered = sorted(figures[: looks[-1][0]] if looks else figures)
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     return Confirmation(passed, reason, middle, low, high, limit, 1 - plan.alpha, len(rounds), next_look)

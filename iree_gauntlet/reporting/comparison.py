@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class ComparisonRecord:
         verdicts: the `verdict` events, by model; those that were not reached are missing.
         summary: the `summary` event; empty where it was not reached.
         where: why a model is slower, by model (`where` events).
-        begun: models of which something was measured.
+        begun: how many blocks of each model were measured.
         end: the `end` event; None for one that was killed or is under way.
     """
 
@@ -64,7 +65,7 @@ class ComparisonRecord:
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     where: dict[str, dict[str, Any]] = field(default_factory=dict)
-    begun: frozenset[str] = frozenset()
+    begun: Counter[str] = field(default_factory=Counter)
     end: dict[str, Any] | None = None
 
     @property
@@ -98,15 +99,17 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     verdicts: dict[str, dict[str, Any]] = {}
     summary: dict[str, Any] = {}
     where: dict[str, dict[str, Any]] = {}
-    begun: set[str] = set()
+    begun: Counter[str] = Counter()
     end: dict[str, Any] | None = None
     for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
         match event.get("event"):
             case "comparison":
                 # A resumed one judges anew.
                 opening, verdicts, summary, where, end = event, {}, {}, {}, None
+            case "prepared":
+                opening = {**opening, **event, "time": opening.get("time")}
             case "block":
-                begun.add(str(event["chain"]))
+                begun[str(event["chain"])] += 1
             case "verdict":
                 verdicts[str(event["chain"])] = event
             case "summary":
@@ -116,7 +119,7 @@ def read_comparison(folder: Path) -> ComparisonRecord:
             case "end":
                 end = event
     sides = tuple(_side(name, side, folder) for name, side in (opening.get("sides") or {}).items())
-    return ComparisonRecord(folder, opening, sides, verdicts, summary, where, frozenset(begun), end)
+    return ComparisonRecord(folder, opening, sides, verdicts, summary, where, begun, end)
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:

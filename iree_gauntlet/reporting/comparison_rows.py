@@ -20,7 +20,7 @@ __all__ = ["FIGURES", "Change", "TimeRow", "changes", "ratio_text", "span_text",
 
 _ORDER = ("slower", "error", "inconclusive", "faster", "same", "not measured")
 # Beyond this a figure that one measurement gave is pointed out.
-_NOTABLE = 0.10
+_NOTABLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,9 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
     for model in record.models:
         verdict = record.verdicts.get(model)
         if verdict is None:
-            why = "the comparison was cut short" if model in record.begun else "its turn did not come"
+            blocks = record.begun[model]
+            taken = f"cut short after {blocks} blocks of rounds; `compare --resume` goes on with them"
+            why = taken if blocks else "its turn did not come"
             rows.append(TimeRow(model, "not measured", reason=why))
         else:
             rows.append(_row(model, verdict))
@@ -151,7 +153,9 @@ def changes(record: ComparisonRecord) -> list[Change]:
     if len(record.sides) != 2:
         return []
     a, b = (_cells(side) for side in record.sides)
-    found: list[Change] = []
+    # Rounds of compiles have measured these, and better.
+    measured = ("compile time", "compile memory") if record.options.get("metric") == "compile-time" else ()
+    found: list[Change] = _round_memory(record) if measured else []
     for model in dict.fromkeys([*a, *b]):
         one, other = a.get(model), b.get(model)
         if one is None or other is None:
@@ -159,6 +163,8 @@ def changes(record: ComparisonRecord) -> list[Change]:
         if one.verdict_text != other.verdict_text:
             found.append(Change(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
         for name, read, write, counted in FIGURES:
+            if name in measured:
+                continue
             before, after = read(one), read(other)
             if before is None and after is None:
                 continue
@@ -176,7 +182,22 @@ def _change(
         return Change(model, name, before, after, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = ratio_text(ratio) if math.isfinite(ratio) else "new"
+    # One measurement, perhaps beside other work or of another day.
+    change = change if counted or name == "largest error" else f"~{change}"
     return Change(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
+
+
+def _round_memory(record: ComparisonRecord) -> list[Change]:
+    """The largest memory of the compiles of each side, over all rounds."""
+    found = []
+    for model, verdict in record.verdicts.items():
+        peaks = verdict.get("peak_rss_bytes") or {}
+        a, b = peaks.get("A"), peaks.get("B")
+        if a and b:
+            change = ratio_text(b / a)
+            notable = abs(b / a - 1) > _NOTABLE
+            found.append(Change(model, "compile memory", byte_size(a), byte_size(b), change, notable))
+    return found
 
 
 def _cells(side: ComparedSide) -> dict[str, MatrixCell]:

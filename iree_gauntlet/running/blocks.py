@@ -7,6 +7,7 @@ failed or was disturbed, and `counted` says whether they are evidence. So what w
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -119,6 +120,9 @@ def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, Evidence]:
 class BlockTaker:
     """Takes blocks.
 
+    Attributes:
+        waited: seconds that went by until the machine was ours: they are no measuring time.
+
     Args:
         processes: starts the rounds.
         locks: keep the machine to ourselves meanwhile.
@@ -147,6 +151,7 @@ class BlockTaker:
         self._seed = seed
         self._cancelled = cancelled
         self._replace = replace_disturbed
+        self.waited = 0.0
 
     def gives_up(self, evidence: Evidence) -> bool:
         """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
@@ -164,10 +169,12 @@ class BlockTaker:
         order = block_orders(_MOST_ATTEMPTS, seed_of(self._seed, pair.chain, kind))[attempt]
         sides = {"A": pair.a, "B": pair.b if kind == AB else pair.a}
         rounds: list[tuple[str, TakenRound]] = []
+        began = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._waiting))
             if pair.a.device:
                 stack.enter_context(self._locks.device_lock(pair.a.device, self._waiting))
+            self.waited += time.monotonic() - began
             for side in order:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.
                 taken = take_round(sides[side], self._processes, f"rounds.{side if kind == AB else 'A'}.")

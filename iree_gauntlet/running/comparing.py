@@ -99,7 +99,7 @@ class Comparer:
             replace_disturbed=rules.replace_disturbed,
         )
         self._clock = clock
-        self._deadline = clock() + rules.budget
+        self._began = clock()
 
     def run(self, pairs: Sequence[Pair], earlier: dict[str, Evidence]) -> dict[str, Evidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
@@ -128,7 +128,11 @@ class Comparer:
         return found
 
     def _over(self) -> bool:
-        return self._cancelled.is_set() or self._clock() >= self._deadline
+        return self._cancelled.is_set() or self._left() <= 0
+
+    def _left(self) -> float:
+        """Seconds of the budget; waiting for other runs does not use it up."""
+        return self._rules.budget - (self._clock() - self._began - self._taker.waited)
 
     def _next_look(self, evidence: Evidence) -> int | None:
         """At how many blocks more could be said; None where nothing more can."""
@@ -145,9 +149,9 @@ class Comparer:
             return not self._over() and not self._taker.gives_up(evidence)
 
         while len(evidence.blocks) < look and goes_on():
-            left = max(0.0, self._deadline - self._clock())
+            left = max(0.0, self._left())
             self._teller.progress(
-                f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, {left / 60:.0f} min left"
+                f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
             self._taker.take(pair, evidence, AB)
             while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():

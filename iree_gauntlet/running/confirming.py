@@ -121,8 +121,8 @@ def confirm_time(
         if taken.failure:
             failure = f"a further round failed: {taken.failure}"
             return Confirmed(Verdict.ERROR, check, shorten(failure), _record(records, None, failure), seconds)
+        disturbance = next(iter(taken.disturbed), disturbance)
         if taken.disturbed and rules.replace_disturbed:
-            disturbance = taken.disturbed[0]
             continue
         rounds.append(taken.evidence)
         verdict = confirm_breach(rounds, check.golden, check.factor, Statistic(check.statistic), rules.plan)
@@ -135,7 +135,9 @@ def confirm_time(
     else:
         passed = verdict.passed
         late = "; the time is up" if passed is None and verdict.next_look is not None else ""
-        reason = f"after {len(rounds)} more rounds, {verdict.reason}{late}"
+        marked = sum(bool(record["disturbed"]) for record in records) if not rules.replace_disturbed else 0
+        told = f" ({marked} of them disturbed; such as: {disturbance})" if marked else ""
+        reason = f"after {len(rounds)} more rounds{told}, {verdict.reason}{late}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}
     check = replace(check, passed=passed, note=f"{check.note}; {reason}")
     return Confirmed(outcomes[passed], check, shorten(reason), _record(records, verdict, reason), seconds)

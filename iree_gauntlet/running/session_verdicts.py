@@ -77,8 +77,13 @@ class ModelVerdict:
         return record
 
 
-def judge(evidence: Mapping[str, Evidence], rules: Rules) -> dict[str, ModelVerdict]:
+def judge(evidence: Mapping[str, Evidence], rules: Rules, why_over: str = "the time is up") -> dict[str, ModelVerdict]:
     """The verdicts of a session, by model.
+
+    Args:
+        evidence: what was measured, by model.
+        rules: what decides.
+        why_over: why no more was measured where more would have been.
 
     Raises:
         EvidenceError: rules that make no sense.
@@ -93,14 +98,17 @@ def judge(evidence: Mapping[str, Evidence], rules: Rules) -> dict[str, ModelVerd
         if found.control:
             controls[chain] = compare(found.control, rules.control_plan, rules.least, rules.band)
         if not found.blocks:
-            failures[chain] = _nothing(found)
+            failures[chain] = _nothing(found, why_over)
             continue
         comparison = compare(found.blocks, rules.plan, rules.least, rules.band)
         if rules.replace_disturbed and found.too_disturbed:
-            reason = f"{found.replaced} blocks were disturbed and replaced; such as: {found.main_disturbance}"
+            reason = (
+                f"{found.replaced} blocks were disturbed and replaced; such as: {found.main_disturbance}"
+                " (--disturbed count lets them count)"
+            )
             comparison = without_verdict(comparison, reason)
         elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
-            comparison = without_verdict(comparison, f"{comparison.reason}; the time is up")
+            comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
         elif chain in controls:
             comparison = against_control(comparison, controls[chain])
         alone[chain] = comparison
@@ -130,10 +138,13 @@ def summary_of(verdicts: Mapping[str, ModelVerdict], confidence: float = 0.95) -
     return record
 
 
-def _nothing(found: Evidence) -> str:
+def _nothing(found: Evidence, why_over: str) -> str:
     if found.replaced:
-        return f"no round was undisturbed; such as: {found.main_disturbance}"
-    return "the time was up before its first block"
+        return (
+            f"each of its {found.replaced} blocks was disturbed; such as: {found.main_disturbance}"
+            " (--disturbed count lets them count)"
+        )
+    return f"{why_over}, before its first block"
 
 
 def _figures(comparison: Comparison) -> dict[str, Any]:

@@ -147,11 +147,12 @@ class TimedBlocks:
         """Further blocks, the good end as A and the candidate as B; fewer where the time is up or one failed."""
         pair = self._pair(candidate)
         evidence = self._evidence.setdefault(pair.chain, Evidence())
-        deadline = self._deadlines.setdefault(candidate.label, time.monotonic() + self._settings.budget)
+        # Waiting for other runs is no measuring time.
+        deadline = self._deadlines.setdefault(candidate.label, self._measuring_seconds() + self._settings.budget)
         begin = self._given.get(candidate.label, 0)
         end = begin + count
         while len(evidence.blocks) < end and not self._taker.gives_up(evidence):
-            left = deadline - time.monotonic()
+            left = deadline - self._measuring_seconds()
             if left <= 0 or self._cancelled.is_set():
                 break
             self._teller.progress(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
@@ -161,6 +162,9 @@ class TimedBlocks:
         found = evidence.blocks[begin:end]
         self._given[candidate.label] = begin + len(found)
         return found
+
+    def _measuring_seconds(self) -> float:
+        return time.monotonic() - self._taker.waited
 
     def trouble(self, candidate: Candidate) -> str:
         """Why its blocks are no evidence after all; empty where they are."""

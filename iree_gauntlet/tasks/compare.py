@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import threading
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.progress import Silent
-from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.cases import Kind
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
 from iree_gauntlet.measuring.machine import machine_facts
@@ -26,13 +25,13 @@ from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, WaitCancelledError, machine_lock_folder
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.interruptible import interruptible
-from iree_gauntlet.tasks.options import replaces_disturbed
+from iree_gauntlet.tasks.options import IREE, SELECTION, replaces_disturbed
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.surroundings import make_machine
@@ -42,6 +41,7 @@ from iree_gauntlet.tasks.workspace import Defaults, select, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.running.blocks import Evidence
     from iree_gauntlet.running.session_verdicts import ModelVerdict
     from iree_gauntlet.tasks.sides import Side
 
@@ -49,7 +49,19 @@ __all__ = ["METRICS", "compare"]
 
 METRICS = ("time", "compile-time")
 # What a resumed comparison keeps: other values would make two sessions of one.
-_KEPT = ("metric", "least", "band", "repetitions", "min_time", "cpus", "seed", "disturbed")
+_DEFAULTS = {
+    "sides": "",
+    **{option.name: option.default for option in (*SELECTION, *IREE) if option.name != "iree"},
+    "metric": "time",
+    "least": 1.0,
+    "band": 3.0,
+    "repetitions": 5,
+    "min_time": 0.05,
+    "cpus": "",
+    "seed": 1,
+    "disturbed": "replace",
+}
+_KEPT = tuple(_DEFAULTS)
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -74,30 +86,32 @@ def compare(options: Mapping[str, Any]) -> ExitCode:
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    asked = _sides(options)
-    settings = _settings(options)
     folder, resumed = session_folder("compare", options, COMPARISON_FILE)
     if resumed:
-        _require_same(folder, asked, options)
+        options = _as_before(folder, options)
+    asked = _sides(options)
+    settings = _settings(options)
     defaults = Defaults()
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
-    select(options, defaults).require_sound()
+    _require_work(options, defaults, settings)
     for text in asked:
         make_machine({**options, "iree": text}, Silent(), need_toolchain=True)
     folder.mkdir(parents=True, exist_ok=True)
-    a = prepare_side("A", asked[0], options, defaults, folder / "a")
-    if a.interrupted:
-        return ExitCode.INTERRUPTED
-    b = prepare_side("B", asked[1], options, defaults, folder / "b")
-    if b.interrupted:
-        return ExitCode.INTERRUPTED
-    sides = (a, b)
-    pairs, left_out = _pairs(a, b, settings)
-    if not pairs and not left_out:
-        raise NothingSelectedError(
-            "the selection has no benchmark to compare", "`list` shows which models have one; --metric compile-time."
-        )
-    code = _measure(folder, sides, pairs, left_out, settings, options, resumed=resumed)
+    path = folder / COMPARISON_FILE
+    earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
+    with EventLog(path, lambda: datetime.now(UTC)) as log:
+        log.write("comparison", _opening(asked, settings, options, resumed=resumed))
+        code = ExitCode.INTERRUPTED
+        try:
+            a = prepare_side("A", asked[0], options, defaults, folder / "a")
+            b = None if a.interrupted else prepare_side("B", asked[1], options, defaults, folder / "b")
+            if b is not None and not b.interrupted:
+                code = _measure(folder, (a, b), settings, log, earlier)
+        except GauntletError as error:
+            code = error.exit_code
+            raise
+        finally:
+            log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
     record = read_comparison(folder)
     write_comparison_reports(record, folder, environ=os.environ)
     print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
@@ -105,48 +119,49 @@ def compare(options: Mapping[str, Any]) -> ExitCode:
 
 
 def _measure(
-    folder: Path,
-    sides: tuple[Side, Side],
-    pairs: list[Pair],
-    left_out: dict[str, str],
-    settings: _Settings,
-    options: Mapping[str, Any],
-    *,
-    resumed: bool,
+    folder: Path, sides: tuple[Side, Side], settings: _Settings, log: EventLog, earlier: dict[str, Evidence]
 ) -> ExitCode:
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
+    pairs, left_out = _pairs(*sides, settings)
+    log.write(
+        "prepared",
+        {
+            "sides": {side.name: side.as_dict() for side in sides},
+            "models": [pair.chain for pair in pairs],
+            "left_out": left_out,
+        },
+    )
     cancelled = threading.Event()
-    path = folder / COMPARISON_FILE
-    with ExitStack() as stack:
-        log = stack.enter_context(EventLog(path, lambda: datetime.now(UTC)))
-        supervisor = stack.enter_context(Supervisor())
-        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
+    with Supervisor() as supervisor, ProgressLine(sys.stdout, os.environ) as teller:
 
         def cancel() -> None:
             cancelled.set()
             supervisor.cancel_all()
 
-        earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
-        log.write("comparison", _opening(sides, pairs, left_out, settings, options, resumed=resumed))
         locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
         processes = Processes(supervisor, folder)
-        code = ExitCode.INTERRUPTED
         try:
             with interruptible(cancel):
                 comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
-                evidence = comparer.run(pairs, earlier)
-                verdicts = judge(evidence, settings.rules)
-                for verdict in verdicts.values():
-                    log.write("verdict", verdict.as_dict())
-                log.write("summary", summary_of(verdicts))
+                verdicts = judge(comparer.run(pairs, earlier), settings.rules)
+                _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
                     explain(different, pairs, sides, processes, locks, log, teller)
-                code = _exit_code(verdicts, left_out)
-        except KeyboardInterrupt:
+                return _exit_code(verdicts, left_out)
+        except (KeyboardInterrupt, WaitCancelledError):
+            # What was measured says something, if not all that it could have said.
+            models = {pair.chain for pair in pairs}
+            begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
+            _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
             teller.message("interrupted; `compare --resume` goes on with it")
-        log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
-    return code
+            return ExitCode.INTERRUPTED
+
+
+def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
+    for verdict in verdicts.values():
+        log.write("verdict", verdict.as_dict())
+    log.write("summary", summary_of(verdicts))
 
 
 def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]) -> ExitCode:
@@ -181,23 +196,27 @@ def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str,
     return pairs, left_out
 
 
+def _require_work(options: Mapping[str, Any], defaults: Defaults, settings: _Settings) -> None:
+    """Raises where the selection has problems, or nothing that could be compared."""
+    selection = select(options, defaults)
+    selection.require_sound()
+    if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in selection.cases.cases):
+        raise NothingSelectedError(
+            "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
+        )
+
+
 def _opening(
-    sides: tuple[Side, Side],
-    pairs: list[Pair],
-    left_out: Mapping[str, str],
-    settings: _Settings,
-    options: Mapping[str, Any],
-    *,
-    resumed: bool,
+    asked: tuple[str, str], settings: _Settings, options: Mapping[str, Any], *, resumed: bool
 ) -> dict[str, Any]:
     rules = settings.rules
     return {
-        "format": 1,
+        "schema": 1,
         "version": __version__,
         "resumed": resumed,
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "cwd": str(Path.cwd()),
-        "sides": {side.name: side.as_dict() for side in sides},
+        "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
         "options": {name: options[name] for name in _KEPT},
         "rules": {
             "alpha": rules.plan.alpha,
@@ -209,13 +228,11 @@ def _opening(
         },
         "rounds": asdict(settings.rounds),
         "machine": machine_facts().as_dict(),
-        "models": [pair.chain for pair in pairs],
-        "left_out": dict(left_out),
     }
 
 
 def _sides(options: Mapping[str, Any]) -> tuple[str, str]:
-    words = str(options["sides"] or "").split()
+    words = str(options["sides"]).split()
     if len(words) != 2:
         raise UsageError(
             f"compare takes two IREEs, not {len(words)}",
@@ -263,18 +280,19 @@ def _usable_cpus() -> frozenset[int]:
     return frozenset(affinity(0)) if affinity else frozenset()
 
 
-def _require_same(folder: Path, asked: tuple[str, str], options: Mapping[str, Any]) -> None:
-    """Raises UsageError where a comparison is to go on as another one."""
+def _as_before(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a comparison that is gone on with: those that it was begun with.
+
+    Raises:
+        UsageError: others are given.
+    """
     before = read_comparison(folder)
-    sides = tuple(side.asked for side in before.sides)
-    if sides and sides != asked:
-        raise UsageError(
-            f"{shown(folder)} compares {' with '.join(sides)}", "Resume with the same two, or start a comparison anew."
-        )
-    other = [name for name in _KEPT if name in before.options and before.options[name] != options[name]]
-    if other:
-        was = json.dumps(before.options[other[0]])
-        raise UsageError(
-            f"--{other[0].replace('_', '-')}: {shown(folder)} was begun with {was}",
-            "Resume with the same, or start a comparison anew.",
-        )
+    for name, was in before.options.items():
+        given = options[name]
+        if given not in (was, _DEFAULTS[name]):
+            raise UsageError(
+                f"{'compare' if name == 'sides' else '--' + name.replace('_', '-')} {given}: "
+                f"{shown(folder)} was begun with {was or 'none'}",
+                "Leave it out to go on with that one, or start a comparison anew.",
+            )
+    return {**options, **before.options}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.tasks.ending import asked_for_help, finish
+from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, Option, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["compare_task"]
+__all__ = ["SIDES", "compare_task"]
+
+SIDES = "sides"
 
 _RUNNING = (
     *("jobs", "resume", "run_dir", "offline", "force_recompile", "timeout_import", "timeout_parameters"),
@@ -21,7 +23,9 @@ _RUNNING = (
 @gauntlet_task(
     "compare",
     (
-        Option("sides", None, "Two IREEs, as for --iree: what B is held against, and B; in quotes with `inv`."),
+        Option(
+            SIDES, "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`."
+        ),
         *SELECTION,
         *CACHE,
         *(option for option in IREE if option.name != "iree"),
@@ -35,18 +39,18 @@ _RUNNING = (
         Option("cpus", "", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all)."),
         Option("seed", 1, "Of the coins that choose the order of rounds."),
     ),
-    positional=("sides",),
 )
 def compare_task(_context: Any, options: dict[str, Any]) -> None:
-    """Compare two IREEs on this machine: which models got slower or faster, by how much, and where.
+    """Compare two IREEs, A B, on this machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
-    verdict: slower, faster, same or inconclusive. Exit codes: 0 nothing slower, 1 slower, 3 not everything could be
-    measured, 4 inconclusive.
+    verdict: slower, faster, same or inconclusive. Exit codes: 0 nothing slower, 1 slower, 2 usage, 3 not everything
+    could be measured, 4 inconclusive, 130 interrupted.
 
     Examples: compare 3.12.0 3.13.0 --suite cpu
-              compare installed build:../iree-build --model dtln
-              compare 3.12.0 3.13.0 --model minilm --metric compile-time
+              compare installed build:../iree-build --suite cpu --model dtln --cpus 1
+              compare 3.12.0 3.13.0 --suite cpu --model minilm --metric compile-time
+              compare --resume
     """
 
     def work() -> ExitCode:
@@ -54,5 +58,4 @@ def compare_task(_context: Any, options: dict[str, Any]) -> None:
 
         return compare(options)
 
-    if not asked_for_help(options["sides"], "compare A B [options]", compare_task):
-        finish(work)
+    finish(work)

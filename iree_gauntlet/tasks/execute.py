@@ -91,6 +91,9 @@ def execute(
         GauntletError: what keeps the run from starting.
     """
     options, defaults, stages = _as_before(options, defaults, stages)
+    # Before anything is made: a slip of the keyboard must not leave a run behind.
+    _jobs(options)
+    confirm = _confirm(options)
     selection = select(options, defaults)
     selection.require_sound()
     wanted = tuple(stages if stages is not None else selection.stages)
@@ -107,7 +110,7 @@ def execute(
             run_dir, plan = _planned(options, selection, wanted, machine)
         kept = {name: options[name] for name in (*SELECTION_NAMES, *IREE_NAMES)}
         asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
-        _run(plan, run_dir, machine, selection, asked, options, console, downloads)
+        _run(plan, run_dir, machine, selection, asked, options, confirm, console, downloads)
     finally:
         console.close()
     outcome = write_reports(run_dir, environ=os.environ)
@@ -167,6 +170,7 @@ def _run(
     selection: Selection,
     asked: Asked,
     options: Mapping[str, Any],
+    confirm: ConfirmRules | None,
     console: Console,
     downloads: _Downloads,
 ) -> None:
@@ -205,7 +209,7 @@ def _run(
                 made_again=run_dir / "made-again" if options["force_recompile"] else None,
                 lenient=bool(options["lenient"]),
                 release=toolchain.compiler_release if toolchain else "",
-                confirm=_confirm(options),
+                confirm=confirm,
             ),
             lambda: psutil.virtual_memory().available,
             machine.shared,

@@ -16,7 +16,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
 from iree_gauntlet.tasks.earlier_runs import newest_run
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.tasks.workspace import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,8 @@ def update(options: Mapping[str, Any]) -> ExitCode:
     }
     if not wanted:
         raise NothingSelectedError(
-            f"no golden was measured in {names}",
+            f"no golden was measured in {names}"
+            + (f" that fits --match {options['match']}" if options["match"] else ""),
             "A golden must stand in the spec to be updated (docs/goldens.md); times only with their --sku.",
         )
     proposals: list[Proposal] = []
@@ -78,7 +79,7 @@ def _runs(options: Mapping[str, Any]) -> list[Path]:
         folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in options["run"]]
         for text, folder in zip(options["run"], folders, strict=True):
             if not (folder / _JOURNAL).is_file():
-                raise UsageError(f"there is no run {text}", f"Runs are folders of {shown(runs_folder())}.")
+                raise UsageError(f"there is no run {text}", f"Runs are folders, such as those below {runs_folder()}/.")
         return folders
     if options["last"] < 1:
         raise UsageError(f"--last {options['last']}: expected 1 or more", "It is the number of runs to look at.")

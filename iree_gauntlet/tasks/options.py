@@ -152,6 +152,14 @@ def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option,
     )
 
 
+def _help(option: Option) -> str:
+    """The help of an option, with its default where that says something and the text does not."""
+    if option.default in (None, "", 0) or isinstance(option.default, bool | list) or "default" in option.help:
+        return option.help
+    number = isinstance(option.default, int | float)
+    return f"{option.help.removesuffix('.')} (default: {f'{option.default:g}' if number else option.default})."
+
+
 class _GauntletTask(Task):  # type: ignore[type-arg]
     """A task whose short flags are those that its options name, and no others."""
 
@@ -190,7 +198,7 @@ def gauntlet_task(
         made: Task[Any] = task(
             name=name,
             klass=kind,
-            help={option.name: option.help for option in options},
+            help={option.name: _help(option) for option in options},
             positional=list(positional),
             iterable=[option.name for option in options if isinstance(option.default, list)],
             auto_shortflags=False,

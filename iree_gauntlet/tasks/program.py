@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +30,9 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
+from iree_gauntlet.tasks.several_words import several_in_one
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
-from iree_gauntlet.tasks.toolchain_tasks import several_in_one, toolchain_collection
+from iree_gauntlet.tasks.toolchain_tasks import toolchain_collection
 from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
@@ -223,4 +225,8 @@ def main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the working folder was removed\n  Change to one that exists.\n")
         sys.exit(ExitCode.USAGE)
-    _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()
+    try:
+        _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version=__version__).run()
+    except BrokenPipeError:
+        # The reader of a help page went away (`| head`); what is still buffered would fail again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

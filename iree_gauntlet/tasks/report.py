@@ -39,10 +39,15 @@ def report(options: Mapping[str, Any]) -> ExitCode:
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
     if not folder.is_dir():
-        runs = sorted((path.name for path in runs_folder().glob("*") if path.is_dir()), reverse=True)
-        raise UsageError(f"there is no run {folder}", f"Newest runs: {', '.join(runs[:5]) or 'none'}.")
+        runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_age, reverse=True)
+        names = ", ".join(path.name for path in runs[:5]) or "none"
+        raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
     make = next((make for record, make in _REPORTS.items() if (folder / record).is_file()), _run)
     return make(folder)
+
+
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _newest() -> Path:

@@ -10,14 +10,12 @@ from iree_gauntlet.tasks.ending import asked_for_help, finish
 from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, TOOLCHAIN, Option, gauntlet_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["TAKES_SEVERAL", "several_in_one", "toolchain_collection"]
+__all__ = ["TAKES_SEVERAL", "toolchain_collection"]
 
 # Invoke fills a positional argument with one word: these take several.
-TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", "compare"})
+TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})
 
 
 @gauntlet_task(
@@ -96,15 +94,3 @@ def remove_task(_context: Any, options: dict[str, Any]) -> None:
 def toolchain_collection() -> Collection:
     """The tasks under their common name."""
     return Collection("toolchain", install_task, list_task, show_task, remove_task)
-
-
-def several_in_one(argv: Sequence[str]) -> list[str]:
-    """A command line on which the words after a task that takes several are one word, with spaces."""
-    words = list(argv)
-    start = next((place for place, word in enumerate(words) if word in TAKES_SEVERAL), None)
-    if start is None:
-        return words
-    end = start + 1
-    while end < len(words) and not words[end].startswith("-"):
-        end += 1
-    return [*words[: start + 1], *([" ".join(words[start + 1 : end])] if end > start + 1 else []), *words[end:]]

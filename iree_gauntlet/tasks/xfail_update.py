@@ -63,7 +63,7 @@ def _run(options: Mapping[str, Any]) -> Path:
     named = Path(options["run"])
     folder = named if named.is_dir() else runs_folder() / named
     if not (folder / _JOURNAL).is_file():
-        raise UsageError(f"there is no run {named}", f"Runs are folders of {shown(runs_folder())}.")
+        raise UsageError(f"there is no run {named}", f"Runs are folders, such as those below {runs_folder()}/.")
     return folder
 
 
