@@ -16,7 +16,7 @@ nox.options.sessions = ["lint", "tests"]
 
 _SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
-_PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "noxfile.py", "tasks.py")
+_PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models", "noxfile.py", "tasks.py")
 
 
 @nox.session

@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "toolchains": COMMON,
     "reporting": COMMON,
     "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains"},
+    "bench": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting"},
     # A door like the tasks, and beside them: it sets up what they set up.
     "pytest_plugin": COMMON | {"dialects", "measuring", "running", "reporting", "tasks"},
-    "tasks": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
+    "tasks": COMMON | {"bench", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
 }
 HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes")
 

@@ -1,0 +1,7 @@
+"""Benchmarks of models that are Python functions: what a file of a models folder imports."""
+
+from __future__ import annotations
+
+from iree_gauntlet.bench.registry import Generative, benchmark_model, on_device, on_host
+
+__all__ = ["Generative", "benchmark_model", "on_device", "on_host"]

@@ -1,0 +1,179 @@
+"""Loading models folders: every module of them is imported, and what it declares is checked together."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.bench.failures import failure_problem
+from iree_gauntlet.bench.registry import BenchmarkModel, ModelError, declared_models, shown
+from iree_gauntlet.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["discover", "find_model", "sources"]
+
+_PREFIX = "_gauntlet_models_"
+_EXAMPLE = "a model is a function under @benchmark_model, see docs/add-a-benchmark-model.md"
+_LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
+
+
+def discover(folders: Sequence[Path]) -> dict[str, BenchmarkModel]:
+    """Import every `*.py` of models folders whose name does not start with `_`, and collect the models by name.
+
+    Each folder is a package of a private name, so that files of one name in two folders do not meet and files
+    import their siblings relatively (`from ._layers import Attention`). A folder is read anew with every call.
+
+    Raises:
+        UsageError: for a folder that does not exist or has no files.
+        ModelError: with every problem of every file.
+    """
+    models: dict[str, BenchmarkModel] = {}
+    problems: list[Problem] = []
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        found: list[BenchmarkModel] = []
+        with _without_bytecode():
+            wrong = _load_folder(folder, found)
+        if not found and not wrong:
+            wrong = [Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE)]
+        problems += wrong
+        for model in found:
+            first = models.setdefault(model.name, model)
+            if first is not model:
+                message = f"a model of this name is declared at {first.place} already"
+                problems.append(Problem(str(shown(model.file)), model.line, model.name, message, "rename one of them"))
+    if problems:
+        raise ModelError(list(dict.fromkeys(problems)))
+    return dict(sorted(models.items()))
+
+
+def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
+    """The model of a name.
+
+    Raises:
+        UsageError: where there is none; says which there are.
+    """
+    if name in models:
+        return models[name]
+    near = difflib.get_close_matches(name, models, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"there is no benchmark model {name!r}", f"{meant}There are {', '.join(models)}")
+
+
+def sources(model: BenchmarkModel) -> tuple[Path, ...]:
+    """The files of its folder that a model is made from: its own, and those that it imports, sorted.
+
+    Imports are read from the source, those inside functions too; one that is made with `importlib` is not seen.
+
+    Raises:
+        ModelError: where one of them is no Python.
+    """
+    root = _root(model)
+    found: set[Path] = set()
+    # A package's __init__.py runs before what lies in it.
+    packages = [folder for folder in model.file.parents if folder.is_relative_to(root)]
+    waiting = [model.file, *(folder / "__init__.py" for folder in packages)]
+    while waiting:
+        file = waiting.pop()
+        if file in found or not file.is_file():
+            continue
+        found.add(file)
+        try:
+            tree = ast.parse(file.read_bytes(), filename=str(file))
+        except SyntaxError as error:
+            raise ModelError([failure_problem(error, root, file, 0, "")]) from error
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                waiting += _imported(node, file, root)
+    return tuple(sorted(found))
+
+
+def _root(model: BenchmarkModel) -> Path:
+    """The models folder; a model may be declared in a package inside it."""
+    depth = model.module.count(".")
+    return model.file.parents[depth if model.file.name == "__init__.py" else depth - 1]
+
+
+def _imported(node: ast.ImportFrom, file: Path, root: Path) -> Iterator[Path]:
+    """What a relative import may run: modules, and the `__init__.py` of every package on the way."""
+    place = file.parents[node.level - 1]
+    if not place.is_relative_to(root):
+        return
+    for word in node.module.split(".") if node.module else ():
+        place /= word
+        yield place.with_suffix(".py")
+        yield place / "__init__.py"
+    for alias in node.names:
+        yield place / f"{alias.name}.py"
+        yield place / alias.name / "__init__.py"
+
+
+@contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Bytecode is told from newer source by seconds and size: it could outlive an edit, and is no data of a folder."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _load_folder(folder: Path, found: list[BenchmarkModel]) -> list[Problem]:
+    if not folder.is_dir():
+        raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models-dir")
+    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
+    if not files:
+        raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)
+    package = _PREFIX + hashlib.sha256(bytes(folder)).hexdigest()[:16]
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    problems: list[Problem] = []
+    with declared_models() as declared:
+        init = folder / "__init__.py"
+        if not init.is_file():
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = [str(folder)]
+        for file in [init, *files] if init.is_file() else files:
+            problems += _load_file(file, package, folder)
+    found += declared
+    return problems
+
+
+def _load_file(file: Path, package: str, folder: Path) -> list[Problem]:
+    if "." in file.stem:
+        return [
+            Problem(
+                str(shown(file)), 0, "", "a module's name has no dot", f"rename it to {file.stem.partition('.')[0]}.py"
+            )
+        ]
+    try:
+        if file.name == "__init__.py":
+            _run_package(file, package, folder)
+        else:
+            importlib.import_module(f"{package}.{file.stem}")
+    except ModelError as error:
+        return error.problems
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
+        problem = failure_problem(error, folder, file, 0, "")
+        late = _LATE_IMPORT if isinstance(error, ModuleNotFoundError) and "pip install" in problem.hint else ""
+        return [Problem(problem.file, problem.line, problem.field, problem.message, problem.hint + late)]
+    return []
+
+
+def _run_package(file: Path, package: str, folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location(package, file, submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[package])

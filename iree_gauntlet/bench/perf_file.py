@@ -1,0 +1,266 @@
+"""Appending results to perf.json, the array of PyBuda's `benchmark.py`, so that nothing is ever lost.
+
+The new entry is put before the array's closing bracket and everything in front of it stays as it is, byte by
+byte. Writers take turns by a lock file beside it; a file is replaced by rename, so that a kill at any moment leaves
+the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Appended", "append_result", "check_output", "failed_result", "measured_result", "result_path"]
+
+_LOCK_SECONDS = 60.0
+_MOST_NAMES = 1000
+_SPEED = ("total_time", "total_samples", "samples_per_sec")
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a result went.
+
+    Attributes:
+        path: the file that holds it.
+        entries: how many results it holds now.
+        note: why it is another file than the one asked for, for the user; empty where it is not.
+    """
+
+    path: Path
+    entries: int
+    note: str = ""
+
+
+def result_path(output: str | Path) -> Path:
+    """The file that `--output` means: `.json` is added where it is missing."""
+    path = Path(output)
+    return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
+
+
+def measured_result(
+    *,
+    total_time: float,
+    total_samples: int,
+    args: Mapping[str, Any],
+    arch: str,
+    machine_name: str,
+    source_hash: str,
+    date: str,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One entry of a run that was measured.
+
+    Args:
+        total_time: seconds from the first input pushed to the last output received.
+        total_samples: what went through in that time.
+        args: the options.
+        arch: what it ran on.
+        machine_name: the host.
+        source_hash: short hash of what was measured, the document's `hash`.
+        date: of that.
+        more: our own fields, which come after the document's; they may not take their names.
+
+    Raises:
+        ValueError: a time or a number of samples that gives no speed, or a field of the document in `more`.
+    """
+    if not (math.isfinite(total_time) and total_time > 0 and total_samples > 0):
+        raise ValueError(f"{total_samples} samples in {total_time} s are no speed")
+    speed = {
+        "total_time": total_time,
+        "total_samples": total_samples,
+        "samples_per_sec": total_samples / total_time,
+    }
+    about = {"args": dict(args), "arch": arch, "machine_name": machine_name, "hash": source_hash, "date": date}
+    return _with_more({**speed, **about}, more)
+
+
+def failed_result(
+    *,
+    error: str,
+    args: Mapping[str, Any],
+    arch: str,
+    machine_name: str,
+    source_hash: str,
+    date: str,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One entry of a run that failed: `error`, and no speed; the rest as in `measured_result`.
+
+    Raises:
+        ValueError: no error, or a field of the document in `more`.
+    """
+    if not error:
+        raise ValueError("a failed run without an error")
+    about = {"args": dict(args), "arch": arch, "machine_name": machine_name, "hash": source_hash, "date": date}
+    return _with_more({**about, "error": error}, more)
+
+
+def append_result(output: str | Path, result: Mapping[str, Any]) -> Appended:
+    """Appends one result; folders that are missing are made.
+
+    A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
+    beside it, or to the first such file that is whole or not there.
+
+    Args:
+        output: as given to `--output`.
+        result: of `measured_result` or `failed_result`. Numbers that JSON does not have are written as "nan",
+            "inf" and "-inf", as in the journal.
+
+    Raises:
+        GauntletError: nothing could be written there. What was there is untouched.
+        ValueError: neither a speed nor an error, or both.
+    """
+    if ("error" in result) == any(field in result for field in _SPEED):
+        raise ValueError("a result has a speed or an error, and not both")
+    line = json.dumps(_of_json(result), ensure_ascii=False, allow_nan=False)
+    asked = result_path(output)
+    with _disk_errors(asked):
+        # Two names of one file must meet at one lock, and what a link points to is what is replaced.
+        target = Path(os.path.realpath(asked))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            _remove_leftovers(target)
+            entries, why = _add(target, line)
+            if not why:
+                return Appended(asked, entries)
+            for number in range(1, _MOST_NAMES):
+                other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
+                with _locked(other):
+                    _remove_leftovers(other)
+                    entries, damage = _add(other, line)
+                if not damage:
+                    return Appended(other, entries, f"{asked} {why}: it is kept, and the result is in {other}")
+    raise GauntletError(
+        f"{asked} {why}, and so are {_MOST_NAMES - 1} files beside it", "Give another file with --output."
+    )
+
+
+def check_output(output: str | Path) -> None:
+    """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
+
+    Raises:
+        GauntletError: it could not.
+    """
+    asked = result_path(output)
+    with _disk_errors(asked):
+        target = Path(os.path.realpath(asked))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def _with_more(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    taken = sorted({*_SPEED, *result, "error"} & set(more))
+    if taken:
+        raise ValueError(f"fields of the document: {', '.join(taken)}")
+    return {**result, **more}
+
+
+def _of_json(value: Any) -> Any:
+    """The same with numbers that JSON does not have as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _of_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_of_json(item) for item in value]
+    return value
+
+
+def _add(path: Path, line: str) -> tuple[int, str]:
+    """Puts an entry into a file: how many it holds then, and what is wrong with it where it was left alone."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return 0, "is no regular file"
+        old = path.read_bytes()
+    except FileNotFoundError:
+        old = b""
+    # An empty file holds nothing that could be lost.
+    text, entries, damage = _whole(old) if old.strip() else ("[]", 0, "")
+    if damage:
+        return 0, damage
+    before = text.rstrip().removesuffix("]").rstrip()
+    write_atomic(path, f"{before}{',' if entries else ''}\n{line}\n]\n")
+    return entries + 1, ""
+
+
+def _whole(content: bytes) -> tuple[str, int, str]:
+    """The text of a file of results and how many it holds; or what is wrong with it."""
+    try:
+        text = content.decode()
+        found = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        return "", 0, f"is damaged ({str(error).splitlines()[0]})"
+    if not isinstance(found, list):
+        return "", 0, "is no array of results"
+    strange = next((n for n, entry in enumerate(found) if not _is_result(entry)), None)
+    if strange is not None:
+        return "", 0, f"is no array of results (entry {strange} has neither samples_per_sec nor error)"
+    return text, len(found), ""
+
+
+def _is_result(entry: Any) -> bool:
+    return isinstance(entry, dict) and ("samples_per_sec" in entry or "error" in entry)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Removes the temporary files of writers that were killed; nobody else writes while we hold the lock."""
+    pattern = re.compile(rf"\.{re.escape(target.name[:64])}\.[a-z0-9_]{{8}}\.tmp")
+    for path in target.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    path = target.with_name(f".{target.name}.lock")
+    # The lock takes a file that cannot be made for one that was just removed, and would go on trying.
+    path.touch()
+    lock = FileLock(path, timeout=_LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise GauntletError(
+            f"{target}: another process has been writing it for {_LOCK_SECONDS:.0f} s",
+            f"Find out who holds {path}, or give another file with --output.",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _disk_errors(asked: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GauntletError(
+            f"{asked}: the result cannot be written ({error.strerror or error})",
+            "Give a file with --output in a folder that can be written; nothing that was there has changed.",
+        ) from error
