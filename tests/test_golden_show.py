@@ -247,7 +247,7 @@ def test_goldens_of_torch_models(
     torch.module()
     torch.compstat(golden_dispatch_count=100, golden_binary_size=1)
     torch.benchmark(golden_time_ms=1e-6, tolerance_factor=2.0)
-    assert torch.gauntlet("run", "--target=cpu").returncode == 1
+    assert torch.gauntlet("run", "--target=cpu", "--verdict=strict").returncode == 1
     monkeypatch.chdir(tmp_path)
     folders = {"spec_dir": ["suite"], "module_directory": "suite", "external_file_directory": "files"}
     time, dispatches, size = _json(capsys, **folders)

@@ -35,7 +35,7 @@ def test_on_the_limit_it_is_inconclusive_until_the_budget_is_spent() -> None:
     assert (early.passed, early.next_look) == (None, 14)
     late = confirm_breach(_rounds(11.0, 40), 10.0, 1.1, Statistic.MEAN, _PLAN)
     assert (late.passed, late.next_look) == (None, None)
-    assert late.reason.endswith("the budget of 40 rounds is spent")
+    assert late.reason.endswith("all 40 rounds are taken")
 
 
 def test_too_few_rounds_say_how_many_are_needed() -> None:

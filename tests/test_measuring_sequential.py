@@ -26,7 +26,7 @@ def test_a_look_that_cannot_decide_is_not_made() -> None:
         decided = compare_log_ratios(np.full(first, 0.5), plan)
         assert decided.differs == (first != 12)
     assert decided.reason == (
-        "too few blocks for an interval at such a false-alarm rate; the budget of 12 blocks is spent"
+        "too few blocks for an interval at such a false-alarm rate; all 12 blocks are taken"
     )
 
 

@@ -197,10 +197,10 @@ def test_too_few_blocks_say_how_many_are_needed() -> None:
     assert comparison.ratio == pytest.approx(math.exp(0.5))
 
 
-def test_a_spent_budget_is_named() -> None:
+def test_a_plan_that_is_used_up_is_named() -> None:
     comparison = compare_log_ratios(np.random.default_rng(0).normal(0, 0.3, 40), _PLAN)
     assert comparison.next_look is None
-    assert comparison.reason.endswith("the budget of 40 blocks is spent")
+    assert comparison.reason.endswith("all 40 blocks are taken")
 
 
 def test_blocks_that_contradict_earlier_ones_give_no_verdict() -> None:
