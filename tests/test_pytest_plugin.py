@@ -258,6 +258,22 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     }
 
 
+def test_a_time_that_cannot_be_judged_is_no_pass(project: TorchProject) -> None:
+    project.benchmark("toy/slow", golden_time_ms=1e-9)
+    done = project.pytest("--confirm-seconds=0.001", "-k", "slow")
+    assert outcomes(done) == {"failed": 1, "deselected": 3}
+    assert "toy/slow@cpu benchmark: inconclusive: " in done.stdout
+    rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
+    assert rows == {"toy/slow.json": "N/A"}
+
+
+@pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
+def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
+    done = project.pytest(option)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert option.partition("=")[0] in done.stderr
+
+
 def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
     project.compstat("toy/low", golden_dispatch_count=0)
     project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="confirm",
         help="What a broken golden time is: more rounds decide, or a failure at once (default: confirm).",
     )
+    group.addoption(
+        "--confirm-seconds",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="How long one golden time may take to be confirmed (default: 300).",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError(text)
+    return seconds
 
 
 @pytest.hookimpl(tryfirst=True)

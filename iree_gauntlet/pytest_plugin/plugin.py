@@ -15,9 +15,12 @@ from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFold
 from iree_gauntlet.pytest_plugin.records import new_run_folder, write_session_reports
 from iree_gauntlet.pytest_plugin.session import ModelTestSession
 from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
+from iree_gauntlet.running.confirming import confirm_rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from iree_gauntlet.running.confirming import ConfirmRules
 
 __all__ = ["ModelTestPlugin"]
 
@@ -133,7 +136,7 @@ class ModelTestPlugin:
                 journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else "journal.jsonl",
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
-                strict=self._config.getoption("verdict") == "strict",
+                confirm=self._confirm(),
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )
@@ -141,6 +144,11 @@ class ModelTestPlugin:
             if self._worker:
                 raise
             raise pytest.UsageError(str(error)) from error
+
+    def _confirm(self) -> ConfirmRules | None:
+        if self._config.getoption("verdict") == "strict":
+            return None
+        return confirm_rules(self._config.getoption("confirm_seconds"))
 
     def run_folder(self) -> Path:
         """The folder of this session, made when it is first asked for; one for all processes under xdist."""

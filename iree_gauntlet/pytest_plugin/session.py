@@ -21,7 +21,6 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
-from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.reporting.step_outcome import StepOutcome
+    from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["CheckFailure", "ModelTestSession", "StepError", "TestFailure", "failure_text"]
@@ -132,7 +132,7 @@ class ModelTestSession:
         journal: name of this process's journal in the session's folder.
         processes: how many share this machine.
         force_recompile: whether modules are made again, once for all processes.
-        strict: whether a broken golden time fails at once, without further rounds.
+        confirm: how a broken golden time is confirmed; None to fail at once.
         markers: the expression that the tests were selected by.
         command: of the pytest that the user started.
 
@@ -149,7 +149,7 @@ class ModelTestSession:
         journal: str,
         processes: int,
         force_recompile: bool,
-        strict: bool,
+        confirm: ConfirmRules | None,
         markers: str,
         command: Sequence[str],
     ) -> None:
@@ -167,7 +167,7 @@ class ModelTestSession:
         self._verdicts: dict[str, Verdict] = {}
         self._jobs = max(1, machine_facts().cores // processes)
         self._made_again = run_dir / "made-again" if force_recompile else None
-        self._confirm = None if strict else confirm_rules()
+        self._confirm = confirm
         self._began = datetime.now(UTC)
         self._journal = Journal(run_dir / journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
@@ -193,7 +193,7 @@ class ModelTestSession:
 
         Raises:
             TestFailure: something that it needs failed.
-            StepError: an error kept it from being judged.
+            StepError: an error kept it from being judged, or it could not be decided.
         """
         needed = self._needed(self._check_of(case))
         self._perform(needed)
@@ -201,7 +201,8 @@ class ModelTestSession:
             if self._verdicts[step.id] is Verdict.FAILED:
                 raise TestFailure(self._outcome(step), self.run_dir)
         outcome = self._outcome(needed[-1])
-        if outcome.verdict is Verdict.ERROR:
+        # What could not be judged is no pass.
+        if outcome.verdict in (Verdict.ERROR, Verdict.INCONCLUSIVE):
             raise StepError(outcome, self.run_dir)
         return outcome
 

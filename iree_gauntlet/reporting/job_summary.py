@@ -88,7 +88,7 @@ def _status(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
         return "PASSED"
     if Verdict.XFAILED in (step.verdict, verdicts.get(step.behind)):
         return "XFAILED"
-    judged = step.behind or not (step.never_started or step.verdict is Verdict.SKIPPED)
+    judged = step.behind or not (step.never_started or step.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
     return "FAILED" if judged else _NOT_KNOWN
 
 
