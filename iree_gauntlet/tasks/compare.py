@@ -30,8 +30,9 @@ from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.compare_tasks import COMPARE_OPTIONS
 from iree_gauntlet.tasks.interruptible import interruptible
-from iree_gauntlet.tasks.options import IREE, SELECTION, replaces_disturbed
+from iree_gauntlet.tasks.options import replaces_disturbed
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.surroundings import make_machine
@@ -48,20 +49,13 @@ if TYPE_CHECKING:
 __all__ = ["METRICS", "compare"]
 
 METRICS = ("time", "compile-time")
-# What a resumed comparison keeps: other values would make two sessions of one.
-_DEFAULTS = {
-    "sides": "",
-    **{option.name: option.default for option in (*SELECTION, *IREE) if option.name != "iree"},
-    "metric": "time",
-    "least": 1.0,
-    "band": 3.0,
-    "repetitions": 5,
-    "min_time": 0.05,
-    "cpus": "",
-    "seed": 1,
-    "disturbed": "replace",
+# What a resumed comparison takes anew: the rest stays, as other values would make two sessions of one.
+_TAKEN_ANEW = ("resume", "run_dir", "budget", "jobs", "offline", "force_recompile", "cache_dir")
+_KEPT = {
+    option.name: option.default
+    for option in COMPARE_OPTIONS
+    if option.name not in _TAKEN_ANEW and not option.name.startswith("timeout_")
 }
-_KEPT = tuple(_DEFAULTS)
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -289,7 +283,7 @@ def _as_before(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     before = read_comparison(folder)
     for name, was in before.options.items():
         given = options[name]
-        if given not in (was, _DEFAULTS[name]):
+        if given not in (was, _KEPT[name]):
             raise UsageError(
                 f"{'compare' if name == 'sides' else '--' + name.replace('_', '-')} {given}: "
                 f"{shown(folder)} was begun with {was or 'none'}",
