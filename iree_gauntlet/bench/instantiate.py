@@ -133,7 +133,7 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         returned = model.function(**arguments(model, options))
     except GauntletError:
         raise
-    except Exception as error:
+    except Exception as error:  # a function of a user may raise anything, and is named for it
         folder = model.file.parent
         raise ModelError([failure_problem(error, folder, model.file, model.line, model.name)]) from error
     content = arrange(model, returned, torch.nn.Module, torch.Tensor)

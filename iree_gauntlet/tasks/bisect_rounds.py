@@ -73,13 +73,11 @@ class RoundsJudge:
             return _measured(run, began, bad=False, ratio=1.0, text="1", bounds=None, confidence=1.0)
         blocks: list[Block] = []
         while True:
-            look = self._plan.next_look(len(blocks))
-            more = self._source.more_blocks(candidate, look - len(blocks)) if look else ()
-            blocks += more
+            more = self._to_next_look(candidate, blocks)
             if not blocks:
                 return _unmeasured(run, self._source.trouble(candidate) or "no rounds could be taken", began)
             found = compare(blocks, self._plan)
-            more_can_be_had = bool(more) and self._plan.next_look(len(blocks)) is not None
+            more_can_be_had = more and self._plan.next_look(len(blocks)) is not None
             if not more_can_be_had or found.verdict is Verdict.SAME or (found.differs and _is_sharp(found)):
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
@@ -117,9 +115,7 @@ class RoundsJudge:
             return _unmeasured(run, run.reading.reason, began)
         blocks: list[Block] = []
         while True:
-            look = self._plan.next_look(len(blocks))
-            more = self._source.more_blocks(candidate, look - len(blocks)) if look else ()
-            blocks += more
+            more = self._to_next_look(candidate, blocks)
             if not blocks:
                 return _unmeasured(run, self._source.trouble(candidate) or "no rounds could be taken", began)
             found = place(log_ratios(blocks), self._plan, self._middle)
@@ -142,6 +138,13 @@ class RoundsJudge:
             confidence=found.confidence,
             reason=reason,
         )
+
+    def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
+        """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
+        look = self._plan.next_look(len(blocks))
+        more = self._source.more_blocks(candidate, look - len(blocks)) if look else ()
+        blocks += more
+        return bool(more)
 
 
 def _is_sharp(ends: Comparison) -> bool:
