@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from iree_gauntlet.artifacts.progress import Progress
+
 __all__ = ["PART", "QUICK", "SIZE", "configured", "content", "files_below", "partials", "published", "sha256", "store"]
 
 PART = 1 << 20
@@ -51,6 +53,7 @@ def store(
     offline: bool = False,
     stall: float = 5.0,
     policy: Policy = QUICK,
+    progress: Progress | None = None,
 ) -> ArtifactStore:
     """A store as a new process has it."""
     entries = [Entry(local_name(url), digest, url) for url, digest in (pins or {}).items()]
@@ -60,6 +63,7 @@ def store(
         offline=offline,
         configuration=configuration or configured(),
         policy=replace(policy, stall_timeout=stall),
+        progress=progress,
     )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import os
+import socket
 import subprocess
 import sys
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from fault_proxy import Fault, FaultProxy, proxying
 from fault_table import fault_rows
 from fetching import PART, SIZE, content, partials, published, sha256, store
 
+from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.remote import BLOCK_BYTES
 from iree_gauntlet.errors import ArtifactError
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from emulators import Azurite
 
+    from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.artifacts.store import Fetched
 
 _KEPT = ["data", "state.jsonl"]
@@ -69,9 +72,9 @@ def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return told
 
 
-def _heals(root: Path, url: str, data: bytes = b"") -> Fetched:
+def _heals(root: Path, url: str, data: bytes = b"", *, progress: Progress | None = None) -> Fetched:
     """The next fetch has the file whole and leaves nothing else."""
-    fetched = store(root).fetch(url)
+    fetched = store(root, progress=progress).fetch(url)
     assert not fetched.cached
     assert fetched.path.read_bytes() == (data or content())
     assert fetched.sha256 == sha256(data or content())
@@ -306,23 +309,22 @@ def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, tol
 def test_a_server_that_is_away_for_a_moment(
     azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    with proxying(azurite.endpoint) as other:
-        port = int(other.base.rpartition(":")[2])
-        gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
-    over = threading.Event()
+    """It listens again when the first retry has been told: no clock decides what this test sees."""
+    with ExitStack() as back, socket.socket() as place:
+        # Bound, but nobody listens: no other process can take the port meanwhile.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        gone = url.replace(proxy.base, f"http://127.0.0.1:{port}")
 
-    def come_back() -> None:
-        time.sleep(0.1)
-        with proxying(azurite.endpoint, port=port):
-            over.wait(30)
+        class ComingBack(Silent):
+            """Told of a retry, the server comes back before the wait is over; a second retry finds its port taken."""
 
-    thread = threading.Thread(target=come_back)
-    thread.start()
-    try:
-        fetched = _heals(tmp_path, gone)
-    finally:
-        over.set()
-        thread.join()
+            def note(self, url: str, message: str) -> None:  # noqa: ARG002
+                if "; retry " in message:
+                    back.enter_context(proxying(azurite.endpoint, port=port))
+
+        fetched = _heals(tmp_path, gone, progress=ComingBack())
     told(fetched.notes[0])
 
 
