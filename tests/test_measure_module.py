@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,9 @@ import pytest
 
 from iree_gauntlet import worker
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.measure_module import run_loop
+from iree_gauntlet.worker.device_context import Device, Program, device_memory
+from iree_gauntlet.worker.measure_module import Carry, Context, run_loop
+from iree_gauntlet.worker.plan_file import PlanError
 
 _SCRIPT = Path(worker.__file__).with_name("measure_module.py")
 _FLAGS = (
@@ -33,6 +36,67 @@ func.func @two(%a: tensor<4xf32>, %b: tensor<4xi64>) -> (tensor<4xf32>, tensor<4
   return %0, %1, %2 : tensor<4xf32>, tensor<4xbf16>, tensor<4xi64>
 }
 """
+# What ONNX programs become, and so has a function that does not wait; the gradient of x is x here.
+_STEP = """
+func.func @step(%x: !torch.vtensor<[4],f32>, %sum: !torch.vtensor<[4],f32>)
+    -> (!torch.vtensor<[],f32>, !torch.vtensor<[4],f32>) {
+  %none = torch.constant.none
+  %one = torch.constant.int 1
+  %loss = torch.aten.sum %x, %none : !torch.vtensor<[4],f32>, !torch.none -> !torch.vtensor<[],f32>
+  %next = torch.aten.add.Tensor %sum, %x, %one
+      : !torch.vtensor<[4],f32>, !torch.vtensor<[4],f32>, !torch.int -> !torch.vtensor<[4],f32>
+  return %loss, %next : !torch.vtensor<[],f32>, !torch.vtensor<[4],f32>
+}
+"""
+_STEP_THAT_WAITS = """
+func.func @step(%x: tensor<4xf32>, %sum: tensor<4xf32>) -> (tensor<f32>, tensor<4xf32>) {
+  %zero = arith.constant dense<0.0> : tensor<f32>
+  %loss = linalg.reduce ins(%x : tensor<4xf32>) outs(%zero : tensor<f32>) dimensions = [0]
+    (%a: f32, %b: f32) {
+      %0 = arith.addf %a, %b : f32
+      linalg.yield %0 : f32
+    }
+  %next = arith.addf %sum, %x : tensor<4xf32>
+  return %loss, %next : tensor<f32>, tensor<4xf32>
+}
+"""
+# Says that it is there, and waits for the other one.
+_MEET = """
+util.func public @meet(%mine: !hal.fence, %other: !hal.fence) {
+  hal.fence.signal<%mine : !hal.fence>
+  %forever = arith.constant -1 : i32
+  %status = hal.fence.await until([%other]) timeout_millis(%forever) flags(None) : i32
+  util.status.check_ok %status, "the other one failed"
+  util.return
+}
+"""
+_TWO_MEET = """
+import sys, threading
+from iree_gauntlet.worker.device_context import Device, Program
+device = Device("local-task")
+here, there = device.fence(), device.fence()
+meetings = [(here, there), (there, here)]
+programs = [Program(device, [sys.argv[1]], [], "meet") for _ in meetings]
+threads = [threading.Thread(target=program.invoke, args=(fences,)) for program, fences in zip(programs, meetings)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("met")
+"""
+_ONE_AFTER_ANOTHER = """
+import sys
+import numpy as np
+from iree_gauntlet.worker.device_context import Device, Program
+device = Device("local-task")
+program = Program(device, [sys.argv[1]], [], "step")
+x, zeros = (device.push(np.array(values, np.float32), "f32") for values in ([1.5, -2.25, 0, 3e4], [0] * 4))
+begin = device.hal.create_semaphore(0)
+first, first_done = program.start([x, zeros], device.runtime.HalFence.create_at(begin, 1))
+second, done = program.start([x, first[1]], first_done)
+if not done.wait(timeout=0): print("nothing is done")
+begin.signal(1)
+done.wait()
+print(device.fetch(second[1]).tolist())
+"""
 _A = np.array([1.5, -2.25, 0.0, 3e4], np.float32)
 _WEIGHT = np.array([2.0, 4.0, 8.0, 0.5], np.float32)
 
@@ -42,14 +106,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from iree import runtime  # noqa: PLC0415 - only where the runtime is
 
     folder = tmp_path_factory.mktemp("measured")
-    (folder / "two.mlir").write_text(_PROGRAM)
-    argv = [find_installed().compile, str(folder / "two.mlir"), "-o", str(folder / "two.vmfb"), *_FLAGS]
-    subprocess.run(argv, check=True, timeout=120)
+    programs = {"two": _PROGRAM, "step": _STEP, "step_that_waits": _STEP_THAT_WAITS, "meet": _MEET}
+    for name, text in programs.items():
+        (folder / f"{name}.mlir").write_text(text)
+        argv = [find_installed().compile, str(folder / f"{name}.mlir"), "-o", str(folder / f"{name}.vmfb"), *_FLAGS]
+        subprocess.run(argv, check=True, timeout=120)
     index = runtime.ParameterIndex()
     index.add_buffer("weight", _WEIGHT.tobytes())
     index.create_archive_file(str(folder / "two.irpa"))
     np.save(folder / "a.npy", _A)
     np.save(folder / "b.npy", np.arange(4))
+    np.save(folder / "zeros.npy", np.zeros(4, np.float32))
     return folder
 
 
@@ -128,6 +195,154 @@ def test_an_input_of_another_type_than_it_says(built: Path, tmp_path: Path) -> N
     done = _run(tmp_path, _plan(built, inputs=inputs))
     assert done.returncode == 2
     assert "holds int64, and f32 is held by f4" in done.stderr
+
+
+def _step_plan(built: Path, name: str, **changes: Any) -> dict[str, Any]:
+    inputs = [{"file": str(built / "a.npy"), "type": "f32"}, {"file": str(built / "zeros.npy"), "type": "f32"}]
+    plan = _plan(built, modules=[str(built / f"{name}.vmfb")], parameters=[], function="step", inputs=inputs)
+    return plan | changes
+
+
+def _context(built: Path, name: str, device: str = "local-task", **given: Any) -> Context:
+    program = Program(Device(device), [str(built / f"{name}.vmfb")], [], "step")
+    return Context(program, [(_A, "f32"), (np.zeros(4, np.float32), "f32")], **given)
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(("name", "pushed"), [("step", "async"), ("step_that_waits", "one by one")])
+def test_several_calls_are_in_flight_where_the_module_can(built: Path, tmp_path: Path, name: str, pushed: str) -> None:
+    done = _run(tmp_path, _step_plan(built, name, in_flight=4, outputs=str(tmp_path), fetch=[0]))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["pushed"] == pushed
+    assert result["calls"] == 20
+    assert [len(times) for times in result["call_ms"]] == [5], "groups"
+    in_calls = sum(result["call_ms"][0]) * 4 / 1e3
+    assert 0 < in_calls <= result["total_s"], "the time of a group, divided by its calls"
+    assert [(item["type"], item["shape"]) for item in result["outputs"]] == [("f32", []), ("f32", [4])]
+    loss, total = (np.load(item["file"]) for item in result["outputs"])
+    assert (loss.shape, loss.tolist(), total.tolist()) == ((), _A.sum().tolist(), _A.tolist())
+
+
+@pytest.mark.iree
+def test_what_is_not_fetched_has_no_shape_where_nothing_is_checked(built: Path, tmp_path: Path) -> None:
+    done = _run(tmp_path, _step_plan(built, "step", fetch=[0]))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["outputs"] == [{"file": "", "type": "f32", "shape": []}, {"file": "", "type": "f32"}]
+    assert result["pushed"] == "one by one"
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("name", ["step", "step_that_waits"])
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_outputs_are_those_of_each_call(built: Path, name: str, device: str) -> None:
+    context = _context(built, name, device, in_flight=8)
+    items = [[(_A + number, "f32"), (np.full(4, number, np.float32), "f32")] for number in range(8)]
+    for _ in range(50):
+        found = context.group(items)
+        for number, (loss, total) in enumerate(found):
+            assert total.tolist() == (_A + 2 * number).tolist()
+            assert loss == pytest.approx((_A + number).sum())
+    assert [output.tolist() for output in context.group()[7]] == [found[0][0].tolist(), _A.tolist()]
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("name", ["step", "step_that_waits"])
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_gradients_are_summed_up_on_the_device_and_every_group_starts_anew(built: Path, name: str, device: str) -> None:
+    context = _context(built, name, device, in_flight=3, carry=Carry(outputs=1, inputs=1, count=1))
+    for _ in range(20):
+        assert [total.tolist() for _, total in context.group()] == [(_A * times).tolist() for times in (1, 2, 3)]
+    assert [array.tolist() for _, array in context.first(whole=True) if array is not None][1] == _A.tolist()
+    quiet = _context(built, name, device, in_flight=3, carry=Carry(outputs=1, inputs=1, count=1), fetch=[0])
+    assert [len(outputs) for outputs in quiet.group()] == [1, 1, 1]
+
+
+def _python(program: str, module: Path) -> str:
+    """In a process of its own: what waits for ever in the runtime is ended by nothing else."""
+    root = Path(worker.__file__).parents[2]
+    argv = [sys.executable, "-c", program, str(module)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, cwd=root)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.iree
+def test_a_call_that_waits_for_another_one_is_not_waited_for(built: Path) -> None:
+    assert _python(_ONE_AFTER_ANOTHER, built / "step.vmfb") == "nothing is done\n[3.0, -4.5, 0.0, 60000.0]\n"
+
+
+@pytest.mark.iree
+def test_functions_of_two_contexts_run_beside_each_other(built: Path) -> None:
+    assert _python(_TWO_MEET, built / "meet.vmfb") == "met\n"
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(("array", "name"), [(_A, "f32"), (np.array(7, np.int64), "i64"), (np.eye(3) > 0, "i1")])
+def test_what_the_host_does_not_see_comes_through_a_buffer_of_its_own(array: Any, name: str) -> None:
+    device = Device("local-task")
+    view = device.push(array, name)
+    assert device.type_name(view) == name
+    assert device.fetch_staged(view).tolist() == device.fetch(view).tolist() == array.tolist()
+
+
+@pytest.mark.iree
+def test_an_element_type_that_is_not_known_here() -> None:
+    device = Device("local-sync")
+    buffer = device.push(np.zeros(4, np.uint8), "ui8").get_buffer()
+    view = device.runtime.HalBufferView(buffer, [4], int(device.runtime.HalElementType.FLOAT_8_E4M3_FN))
+    with pytest.raises(PlanError, match=r"an output has the element type 0x[0-9a-f]+, which is not known here"):
+        device.fetch(view)
+
+
+@pytest.mark.iree
+def test_memory_has_a_peak_and_a_device_counts_once() -> None:
+    device, again = Device("local-task"), Device("local-task")
+    kept = device.push(np.zeros(1 << 20, np.uint8), "ui8")
+    found = device_memory([device, again])
+    assert found == device_memory([device])
+    del kept
+    assert found["device_bytes_peak"] >= 1 << 20
+    assert found["device_bytes_allocated"] - found["device_bytes_freed"] >= 1 << 20
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"in_flight": 3}, "20 calls, 3 in flight: expected 1 or more, and calls a multiple of it"),
+        ({"in_flight": 0}, "20 calls, 0 in flight: expected"),
+        ({"in_flight": 20, "devices": ["local-task"] * 2}, "20 calls in groups of 20 on 2 devices: expected"),
+        ({"fetch": [2]}, "fetch: output 2, and the function has 2"),
+        ({"fetch": [-1]}, "fetch: output -1, and the function has 2"),
+        ({"carry": {"outputs": 1, "inputs": 1, "count": 2}}, "carry: inputs 1 to 2, and the function is given 2"),
+        ({"carry": {"outputs": 2, "inputs": 1, "count": 1}}, "carry: output 2, and the function has 2"),
+        ({"carry": {"outputs": 1}}, "the plan lacks 'inputs'"),
+    ],
+)
+def test_groups_that_do_not_fit(built: Path, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    done = _run(tmp_path, _step_plan(built, "step", **changes))
+    assert (done.returncode, done.stderr.startswith(says)) == (2, True), done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.iree
+def test_a_function_that_is_not_there(built: Path) -> None:
+    with pytest.raises(PlanError, match=r"step\.vmfb has no function 'main': step"):
+        Program(Device("local-sync"), [str(built / "step.vmfb")], [], "main")
+
+
+def test_a_script_brings_its_own_package_and_nothing_else(tmp_path: Path) -> None:
+    # Another toolkit may be installed in the Python that is measured.
+    other = tmp_path / "iree_gauntlet" / "worker"
+    other.mkdir(parents=True)
+    for folder in (other.parent, other):
+        (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, str(_SCRIPT)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (2, "usage: measure_module.py PLAN.json\n")
 
 
 def test_a_plan_that_is_none(tmp_path: Path) -> None:

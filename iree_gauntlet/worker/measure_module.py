@@ -11,70 +11,63 @@ its outputs come back. The plan says what to do:
      "function": "main_graph",
      "inputs": [{"file": "/…/input_0.npy", "type": "f32"}],   bf16 as a uint16 array
      "calls": 50,                               in all; shared out over the contexts
-     "warm_up_calls": 1,                        of each context, after its first call
-     "outputs": "/…/folder"}                    where the outputs of the first call go; empty for nowhere
+     "warm_up_calls": 1,                        of each context, after its first call; with in_flight, so many groups
+     "outputs": "/…/folder",                    where the outputs of the first call go; empty for nowhere
+     "in_flight": 1,                            so many calls of a context are pushed before the first is waited for
+     "fetch": null,                             indices of the outputs that each call brings to the host; null for all
+     "carry": null}                             {"outputs": k, "inputs": j, "count": m}, see below
 
-The answer is one JSON object on standard output:
+The last three may be left out. The answer is one JSON object on standard output:
 
-    {"load_ms", "first_call_ms", "total_s", "calls", "call_ms": […], "overhead_us", "outputs": [{"file", "type"}],
-     "peak_rss_bytes", "device_memory": {…}}
+    {"load_ms", "first_call_ms", "total_s", "calls", "call_ms": […], "overhead_us",
+     "outputs": [{"file", "type", "shape"}], "pushed": "async" or "one by one", "peak_rss_bytes", "device_memory": {…}}
 
 `total_s` is from the first input pushed to the last output received, after warming up. `call_ms` has every call, by
 context; with one context their sum is `total_s` less what the loop itself takes, which is `overhead_us` a call
-(measured with a function that does nothing). Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used;
-the reason is one line on standard error.
+(measured with a function that does nothing).
+
+With `in_flight` n above 1, calls come in groups of n, `call_ms` has the time of each group divided by n, and `calls`
+is a multiple of n. A group uses the module's `<function>$async`, which torch and ONNX programs have: inputs of the
+next calls are pushed while the first ones run. Without it calls run one after the other, which `pushed` says.
+
+With `carry`, the outputs k … k+m-1 of a call are the inputs j … j+m-1 of the next one of its group and stay on the
+device; each group begins with those of the plan, which are pushed once, before the first call. So gradients are
+summed up.
+
+The first call, whose outputs are for checking, is one alone, and brings all of them where `outputs` names a folder.
+Exit codes are those of `plan_file`.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
+
+from iree_gauntlet.worker.device_context import Device, Program, device_memory
+from iree_gauntlet.worker.plan_file import PlanError, answer_plan, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Context", "Loop", "PlanError", "main", "run_loop"]
+__all__ = ["Carry", "Context", "Loop", "measure", "read_contexts", "run_loop"]
 
-_EXIT_RUNTIME_FAILED = 1
-_EXIT_USAGE = 2
 _OVERHEAD_CALLS = 2000
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 _NS_PER_US = 1e3
-# Element types by their names, with the runtime's name and the NumPy type that holds their bits.
-_TYPES = {
-    "f64": ("FLOAT_64", "<f8"),
-    "f32": ("FLOAT_32", "<f4"),
-    "f16": ("FLOAT_16", "<f2"),
-    "bf16": ("BFLOAT_16", "<u2"),
-    "i64": ("INT_64", "<i8"),
-    "i32": ("INT_32", "<i4"),
-    "i16": ("INT_16", "<i2"),
-    "i8": ("INT_8", "<i1"),
-    "si64": ("SINT_64", "<i8"),
-    "si32": ("SINT_32", "<i4"),
-    "si16": ("SINT_16", "<i2"),
-    "si8": ("SINT_8", "<i1"),
-    "ui64": ("UINT_64", "<u8"),
-    "ui32": ("UINT_32", "<u4"),
-    "ui16": ("UINT_16", "<u2"),
-    "ui8": ("UINT_8", "<u1"),
-    "i1": ("BOOL_8", "|b1"),
-}
-
-
-class PlanError(Exception):
-    """The plan cannot be used as asked; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,81 +83,126 @@ class Loop:
     call_ns: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Outputs of a call that are inputs of the next one of its group.
+
+    Attributes:
+        outputs: index of the first of them.
+        inputs: index of the input that it becomes.
+        count: how many follow each other.
+    """
+
+    outputs: int
+    inputs: int
+    count: int
+
+
 class Context:
-    """A module loaded on a device, ready to be called.
+    """A program, called in groups with inputs from the host.
 
     Args:
-        device: IREE's URI of it.
-        modules: files, in the order of loading.
-        parameters: scope and file.
-        function: of the last module.
+        program: what is called.
         inputs: arrays on the host, with their element types.
+        in_flight: calls of a group, pushed before the first one is waited for.
+        fetch: indices of the outputs that each call brings to the host; None for all.
+        carry: None for nothing.
+
+    Raises:
+        PlanError: where `carry` names inputs that there are not.
     """
 
     def __init__(
         self,
-        device: str,
-        modules: Sequence[str],
-        parameters: Sequence[tuple[str, str]],
-        function: str,
+        program: Program,
         inputs: Sequence[tuple[NDArray[Any], str]],
+        in_flight: int = 1,
+        fetch: Sequence[int] | None = None,
+        carry: Carry | None = None,
     ) -> None:
-        from iree import runtime  # noqa: PLC0415 - the plan is checked without it
+        self.program = program
+        self.in_flight = in_flight
+        self.pushed_async = in_flight > 1 and program.has_async
+        self._device = program.device
+        self._inputs = inputs
+        self._fetch = fetch
+        self._carry = carry
+        kept = range(carry.inputs, carry.inputs + carry.count) if carry else range(0)
+        if kept and not 0 <= kept[0] <= kept[-1] < len(inputs):
+            raise PlanError(f"carry: inputs {kept[0]} to {kept[-1]}, and the function is given {len(inputs)}")
+        self._start = {index: self._device.push(*inputs[index]) for index in kept}
 
-        self._runtime = runtime
-        self._inputs = [(array, _element_type(runtime, name)) for array, name in inputs]
-        instance = runtime.VmInstance()
-        self.device = runtime.get_device(device)
-        loaded = [runtime.create_hal_module(instance, self.device)]
-        if parameters:
-            providers = []
-            for scope, file in parameters:
-                index = runtime.ParameterIndex()
-                index.load(file)
-                providers.append(index.create_provider(scope=scope))
-            loaded.append(runtime.create_io_parameters_module(instance, *providers))
-        mains = [runtime.VmModule.mmap(instance, file) for file in modules]
-        self._context = runtime.VmContext(instance, modules=[*loaded, *mains])
-        self._function = mains[-1].lookup_function(function)
-        if self._function is None:
-            raise PlanError(f"{modules[-1]} has no function {function!r}: {', '.join(mains[-1].function_names)}")
-        # Whoever holds a module needs what it was made with.
-        self._kept = (instance, loaded, mains)
+    def first(
+        self, *, whole: bool, inputs: Sequence[tuple[NDArray[Any], str]] | None = None
+    ) -> list[tuple[str, NDArray[Any] | None]]:
+        """One call alone; the element types of all its outputs, with those that were brought to the host.
 
-    def call(self) -> list[Any]:
-        """One call; its outputs on the host, as arrays of their bits."""
-        return [self._to_host(view) for view in self.call_on_device()]
+        Args:
+            whole: whether all outputs are brought.
+            inputs: None for the context's own.
 
-    def call_on_device(self) -> list[Any]:
-        """One call with its outputs left where they are."""
-        runtime = self._runtime
-        allocator = self.device.allocator
-        arguments = runtime.VmVariantList(len(self._inputs))
-        for array, element_type in self._inputs:
-            view = allocator.allocate_buffer_copy(
-                memory_type=runtime.MemoryType.DEVICE_LOCAL,
-                allowed_usage=runtime.BufferUsage.DEFAULT,
-                device=self.device,
-                buffer=array,
-                element_type=element_type,
-            )
-            arguments.push_ref(view)
-        results = runtime.VmVariantList(1)
-        self._context.invoke(self._function, arguments, results)
-        return [results.get_as_object(index, runtime.HalBufferView) for index in range(len(results))]
+        Raises:
+            PlanError: where `fetch` or `carry` names outputs that the function has not.
+        """
+        arguments = self._arguments(self._inputs if inputs is None else inputs, self._start)
+        if self.pushed_async:
+            views, done = self.program.start(arguments)
+            done.wait()
+        else:
+            views = self.program.invoke(arguments)
+        carried = (self._carry.outputs, self._carry.outputs + self._carry.count - 1) if self._carry else ()
+        for what, indices in (("fetch", self._fetch or ()), ("carry", carried)):
+            for index in indices:
+                if not 0 <= index < len(views):
+                    raise PlanError(f"{what}: output {index}, and the function has {len(views)}")
+        brought = range(len(views)) if whole or self._fetch is None else self._fetch
+        return [
+            (self._device.type_name(view), self._device.fetch(view) if index in brought else None)
+            for index, view in enumerate(views)
+        ]
 
-    def _to_host(self, view: Any) -> Any:
-        dtype = np.dtype(_TYPES[self.type_name(view)][1])
-        # A copy, as a caller would take it: the mapping ends with the view. (`DeviceArray` would convert bf16.)
-        return np.array(view.map().asarray(list(view.shape), dtype))
+    def group(self, items: Sequence[Sequence[tuple[NDArray[Any], str]]] | None = None) -> list[list[NDArray[Any]]]:
+        """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
 
-    def type_name(self, view: Any) -> str:
-        """The name of a buffer's element type."""
-        found = int(view.element_type)
-        for name, (runtime_name, _) in _TYPES.items():
-            if int(getattr(self._runtime.HalElementType, runtime_name)) == found:
-                return name
-        raise PlanError(f"an output has the element type {found:#x}, which is not known here")
+        Args:
+            items: the inputs of each call; None for the context's own, `in_flight` times.
+        """
+        calls = [self._inputs] * self.in_flight if items is None else items
+        return self._all_at_once(calls) if self.pushed_async else self._one_by_one(calls)
+
+    def _all_at_once(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+        started = []
+        kept, after = self._start, None
+        for inputs in calls:
+            views, done = self.program.start(self._arguments(inputs, kept), after)
+            if self._carry:
+                kept, after = self._next(self._carry, views), done
+            started.append((self._brought(views), done))
+        outputs = []
+        for views, done in started:
+            done.wait()
+            outputs.append([self._device.fetch(view) for view in views])
+        return outputs
+
+    def _one_by_one(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+        outputs = []
+        kept = self._start
+        for inputs in calls:
+            views = self.program.invoke(self._arguments(inputs, kept))
+            if self._carry:
+                kept = self._next(self._carry, views)
+            outputs.append([self._device.fetch(view) for view in self._brought(views)])
+        return outputs
+
+    def _arguments(self, inputs: Sequence[tuple[NDArray[Any], str]], kept: dict[int, Any]) -> list[Any]:
+        return [kept[index] if index in kept else self._device.push(*given) for index, given in enumerate(inputs)]
+
+    def _brought(self, views: list[Any]) -> list[Any]:
+        return views if self._fetch is None else [views[index] for index in self._fetch]
+
+    @staticmethod
+    def _next(carry: Carry, views: Sequence[Any]) -> dict[int, Any]:
+        return {carry.inputs + index: views[carry.outputs + index] for index in range(carry.count)}
 
 
 def run_loop(contexts: Sequence[Callable[[], object]], calls: int) -> Loop:
@@ -222,87 +260,60 @@ def _overhead_us() -> float:
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
 
-def _element_type(runtime: Any, name: str) -> Any:
-    if name not in _TYPES:
-        raise PlanError(f"unknown element type {name!r}; known: {', '.join(_TYPES)}")
-    return getattr(runtime.HalElementType, _TYPES[name][0])
+def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str]]) -> list[Context]:
+    """The contexts of a plan, loaded.
+
+    Raises:
+        PlanError: where the plan contradicts itself or the program.
+        RuntimeError: where the runtime cannot load it.
+    """
+    uris, calls, in_flight = plan["devices"], int(plan["calls"]), int(plan.get("in_flight", 1))
+    if in_flight < 1 or calls % in_flight:
+        raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
+    if not uris or calls // in_flight < len(uris):
+        of = f" in groups of {in_flight}" if in_flight > 1 else ""
+        each = "group" if in_flight > 1 else "call"
+        raise PlanError(f"{calls} calls{of} on {len(uris)} devices: expected a device or more, and a {each} for each")
+    devices = {uri: Device(uri) for uri in uris}
+    said = plan.get("carry")
+    carry = Carry(said["outputs"], said["inputs"], said["count"]) if said else None
+    programs = [Program(devices[uri], plan["modules"], plan["parameters"], plan["function"]) for uri in uris]
+    return [Context(program, inputs, in_flight, plan.get("fetch"), carry) for program in programs]
 
 
-def _read_inputs(items: Sequence[dict[str, str]]) -> list[tuple[NDArray[Any], str]]:
-    found = []
-    for item in items:
-        try:
-            array = np.load(item["file"], allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise PlanError(f"{item['file']}: cannot be read: {error}") from error
-        name = item["type"]
-        if name not in _TYPES:
-            raise PlanError(f"{item['file']}: unknown element type {name!r}; known: {', '.join(_TYPES)}")
-        if array.dtype != np.dtype(_TYPES[name][1]):
-            raise PlanError(f"{item['file']}: holds {array.dtype}, and {name} is held by {_TYPES[name][1][1:]}")
-        found.append((np.ascontiguousarray(array).reshape(array.shape), name))
-    return found
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
 
-
-def _measure(plan: dict[str, Any]) -> dict[str, Any]:
-    inputs = _read_inputs(plan["inputs"])
-    parameters = [(scope, file) for scope, file in plan["parameters"]]
-    devices, calls = plan["devices"], int(plan["calls"])
-    if not devices or calls < len(devices):
-        raise PlanError(f"{calls} calls on {len(devices)} devices: expected a device or more, and a call for each")
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
+    """
+    inputs = read_arrays(plan["inputs"])
     begin = time.perf_counter_ns()
-    contexts = [Context(device, plan["modules"], parameters, plan["function"], inputs) for device in devices]
+    contexts = read_contexts(plan, inputs)
     loaded = time.perf_counter_ns()
-    views = contexts[0].call_on_device()
-    outputs = [(contexts[0].type_name(view), contexts[0]._to_host(view)) for view in views]  # noqa: SLF001
+    outputs = contexts[0].first(whole=bool(plan["outputs"]))
     first = time.perf_counter_ns()
     for context in contexts[1:]:
-        context.call()
+        context.first(whole=False)
     for context in contexts:
         for _ in range(int(plan["warm_up_calls"])):
-            context.call()
-    loop = run_loop([context.call for context in contexts], calls)
+            context.group()
+    in_flight = contexts[0].in_flight
+    loop = run_loop([context.group for context in contexts], int(plan["calls"]) // in_flight)
     return {
         "load_ms": (loaded - begin) / _NS_PER_MS,
         "first_call_ms": (first - loaded) / _NS_PER_MS,
         "total_s": loop.total_ns / _NS_PER_S,
-        "calls": calls,
-        "call_ms": [[value / _NS_PER_MS for value in times] for times in loop.call_ns],
-        "overhead_us": _overhead_us(),
-        "outputs": _written(outputs, plan["outputs"]),
+        "calls": int(plan["calls"]),
+        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.call_ns],
+        "overhead_us": _overhead_us() / in_flight,
+        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "pushed": "async" if contexts[0].pushed_async else "one by one",
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "device_memory": contexts[0].device.allocator.statistics,
+        "device_memory": device_memory(context.program.device for context in contexts),
     }
 
 
-def _written(outputs: Sequence[tuple[str, Any]], folder: str) -> list[dict[str, str]]:
-    found = []
-    for index, (name, array) in enumerate(outputs):
-        file = Path(folder) / f"output_{index}.npy" if folder else None
-        if file is not None:
-            np.save(file, array)
-        found.append({"file": str(file or ""), "type": name})
-    return found
-
-
-def main(words: Sequence[str]) -> int:
-    """Measure as a plan says; the exit code."""
-    if len(words) != 1:
-        sys.stderr.write("usage: measure_module.py PLAN.json\n")
-        return _EXIT_USAGE
-    try:
-        plan = json.loads(Path(words[0]).read_text(encoding="utf-8"))
-        result = _measure(plan)
-    except (PlanError, OSError, ValueError, KeyError) as error:
-        text = f"the plan lacks {error}" if isinstance(error, KeyError) else str(error)
-        sys.stderr.write(f"{' '.join(text.split())}\n")
-        return _EXIT_USAGE
-    except RuntimeError as error:
-        sys.stderr.write(f"{' '.join(str(error).split())}\n")
-        return _EXIT_RUNTIME_FAILED
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer_plan(sys.argv, measure))

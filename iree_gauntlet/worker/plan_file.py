@@ -1,0 +1,141 @@
+"""What the measuring workers have in common: a plan in, one JSON object out, and arrays in files.
+
+Arrays are `{"file", "type", "shape"}`; types have IREE's names, and what NumPy lacks is held by its bits: bf16 as
+uint16. Exit codes: 0 measured, 1 the runtime failed, 2 the plan cannot be used; the reason is one line on standard
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["ELEMENT_TYPES", "PlanError", "answer_plan", "array_bits", "host_type", "read_arrays", "write_arrays"]
+
+_EXIT_RUNTIME_FAILED = 1
+_EXIT_USAGE = 2
+
+# Element types by their names, with the runtime's name and the NumPy type that holds their bits.
+ELEMENT_TYPES = {
+    "f64": ("FLOAT_64", "<f8"),
+    "f32": ("FLOAT_32", "<f4"),
+    "f16": ("FLOAT_16", "<f2"),
+    "bf16": ("BFLOAT_16", "<u2"),
+    "i64": ("INT_64", "<i8"),
+    "i32": ("INT_32", "<i4"),
+    "i16": ("INT_16", "<i2"),
+    "i8": ("INT_8", "<i1"),
+    "si64": ("SINT_64", "<i8"),
+    "si32": ("SINT_32", "<i4"),
+    "si16": ("SINT_16", "<i2"),
+    "si8": ("SINT_8", "<i1"),
+    "ui64": ("UINT_64", "<u8"),
+    "ui32": ("UINT_32", "<u4"),
+    "ui16": ("UINT_16", "<u2"),
+    "ui8": ("UINT_8", "<u1"),
+    "i1": ("BOOL_8", "|b1"),
+}
+
+
+class PlanError(Exception):
+    """The plan cannot be used as asked; the text is one line."""
+
+
+def host_type(name: str) -> np.dtype[Any]:
+    """The NumPy type that holds an element type's bits.
+
+    Raises:
+        PlanError: for a type that is not known.
+    """
+    if name not in ELEMENT_TYPES:
+        raise PlanError(f"unknown element type {name!r}; known: {', '.join(ELEMENT_TYPES)}")
+    return np.dtype(ELEMENT_TYPES[name][1])
+
+
+def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """An array as it is handed to the runtime: contiguous, and of the type that holds its bits.
+
+    Raises:
+        PlanError: where it has another one.
+    """
+    if array.dtype != host_type(name):
+        raise PlanError(f"holds {array.dtype}, and {name} is held by {ELEMENT_TYPES[name][1][1:]}")
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def read_arrays(items: Sequence[dict[str, Any]]) -> list[tuple[NDArray[Any], str]]:
+    """The arrays of a plan, with their element types.
+
+    Raises:
+        PlanError: names the file that cannot be read, or is not of the type that the plan says.
+    """
+    found = []
+    for item in items:
+        try:
+            array = np.load(item["file"], allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise PlanError(f"{item['file']}: cannot be read: {error}") from error
+        try:
+            found.append((array_bits(array, item["type"]), item["type"]))
+        except PlanError as error:
+            raise PlanError(f"{item['file']}: {error}") from error
+    return found
+
+
+def write_arrays(folder: str, name: str, arrays: Iterable[tuple[str, NDArray[Any] | None]]) -> list[dict[str, Any]]:
+    """Write arrays as `<name>_0.npy`, ….
+
+    Args:
+        folder: where to; empty for nowhere.
+        name: begins their names.
+        arrays: element type and bits; None for one that was not fetched.
+
+    Returns:
+        What the answer says of each: file, empty where there is none; type; shape, where it was fetched.
+    """
+    found = []
+    for index, (type_name, array) in enumerate(arrays):
+        said: dict[str, Any] = {"file": "", "type": type_name}
+        if array is not None:
+            said["shape"] = list(array.shape)
+            if folder:
+                said["file"] = str(Path(folder) / f"{name}_{index}.npy")
+                np.save(said["file"], array)
+        found.append(said)
+    return found
+
+
+def answer_plan(words: Sequence[str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Run a script of one plan, and write what it measured to standard output.
+
+    Args:
+        words: the command line, with the script's name.
+        measure: what to do with the plan; raises PlanError, OSError, ValueError or KeyError for a plan that cannot
+            be used and RuntimeError for a runtime that failed.
+
+    Returns:
+        The exit code.
+    """
+    if len(words) != 2:
+        sys.stderr.write(f"usage: {Path(words[0]).name} PLAN.json\n")
+        return _EXIT_USAGE
+    try:
+        result = measure(json.loads(Path(words[1]).read_text(encoding="utf-8")))
+    except (PlanError, OSError, ValueError, KeyError) as error:
+        text = f"the plan lacks {error}" if isinstance(error, KeyError) else str(error)
+        sys.stderr.write(f"{' '.join(text.split())}\n")
+        return _EXIT_USAGE
+    except RuntimeError as error:
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        return _EXIT_RUNTIME_FAILED
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
