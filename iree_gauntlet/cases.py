@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 __all__ = [
+    "SPEC_STAGES",
     "Argument",
     "ArgumentOrder",
     "Case",
@@ -47,12 +48,17 @@ class Stage(StrEnum):
     """The kind of a step, in the order of a chain."""
 
     FETCH = "fetch"
+    EXPORT = "export"
     IMPORT = "import"
     PARAMETERS = "parameters"
     COMPILE = "compile"
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
     BENCHMARK = "benchmark"
+
+
+# Those of spec files. A model that is a Python function is exported first, by a command of its own.
+SPEC_STAGES = tuple(stage for stage in Stage if stage is not Stage.EXPORT)
 
 
 class ArgumentOrder(StrEnum):

@@ -25,7 +25,7 @@ class JournalRecord:
     Attributes:
         path: the journal.
         runs: every `run` event; a resumed run has more than one.
-        steps: the steps of the last `run` event.
+        steps: the steps of the last `run` event, and those that it found out later (`steps` events).
         starts: when each step was last started, as written (ISO 8601), by step id.
         results: each step's last `result` event, by step id.
         end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
@@ -98,24 +98,27 @@ def read_journal(path: Path) -> JournalRecord:
     """
     record = read_events(path, "run")
     runs: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     starts: dict[str, str] = {}
     results: dict[str, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
     for number, event in record.events:
         match event.get("event"):
-            case "run":
+            case "run" | "steps" as kind:
                 if not isinstance(event.get("steps"), list):
-                    _refuse(path, number, "is a run event without a list of steps")
-                runs.append(event)
-                end = None
+                    _refuse(path, number, f"is a {kind} event without a list of steps")
+                if kind == "run":
+                    runs.append(event)
+                    steps.clear()
+                    end = None
+                steps += event["steps"]
             case "start":
                 starts[_step_of(path, number, event)] = str(event.get("time", ""))
             case "result":
                 results[_step_of(path, number, event)] = event
             case "end":
                 end = event
-    steps = tuple(runs[-1]["steps"]) if runs else ()
-    return JournalRecord(path, tuple(runs), steps, starts, results, end, record.torn)
+    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, end, record.torn)
 
 
 def _events(path: Path, data: bytes, opening: str) -> tuple[list[tuple[int, dict[str, Any]]], bool]:

@@ -234,3 +234,15 @@ def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: d
         journal.result("s", fields)
     result = read_journal(path).results["s"]
     assert {key: result[key] for key in fields} == json.loads(json.dumps(fields))
+
+
+def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, lambda: datetime.now(UTC)) as journal:
+        journal.run({"steps": [{"id": "old"}]})
+        journal.run({"steps": [{"id": "a"}]})
+        journal.more_steps([{"id": "b"}, {"id": "c"}])
+    assert [step["id"] for step in read_journal(path).steps] == ["a", "b", "c"]
+    path.write_text('{"event": "run", "steps": []}\n{"event": "steps"}\n')
+    with pytest.raises(GauntletError, match=r"journal.jsonl:2: the line is a steps event without a list of steps"):
+        read_journal(path)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from iree_gauntlet.cases import SPEC_STAGES
+
 __all__ = [
-    "SPEC_STAGES",
     "TENSOR_TYPE",
     "Count",
     "Document",
@@ -23,8 +24,6 @@ __all__ = [
     "WholeNumber",
     "Word",
 ]
-
-SPEC_STAGES = ("fetch", "import", "parameters", "compile", "threshold", "compstat", "benchmark")
 
 _ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
 TENSOR_TYPE = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")

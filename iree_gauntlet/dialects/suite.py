@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Suite", "read_suite"]
 
-_STAGES = tuple(stage.value for stage in Stage)
+_STAGES = tuple(stage.value for stage in SPEC_STAGES)
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 

@@ -36,6 +36,9 @@ class Console(Protocol):
     def run_started(self, run: dict[str, Any]) -> None:
         """Take the journal's `run` event: a run, or its resumption, begins."""
 
+    def steps_added(self, count: int) -> None:
+        """Take how many further steps there are, of a run that did not know of them when it began."""
+
     def step_started(self, step: dict[str, Any]) -> None:
         """Take a planned step that begins to run."""
 
@@ -119,6 +122,11 @@ class PlainConsole:
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._thread.start()
+
+    def steps_added(self, count: int) -> None:
+        """Count them."""
+        with self._lock:
+            self._total += count
 
     def step_started(self, step: dict[str, Any]) -> None:
         """Remember that it runs; its line comes when it is finished."""

@@ -92,6 +92,11 @@ class LiveConsole:
         self._console.print(Text(started_text(run), style="bold"), soft_wrap=True)
         self._live.start()
 
+    def steps_added(self, count: int) -> None:
+        """Count them."""
+        with self._lock:
+            self._total += count
+
     def step_started(self, step: dict[str, Any]) -> None:
         """Show it among those that run."""
         with self._lock:

@@ -12,6 +12,7 @@ from iree_gauntlet.reporting.figures import byte_size, duration
 from iree_gauntlet.reporting.headline import cache_line, headline
 from iree_gauntlet.reporting.markdown import code, escape, fenced, shortened, table
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
+from iree_gauntlet.reporting.speeds import speed_section
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,7 @@ def summary_markdown(outcome: RunOutcome) -> str:
     for target in dict.fromkeys((chain.target, chain.sku) for chain in outcome.chains):
         chains = [chain for chain in outcome.chains if (chain.target, chain.sku) == target]
         parts += _target_section(*target, chains)
+    parts += speed_section(outcome.steps)
     parts += _failures([step for step in outcome.steps if step.verdict in BAD_VERDICTS])
     parts += _grouped(
         "Expected failures",

@@ -85,6 +85,7 @@ class Engine:
         options: how to run.
         available_memory: bytes that are free now.
         shared: modules that several machines share; None where there are none.
+        performers: what executes steps of a stage, in place of what spec files mean by it.
     """
 
     def __init__(
@@ -100,7 +101,9 @@ class Engine:
         options: RunOptions,
         available_memory: Callable[[], int],
         shared: SharedModules | None = None,
+        performers: Mapping[Stage, Callable[[Step], Result]] | None = None,
     ) -> None:
+        self._performers = performers or {}
         self._store = store
         self._supervisor = supervisor
         self._locks = locks
@@ -211,6 +214,9 @@ class Engine:
             return self._execute(step)
 
     def _execute(self, step: Step) -> Result:
+        performer = self._performers.get(step.stage)
+        if performer is not None:
+            return performer(step)
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
@@ -222,6 +228,8 @@ class Engine:
                 return check_compile_statistics(step, self._options.release)
             case Stage.BENCHMARK:
                 return run_benchmark(step, self._processes, self._options.confirm, self._cancelled)
+            case Stage.EXPORT:
+                raise TypeError(f"{step.id}: nothing that exports was given")
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[dict[str, Any]] = []

@@ -19,6 +19,7 @@ __all__ = ["DEFAULT_TIMEOUTS", "Surroundings"]
 # Seconds. A fetch is bounded by its stall timeout, not by its size.
 DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.FETCH: 24 * 3600.0,
+    Stage.EXPORT: 3600.0,
     Stage.IMPORT: 600.0,
     Stage.PARAMETERS: 3600.0,
     Stage.COMPILE: 1800.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.tasks.options import Option
 
@@ -23,6 +23,6 @@ def asked_stages(options: Mapping[str, Any]) -> tuple[Stage, ...] | None:
         UsageError: there is no such stage.
     """
     for name in options[STAGES.name]:
-        if name not in list(Stage):
-            raise UsageError(f"--stages {name}: unknown stage", f"Stages: {', '.join(Stage)}.")
+        if name not in SPEC_STAGES:
+            raise UsageError(f"--stages {name}: unknown stage", f"Stages: {', '.join(SPEC_STAGES)}.")
     return tuple(Stage(name) for name in options[STAGES.name]) or None
