@@ -1,0 +1,179 @@
+"""What the builder leaves in its folder: `build.json` and the files that it names.
+
+`build_model.py` writes it in a Python that has torch; everything else reads it here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.arrays import Tensor, read_npy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["BUILD_FILE", "Array", "Build", "Generation", "Program", "read_build", "tensors"]
+
+BUILD_FILE = "build.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A tensor in a `.npy` file.
+
+    Attributes:
+        file: its name in the folder.
+        type: IREE's name of its element type; bf16 is held as uint16.
+        shape: its dimensions.
+    """
+
+    file: str
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that is compiled.
+
+    Attributes:
+        name: `main`, or `prefill` and `decode`.
+        onnx: name of its file; weights lie beside it.
+        inputs: what it is called with.
+        outputs: what torch eager makes of them.
+    """
+
+    name: str
+    onnx: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How a model makes tokens (see `registry.Generative`).
+
+    Attributes:
+        position: of the first token that `decode` is given.
+        tokens: how many are made for each sample.
+        state: tensors of the state, which prefill returns behind the logits.
+        carried: how many of them `decode` returns anew.
+        chosen: token ids that torch eager chose, by sample.
+    """
+
+    position: int
+    tokens: int
+    state: int
+    carried: int
+    chosen: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A built model.
+
+    Attributes:
+        kind: `pipeline`, `training` or `generative`.
+        samples: in one call.
+        parameter_count: of all modules.
+        programs: those that are compiled; the first one is the main one.
+        host: whether modules run on the host before and after the device.
+        host_inputs, host_outputs: of the host's modules, where there are any.
+        generation: of a generative model.
+        gradients: names of the parameters whose gradients follow the loss, in training.
+        loss: what the loss is, in words, in training.
+        contractions: matrix products and convolutions on the longest way through a program.
+        reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
+        weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
+        versions: of torch and what else made it.
+        seconds: what building took, by part.
+    """
+
+    kind: str
+    samples: int
+    parameter_count: int
+    programs: tuple[Program, ...]
+    host: Mapping[str, bool]
+    host_inputs: tuple[Array, ...]
+    host_outputs: tuple[Array, ...]
+    generation: Generation | None
+    gradients: tuple[str, ...]
+    loss: str
+    contractions: int
+    reference: tuple[Array, ...]
+    weight_error: float | None
+    versions: Mapping[str, str]
+    seconds: Mapping[str, float]
+
+    @property
+    def has_host_modules(self) -> bool:
+        """Whether torch modules run on the host beside the device's."""
+        return any(self.host.values())
+
+
+def read_build(folder: Path) -> Build:
+    """Reads `build.json`.
+
+    Raises:
+        GauntletError: it is missing, or not what this version's builder writes.
+    """
+    path = folder / BUILD_FILE
+    try:
+        return _build(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GauntletError(
+            f"{path}: the built model cannot be read: {type(error).__name__}: {error}",
+            "Run again; if it stays, clear the cache (`cache.gc`).",
+        ) from error
+
+
+def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
+    """The arrays themselves, mapped.
+
+    Raises:
+        GauntletError: a file is missing or holds something else.
+    """
+    return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]
+
+
+def _build(found: Mapping[str, Any]) -> Build:
+    if found["schema"] != _SCHEMA:
+        raise ValueError(f"schema {found['schema']}, expected {_SCHEMA}")
+    made, training = found["generation"], found["training"] or {}
+    return Build(
+        kind=str(found["kind"]),
+        samples=int(found["samples"]),
+        parameter_count=int(found["parameter_count"]),
+        programs=tuple(
+            Program(item["name"], item["onnx"], _arrays(item["inputs"]), _arrays(item["outputs"]))
+            for item in found["programs"]
+        ),
+        host={name: bool(value) for name, value in found["host"].items()},
+        host_inputs=_arrays(found["host_inputs"]),
+        host_outputs=_arrays(found["host_outputs"]),
+        generation=None
+        if made is None
+        else Generation(
+            int(made["position"]),
+            int(made["tokens"]),
+            int(made["state"]),
+            int(made["carried"]),
+            tuple(tuple(int(token) for token in sample) for sample in made["chosen"]),
+        ),
+        gradients=tuple(training.get("gradients", ())),
+        loss=str(training.get("loss", "")),
+        contractions=int(found["contractions"]),
+        reference=_arrays(found["reference"]),
+        weight_error=found["weight_error"],
+        versions=dict(found["versions"]),
+        seconds=dict(found["seconds"]),
+    )
+
+
+def _arrays(found: Sequence[Mapping[str, Any]]) -> tuple[Array, ...]:
+    return tuple(Array(item["file"], item["type"], tuple(item["shape"])) for item in found)
