@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+import subprocess
+from typing import TYPE_CHECKING, Any
 
 from toy_project import Project
 
 from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
 __all__ = ["TOOLS", "TidyProject"]
@@ -26,8 +26,8 @@ class TidyProject(Project):
         super().__init__(folder)
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *words: str, **toolchain: str) -> subprocess.Popen[bytes]:
-        self._started.append(super().start(*words, **toolchain))
+    def start(self, *words: str, output: Any = subprocess.DEVNULL, **toolchain: str) -> subprocess.Popen[bytes]:
+        self._started.append(super().start(*words, output=output, **toolchain))
         return self._started[-1]
 
     def close(self) -> None:

@@ -171,12 +171,14 @@ def test_one_journal_has_one_writer(project: Project) -> None:
 
 
 def test_a_benchmark_waits_for_another_run_and_says_so(project: Project) -> None:
-    flag = project.folder / "started"
+    began, go, told = (project.folder / name for name in ("began", "go", "told.txt"))
     real = find_installed().benchmark_module
-    tool = project.tool(f'touch {flag}; sleep 2; exec {real} "$@"')
+    tool = project.tool(f'touch {began}; while [ ! -e {go} ]; do sleep 0.05; done; exec {real} "$@"')
     first = project.start("run", benchmark_module=tool)
-    wait_until(flag.exists)
-    second = project.gauntlet("run")
-    assert second.code == 0
-    assert f"process {first.pid} of another run" in second.out
+    wait_until(began.exists)
+    with told.open("wb") as output:
+        second = project.start("run", output=output)
+    wait_until(lambda: f"process {first.pid} of another run" in told.read_text())
+    go.touch()
     assert first.wait(60) == 0
+    assert second.wait(60) == 0

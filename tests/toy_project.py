@@ -108,14 +108,14 @@ class Project:
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *words: str, **toolchain: str) -> subprocess.Popen[bytes]:
-        """Starts a command and does not wait for it."""
+    def start(self, *words: str, output: Any = subprocess.DEVNULL, **toolchain: str) -> subprocess.Popen[bytes]:
+        """Starts a command and does not wait for it; `output` takes what it writes."""
         return subprocess.Popen(
             self._argv(words, toolchain),
             cwd=self.folder,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=output,
             stderr=subprocess.DEVNULL,
         )
 
