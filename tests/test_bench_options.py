@@ -125,8 +125,8 @@ def test_every_option_reaches_its_field() -> None:
     line = (
         "-m vit -c base -t -df Bfp8_b -mf LoFi -opt 4 --loop_count 8 -mb 2 --microbatch_count 4 --chips 0 --layers 3 "
         "--trace verbose -l -e 'A=1 B C=\"x y\" A=2' -o out --models-dir a --models_dir b --models-dir a "
-        "--against torch --device local-sync --torch-python /py --iree 3.12.0 --iree-compiler x --iree-runtime y "
-        "--cache-dir z"
+        "--against torch --device local-sync --target sm_90 --torch-python /py --iree 3.12.0 "
+        "--iree-compiler x --iree-runtime y --cache-dir z"
     )
     read = parse(shlex.split(line))
     assert read == as_task(shlex.split(line))
@@ -149,6 +149,7 @@ def test_every_option_reaches_its_field() -> None:
         ("a", "b"),
         ("torch",),
         "local-sync",
+        "sm_90",
         "/py",
         "3.12.0",
         "x",
@@ -167,6 +168,8 @@ def test_defaults() -> None:
     assert parse(["--list"]) == BenchOptions(list=True)
     assert parse(["-m", "bert"]).loops(4) == 20
     assert parse(["-m", "bert", "--microbatch_count", "4"]).loops(1) == 8
+    # A group for each chip.
+    assert parse(["-m", "bert", "--microbatch_count", "8"]).loops(4) == 32
     assert parse(["-m", "bert", "--loop_count", "3"]).loops(4) == 3
 
 

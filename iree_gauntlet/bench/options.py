@@ -170,6 +170,11 @@ OPTIONS = (
         "Names the compiler's target and the runtime's driver.",
     ),
     BenchOption(
+        "target",
+        "Chip that is compiled for, such as gfx942 or sm_90, where --device is a GPU.",
+        "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
+    ),
+    BenchOption(
         "torch_python",
         "Python that has torch, where the toolkit's own has none.",
         "Models are built there; the toolkit itself never imports torch.",
@@ -219,6 +224,7 @@ class BenchOptions:
     models_dir: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     device: str = ""
+    target: str = ""
     torch_python: str = ""
     iree: str = ""
     iree_compiler: str = ""
@@ -228,11 +234,12 @@ class BenchOptions:
     def loops(self, chips: int) -> int:
         """How often to loop on so many chips (`--chips 0` counted): the option, or 5 for each chip.
 
-        The default is rounded up to a multiple of the microbatch count.
+        The default is rounded up to a multiple of the microbatch count, with so many on each chip at least.
         """
         if self.loop_count is not None:
             return self.loop_count
-        return -(-LOOPS_A_CHIP * chips // self.microbatch_count) * self.microbatch_count
+        groups = max(chips, -(-LOOPS_A_CHIP * chips // self.microbatch_count))
+        return groups * self.microbatch_count
 
     def as_args(self) -> dict[str, Any]:
         """For `args` of a result: every option by its name, of JSON's types."""

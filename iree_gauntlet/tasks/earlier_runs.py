@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
 
 if TYPE_CHECKING:
@@ -39,15 +39,25 @@ class Asked:
 
 
 def newest_run(folder: Path) -> Path:
-    """The run that was written to last.
+    """The run of spec files that was written to last; benchmarks of Python models are not gone on with.
 
     Raises:
         UsageError: there is none.
     """
-    runs = [path.parent for path in folder.glob(f"*/{_JOURNAL}")]
-    if not runs:
+    journals = sorted(folder.glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    newest = next((path.parent for path in journals if not _is_bench(path)), None)
+    if newest is None:
         raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
-    return max(runs, key=lambda path: (path / _JOURNAL).stat().st_mtime_ns)
+    return newest
+
+
+def _is_bench(journal: Path) -> bool:
+    try:
+        runs = read_journal(journal).runs
+    except GauntletError:
+        # Whoever wants the newest run is to hear that it cannot be read.
+        return False
+    return bool(runs) and bool(runs[-1].get("bench"))
 
 
 def asked_for(run_dir: Path) -> Asked:

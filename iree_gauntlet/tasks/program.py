@@ -13,8 +13,10 @@ from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 
 from iree_gauntlet import __version__
+from iree_gauntlet.bench.options import spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.tasks.bench_tasks import bench_task
 from iree_gauntlet.tasks.bisect_tasks import bisect_task
 from iree_gauntlet.tasks.cache_tasks import cache_collection
 from iree_gauntlet.tasks.compare_tasks import compare_task
@@ -180,7 +182,7 @@ def doctor_task(_context: Any, options: dict[str, Any]) -> None:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
-        run_task, matrix_task, compare_task, bisect_task, report_task,
+        run_task, bench_task, matrix_task, compare_task, bisect_task, report_task,
     )  # fmt: skip
     collection.add_collection(golden_collection())
     collection.add_collection(xfail_collection())
@@ -199,12 +201,17 @@ class _Gauntlet(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
         with _usage_errors():
-            super().parse_core(several_in_one(sys.argv if argv is None else argv))
+            super().parse_core(several_in_one(_spelled_out(sys.argv if argv is None else argv)))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
         with _usage_errors():
             super().parse_tasks()
+
+
+def _spelled_out(argv: list[str]) -> list[str]:
+    """The short names of `bench`, of more than one letter, as Invoke can read them."""
+    return [*argv[:2], *spelled_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
 
 
 @contextmanager

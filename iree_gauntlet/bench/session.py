@@ -1,0 +1,206 @@
+"""One benchmark while it runs: what performs its steps, and what each leaves for those after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.bench import tracing
+from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
+from iree_gauntlet.bench.build_folder import read_build
+from iree_gauntlet.bench.chain import AGAINST, TRACE
+from iree_gauntlet.bench.checking import check_outputs
+from iree_gauntlet.bench.exporting import Exporter, unshare_weights
+from iree_gauntlet.bench.loop import run_loop
+from iree_gauntlet.bench.measuring_worker import FUNCTION, Workers
+from iree_gauntlet.bench.peers import shown
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.running.plan import blocked
+from iree_gauntlet.running.results import Result
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.bench.chain import Chain
+    from iree_gauntlet.running.comparing import Teller
+    from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.running.machine_lock import MachineLocks
+    from iree_gauntlet.running.module_cache import ModuleCache
+    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.toolchains.known_flags import KnownFlags
+
+__all__ = ["BenchSession", "Doors"]
+
+# Of the coins that choose the order of rounds beside a peer: the same for everybody, so that a run can be repeated.
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What a benchmark reaches the world through.
+
+    Attributes:
+        processes: starts them.
+        modules: what was made before.
+        locks: keep other runs on this machine away.
+        log: takes rounds beside a peer as they are measured.
+        teller: is told how these go.
+        cancelled: set to end the run.
+        known: the flags of the toolchain's programs.
+    """
+
+    processes: Processes
+    modules: ModuleCache
+    locks: MachineLocks
+    log: EventLog
+    teller: Teller
+    cancelled: threading.Event
+    known: KnownFlags
+
+
+class BenchSession:
+    """Performs the steps of a benchmark.
+
+    Args:
+        chain: what is benchmarked.
+        devices: that it runs on.
+        contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
+        notes: what the user is to know of the options.
+
+    Attributes:
+        build: the model as it was exported; None before.
+    """
+
+    def __init__(self, chain: Chain, devices: tuple[str, ...], contraction_type: str, notes: tuple[str, ...]) -> None:
+        self.chain = chain
+        self.notes = notes
+        self.build: Build | None = None
+        self._devices = devices
+        self._contraction_type = contraction_type
+        self._hashes: Mapping[str, str] = {}
+        self._first_call_ms = 0.0
+        self._call_ms: float | None = None
+
+    def performers(self, doors: Doors) -> Mapping[Stage, Callable[[Step], Result]]:
+        """What executes each stage; import and compile are the engine's own."""
+        return {
+            Stage.EXPORT: lambda step: self._export(step, doors),
+            Stage.THRESHOLD: lambda step: self._check(step, doors),
+            Stage.BENCHMARK: lambda step: self._benchmark(step, doors),
+        }
+
+    def steps_after_export(self) -> tuple[Step, ...]:
+        """What there is to do with what was exported; nothing where it was not."""
+        if self.build is None:
+            return ()
+        steps = self.chain.after_export(self.build, self._hashes)
+        if any(step.stage is Stage.IMPORT and not step.cache.hit for step in steps):
+            unshare_weights(self._workers().exported)
+        reason = self._impossible(self.build)
+        return tuple(blocked(step, reason) if reason and step.stage is Stage.BENCHMARK else step for step in steps)
+
+    def _impossible(self, build: Build) -> str:
+        """What an option asks of a kind of model that it does not have; empty where all is well."""
+        options = self.chain.options
+        if build.kind == "pipeline" and not build.has_host_modules:
+            return ""
+        what = {"generative": "a model that generates", "pipeline": "a model with modules on the host"}.get(
+            build.kind, ""
+        )
+        if what and len(self._devices) > 1:
+            return f"--chips {options.chips}: {what} runs on one device"
+        if what and options.microbatch_count > 1:
+            return f"--microbatch_count {options.microbatch_count}: {what} takes one at a time"
+        return ""
+
+    def _workers(self) -> Workers:
+        assert self.build is not None, "exported before"
+        return Workers(self.chain, self.build, self._devices)
+
+    def _export(self, step: Step, doors: Doors) -> Result:
+        exporter = Exporter(doors.modules, doors.processes, self.chain.export_plan, doors.cancelled)
+        result = exporter.perform(step)
+        if result.verdict is Verdict.PASSED:
+            self.build = read_build(Path(step.folder))
+            assert result.statistics is not None, "of every export that passed"
+            self._hashes = result.statistics["hashes"]
+        return result
+
+    def _check(self, step: Step, doors: Doors) -> Result:
+        result = check_outputs(step, self._workers(), doors.processes, self._contraction_type)
+        if result.statistics:
+            self._first_call_ms = float(result.statistics["first_call_ms"])
+        return result
+
+    def _benchmark(self, step: Step, doors: Doors) -> Result:
+        match step.id.removeprefix(f"{self.chain.id}:{Stage.BENCHMARK}").removeprefix("."):
+            case "":
+                result = run_loop(step, self._workers(), doors.processes, self._contraction_type, self._first_call_ms)
+                if result.statistics and self.build is not None and self.build.generation is None:
+                    self._call_ms = float(result.statistics["latency_ms"]["p50"])
+                return result
+            case role if role == AGAINST:
+                return self._against(step, doors)
+            case role if role == TRACE:
+                return self._trace(step, doors)
+        raise ValueError(step.id)
+
+    def _against(self, step: Step, doors: Doors) -> Result:
+        workers = self._workers()
+        command = workers.command(step, *workers.loop(len(self._devices)))
+        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, self.chain.options.env)
+        peers = measure(
+            self.chain.options.against,
+            iree_rounds(step, command),
+            workers.exported,
+            place,
+            doors.processes,
+            doors.locks,
+            doors.log,
+            doors.teller,
+            doors.cancelled,
+            _SEED,
+        )
+        lines = shown(peers)
+        return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
+
+    def _trace(self, step: Step, doors: Doors) -> Result:
+        workers, toolchain = self._workers(), self.chain.toolchain
+        traces = []
+        for number, program in enumerate(workers.build.programs):
+            folder = Path(step.folder) / program.name
+            command = tracing.benchmark_command(
+                toolchain.benchmark_module,
+                folder,
+                module=Path(workers.module_path(number)),
+                parameters=[("model", Path(workers.parameters_path(number)))],
+                function=FUNCTION,
+                inputs=program.inputs,
+                inputs_folder=workers.exported,
+                device=self._devices[0],
+                env=self.chain.options.env,
+            )
+            traces.append(
+                tracing.trace(
+                    replace(step, command=command, folder=str(folder)),
+                    self.chain.options.trace,
+                    Path(step.folder),
+                    toolchain,
+                    doors.processes,
+                    doors.known.of(BENCHMARK_MODULE),
+                    name=program.name,
+                    call_ms=self._call_ms,
+                )
+            )
+        lines = [line for made in traces for line in tracing.shown(made)]
+        return Result(
+            Verdict.PASSED,
+            statistics={TRACE: [made.as_dict() for made in traces]},
+            notes=tuple(lines),
+            tool_seconds=sum(made.seconds for made in traces),
+        )

@@ -1,0 +1,273 @@
+"""`bench`: a model written as a Python function, made by torch, compiled by IREE, held against torch, measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from iree_gauntlet.bench.chain import DIALECT, Chain
+from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
+from iree_gauntlet.bench.devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
+from iree_gauntlet.bench.discovery import discover, find_model
+from iree_gauntlet.bench.instantiate import BuildOptions, check_options
+from iree_gauntlet.bench.perf_file import append_result, check_output
+from iree_gauntlet.bench.result import perf_entry, result_lines
+from iree_gauntlet.bench.session import BenchSession, Doors
+from iree_gauntlet.bench.torch_python import find_torch_python
+from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.reporting.console import open_console
+from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.bench_list import print_models
+from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.run_event import run_event
+from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
+from iree_gauntlet.tasks.workspace import project_folder, runs_folder, shown
+
+if TYPE_CHECKING:
+    from iree_gauntlet.bench.options import BenchOptions
+    from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.tasks.surroundings import Machine
+
+__all__ = ["bench"]
+
+_MODELS = "specs/models"
+
+
+def bench(options: BenchOptions) -> ExitCode:
+    """Benchmarks a model, or lists what there is.
+
+    Raises:
+        GauntletError: what keeps the benchmark from starting; nothing was measured then.
+    """
+    folders = _folders(options)
+    models = discover(folders)
+    if options.list:
+        print_models(models, folders, sys.stdout)
+        return ExitCode.OK
+    model = find_model(models, options.model)
+    found = check_options(model, _build_options(options))
+    # What is wrong with a command line is said before anything is started.
+    device = options.device or DEFAULT_DEVICE
+    target = chosen_target(device, options.target)
+    if options.output:
+        check_output(options.output)
+    torch = find_torch_python(options.torch_python)
+    output = Output(sys.stdout)
+    console = open_console(output.stream, os.environ)
+    try:
+        machine = make_machine(_toolchain_options(options), _Arrivals(console), need_toolchain=True)
+        toolchain, known = machine.toolchain, machine.known
+        assert toolchain is not None, "asked for"
+        assert known is not None, "asked for"
+        if not toolchain.python or not toolchain.has_onnx_importer:
+            raise ToolchainError(
+                f"{toolchain.source} has no Python bindings, or no onnx package beside them",
+                "A model is imported and measured through them; choose another IREE with --iree.",
+            )
+        level = opt_level_flags(options.backend_opt_level, known)
+        fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
+        devices = chosen_devices(device, options.chips, toolchain)
+        _require_work(options, len(devices))
+        run_dir = _run_folder(model)
+        chain = Chain(
+            model=model,
+            folders=folders,
+            options=_with_config(options, found),
+            target=target,
+            device=device,
+            flags=(*target_flags(target), *level.flags, *fidelity.flags),
+            world=make_surroundings(machine, run_dir, {}),
+            toolchain=toolchain,
+            torch=torch,
+        )
+        session = BenchSession(chain, devices, fidelity.contraction_type, (*level.notes, *fidelity.notes))
+        code = _run(session, machine, run_dir, console)
+    finally:
+        console.close()
+    return _report(session, run_dir, output, code)
+
+
+def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Console) -> ExitCode:
+    """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
+    chain = session.chain
+    cancelled = threading.Event()
+    export = chain.export()
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
+    event |= {"bench": chain.options.as_args()}
+    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        journal.run(event)
+        console.run_started(event)
+        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+        assert machine.known is not None, "of every toolchain"
+        doors = Doors(
+            Processes(supervisor, run_dir), machine.modules, locks, journal, _Teller(console), cancelled, machine.known
+        )
+        engine = Engine(
+            run_dir,
+            machine.store,
+            machine.modules,
+            supervisor,
+            locks,
+            cancelled,
+            journal,
+            console,
+            RunOptions(
+                jobs=machine_facts().cores,
+                fail_fast=False,
+                made_again=None,
+                lenient=False,
+                release=chain.toolchain.compiler_release,
+                confirm=None,
+            ),
+            lambda: psutil.virtual_memory().available,
+            machine.shared,
+            session.performers(doors),
+        )
+        with interruptible(engine.cancel):
+            return _steps(session, engine, journal, console)
+
+
+def _steps(session: BenchSession, engine: Engine, journal: Journal, console: Console) -> ExitCode:
+    began = datetime.now(UTC)
+    interrupted = False
+    try:
+        verdicts = engine.perform([session.chain.export()], {})
+        more = session.steps_after_export()
+        if more:
+            journal.more_steps([asdict(step) for step in more])
+            console.steps_added(len(more))
+            verdicts = engine.perform(more, verdicts)
+        code = exit_code_of(verdicts.values())
+    except KeyboardInterrupt:
+        interrupted, code = True, ExitCode.INTERRUPTED
+    seconds = (datetime.now(UTC) - began).total_seconds()
+    journal.end(exit_code=int(code), seconds=round(seconds, 3), interrupted=interrupted)
+    return code
+
+
+def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
+    """Reports, the entry of perf.json, and what was measured."""
+    outcome = write_reports(run_dir, environ=os.environ)
+    print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
+    chain = session.chain
+    record = read_journal(run_dir / "journal.jsonl")
+    lines = result_lines(record, chain, session.build)
+    if chain.options.output and code is not ExitCode.INTERRUPTED:
+        entry = perf_entry(record, chain, session.build, outcome.started, session.notes)
+        appended = append_result(chain.options.output, entry)
+        lines.append(appended.note or f"result {appended.entries} of {appended.path}")
+    for line in (*session.notes, *lines):
+        output.write(f"{line}\n")
+    write_reports(run_dir, environ=os.environ, append_step_summary=True)
+    return ExitCode(int(outcome.exit_code))
+
+
+def _folders(options: BenchOptions) -> tuple[Path, ...]:
+    named = tuple(Path(folder).expanduser().absolute() for folder in options.models_dir)
+    own = project_folder() / _MODELS
+    if not named and not own.is_dir():
+        raise UsageError(
+            f"there are no models here: {Path.cwd()} is not inside a project with {_MODELS}",
+            "Name a folder with --models_dir.",
+        )
+    return named or (own,)
+
+
+def _build_options(options: BenchOptions) -> BuildOptions:
+    return BuildOptions(
+        training=options.training,
+        config=options.config or None,
+        force_num_layers=options.layers,
+        microbatch=options.microbatch,
+        dataformat=options.dataformat.value,
+    )
+
+
+def _with_config(options: BenchOptions, found: BuildOptions) -> BenchOptions:
+    """The options with the configuration that a model has alone."""
+    return replace(options, config=found.config or "")
+
+
+def _require_work(options: BenchOptions, chips: int) -> None:
+    """Raises where a chip would have nothing to do."""
+    least = chips * options.microbatch_count
+    if options.loops(chips) < least:
+        raise UsageError(
+            f"--loop_count {options.loop_count}: {chips} chips with --microbatch_count {options.microbatch_count} each "
+            f"take {least} at least",
+            "Raise it, or use fewer chips.",
+        )
+
+
+def _toolchain_options(options: BenchOptions) -> dict[str, Any]:
+    names = ("cache_dir", "iree", "iree_compiler", "iree_runtime")
+    return {name: getattr(options, name) for name in names}
+
+
+def _run_folder(model: BenchmarkModel) -> Path:
+    """A new folder for this benchmark."""
+    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-bench-{model.name}"
+    number = 1
+    while True:
+        folder = runs_folder() / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise GauntletError(
+                f"{folder}: cannot make the run's folder: {error.strerror}", "Run where you may write."
+            ) from error
+        else:
+            return folder
+
+
+class _Arrivals:
+    """Progress of downloads, of a release of IREE."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def update(self, url: str, done: int, total: int | None) -> None:
+        self._console.download(url, done, total)
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        self._console.checking(url, done, total)
+
+    def finished(self, url: str) -> None:
+        self._console.download_finished(url)
+
+    def note(self, url: str, message: str) -> None:
+        self._console.message(f"{url}: {message}")
+
+
+class _Teller:
+    """How rounds go, for the console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def message(self, text: str) -> None:
+        self._console.message(text)
+
+    def progress(self, text: str) -> None:
+        self._console.waiting(text if text.startswith("for ") else "")

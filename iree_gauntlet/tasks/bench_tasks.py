@@ -1,0 +1,42 @@
+"""The `bench` task as the command line has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.bench.options import OPTIONS, read_options
+from iree_gauntlet.tasks.ending import finish
+from iree_gauntlet.tasks.options import Option, gauntlet_task
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["BENCH_OPTIONS", "bench_task"]
+
+# Invoke knows one letter as a short name; the longer ones (-df) are spelled out before it sees them.
+BENCH_OPTIONS = tuple(
+    Option(option.name, option.default, option.help, option.short if len(option.short) == 1 else "")
+    for option in OPTIONS
+)
+
+
+@gauntlet_task("bench", BENCH_OPTIONS)
+def bench_task(_context: Any, options: dict[str, Any]) -> None:
+    """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
+
+    The outputs are held against torch eager once, then the same inputs are pushed again and again; no speed is
+    reported of what is not right. Exit codes: 0 measured, 1 wrong or does not compile, 2 usage, 3 an error.
+
+    Examples: bench --list
+              bench -m bert -c tiny -o perf.json
+              bench -m bert -c tiny -df Fp16 -mf HiFi4 -opt 3 --loop-count 50 -o perf.json
+              bench -m vit -c tiny --against torch --trace light
+    """
+
+    def work() -> ExitCode:
+        asked = read_options(options)
+        from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
+
+        return bench(asked)
+
+    finish(work)

@@ -1,0 +1,107 @@
+"""When a model's outputs count as torch's: by root mean square and worst value, each output by its own scale."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.bench.agreement import agreement, relative_error
+from iree_gauntlet.bench.formats import Tolerance
+from iree_gauntlet.measuring.arrays import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ALLOWED = Tolerance(rms=0.01, peak=0.04)
+
+
+def tensor(values: NDArray[Any] | list[float], element_type: str = "f32") -> Tensor:
+    kinds: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i64": np.int64}
+    array = np.asarray(values, dtype=kinds[element_type])
+    return Tensor(element_type, array.shape, array)
+
+
+def noise(count: int, seed: int = 0) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).standard_normal(count)
+
+
+@given(scale=st.floats(1e-6, 1e6), share=st.floats(0.0, 0.1), count=st.integers(2, 400), seed=st.integers(0, 1000))
+def test_the_rms_of_the_differences_is_what_counts(scale: float, share: float, count: int, seed: int) -> None:
+    expected = scale * noise(count, seed)
+    sign = np.where(np.arange(count) % 2, 1.0, -1.0)
+    # Spread evenly, so that the worst value is the rms and no peak.
+    error = share * math.sqrt(float(np.mean(expected**2))) * sign
+    found = agreement([tensor(expected + error)], [tensor(expected)], _ALLOWED)
+    assert found.rms == pytest.approx(share, rel=1e-3, abs=1e-6)
+    if share < 0.0099:
+        assert not found.problem
+    if share > 0.0101:
+        assert found.problem.startswith("output 0: ")
+
+
+@given(factor=st.floats(1e-3, 1e3), seed=st.integers(0, 100))
+def test_scale_does_not_matter(factor: float, seed: int) -> None:
+    expected, error = noise(50, seed), 0.02 * noise(50, seed + 1)
+    plain = agreement([tensor(expected + error)], [tensor(expected)], _ALLOWED)
+    scaled = agreement([tensor(factor * (expected + error))], [tensor(factor * expected)], _ALLOWED)
+    assert scaled.rms == pytest.approx(plain.rms, rel=1e-4)
+    assert bool(scaled.problem) == bool(plain.problem)
+
+
+def test_one_bad_value_among_many_is_a_mismatch() -> None:
+    expected = noise(10_000)
+    actual = expected.copy()
+    actual[77] += 0.3
+    found = agreement([tensor(actual)], [tensor(expected)], _ALLOWED)
+    assert "output 0: 1 of 10000" in found.problem.replace(",", "")
+    assert found.comparisons[0].worst_index == (77,)
+    # By rms alone it would have passed.
+    assert found.rms < _ALLOWED.rms
+
+
+def test_each_output_has_its_own_scale() -> None:
+    small, large = 1e-3 * noise(100), 1e3 * noise(100, 1)
+    found = agreement([tensor(2 * small), tensor(large)], [tensor(small), tensor(large)], _ALLOWED)
+    assert found.problem.startswith("output 0: ")
+
+
+def test_a_gradient_that_is_rounding_has_the_scale_of_the_others() -> None:
+    loss, large = np.array([1.0]), noise(1000)
+    rounding = 1e-9 * noise(64, 1)
+    expected = [tensor(loss), tensor(large), tensor(rounding)]
+    actual = [tensor(loss), tensor(large), tensor(-rounding)]
+    assert agreement(actual, expected, _ALLOWED).problem.startswith("output 2: ")
+    assert not agreement(actual, expected, _ALLOWED, gradients=True).problem
+    wrong = [tensor(loss), tensor(large), tensor(0.1 * noise(64, 1))]
+    assert agreement(wrong, expected, _ALLOWED, gradients=True).problem.startswith("output 2: ")
+
+
+def test_integers_are_equal_or_wrong() -> None:
+    assert not agreement([tensor([1, 2], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
+    assert agreement([tensor([1, 3], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_no_number_is_a_mismatch(bad: float) -> None:
+    assert agreement([tensor([1.0, bad])], [tensor([1.0, 2.0])], _ALLOWED).problem
+
+
+def test_shapes_types_and_numbers_of_outputs() -> None:
+    values = noise(6)
+    one = [tensor(values)]
+    assert "outputs" in agreement(one * 2, one, _ALLOWED).problem
+    assert "outputs" in agreement([], one, _ALLOWED).problem
+    assert agreement([tensor(values.reshape(2, 3))], one, _ALLOWED).problem
+    assert agreement([tensor(values, "f16")], one, _ALLOWED).problem
+
+
+def test_errors_between_types() -> None:
+    values = noise(100)
+    half = tensor(values, "f16")
+    assert 0 < relative_error([half], [tensor(values)]) < 2**-11
+    assert relative_error([tensor(values)], [tensor(values)]) == 0
