@@ -165,6 +165,14 @@ OPTIONS = (
         choices=("torch", "onnxruntime"),
     ),
     BenchOption(
+        "disturbed",
+        "What becomes of rounds of --against that other work on the machine disturbed: replace, or count (for machines "
+        "that are never quiet).",
+        "As for `compare`: [what disturbs](disturbance.md).",
+        choices=("replace", "count"),
+        value="replace",
+    ),
+    BenchOption(
         "device",
         "IREE device, such as local-task (the default), local-sync, hip://0 or cuda://1.",
         "Names the compiler's target and the runtime's driver.",
@@ -223,6 +231,7 @@ class BenchOptions:
     output: str = ""
     models_dir: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
+    disturbed: str = "replace"
     device: str = ""
     target: str = ""
     torch_python: str = ""

@@ -153,9 +153,11 @@ class BenchSession:
     def _against(self, step: Step, doors: Doors) -> Result:
         workers = self._workers()
         command = workers.command(step, *workers.loop(len(self._devices)))
-        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, self.chain.options.env)
+        options = self.chain.options
+        replaced = options.disturbed == "replace"
+        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, options.env, replaced)
         peers = measure(
-            self.chain.options.against,
+            options.against,
             iree_rounds(step, command),
             workers.exported,
             place,

@@ -1,0 +1,198 @@
+"""Backward passes that ONNX has no operators for, in operators that it has.
+
+torch's own decompositions leave them whole. They are written for graphs that a compiler reads: nothing is
+scattered by an index, so that everything can be parallel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._decomp import decomposition_table, get_decompositions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["backward_decompositions", "convolution_backward", "crop", "max_pool_backward"]
+
+
+def backward_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A table for `make_fx`: every backward operator that torch can take apart, and those of this module.
+
+    Batch normalisation's forward is among them: ONNX's has no outputs for the statistics that its backward pass needs.
+    """
+    aten = torch.ops.aten
+    known = {operator: apart for operator, apart in decomposition_table.items() if "backward" in str(operator)}
+    return {
+        **known,
+        **get_decompositions([aten.native_batch_norm.default]),
+        aten.convolution_backward.default: convolution_backward,
+        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+        aten.constant_pad_nd.default: crop,
+    }
+
+
+def convolution_backward(
+    grad: Any,
+    values: Any,
+    weight: Any,
+    bias_sizes: Sequence[int] | None,  # noqa: ARG001 - the operator's signature
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],  # noqa: ARG001 - it says nothing that the shapes do not
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    """`aten::convolution_backward` of any number of dimensions: gradients of the input, the weight and the bias.
+
+    The input's is the convolution turned round: a transposed one of an ordinary one, and the other way. The weight's
+    is a matrix product of the gradient and the patches of the input that each position of the kernel saw; in a
+    transposed convolution the two change places.
+    """
+    sizes = weight.shape[2:]
+    of_input = of_weight = of_bias = None
+    if mask[0] and transposed:
+        of_input = torch.ops.aten.convolution(
+            grad, weight, None, stride, padding, dilation, False, [0] * len(sizes), groups
+        )
+    elif mask[0] and groups > 1:
+        of_input = _grouped_input(grad, values.shape[2:], weight, stride, padding, dilation, groups)
+    elif mask[0]:
+        reached = [
+            (out - 1) * stride[d] - 2 * padding[d] + dilation[d] * (sizes[d] - 1) + 1
+            for d, out in enumerate(grad.shape[2:])
+        ]
+        missing = [have - got for have, got in zip(values.shape[2:], reached, strict=True)]
+        of_input = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, missing, groups)
+    if mask[1]:
+        wide, narrow = (grad, values) if transposed else (values, grad)
+        patches = _patches(wide, narrow.shape[2:], sizes, stride, padding, dilation)
+        batch, channels = narrow.shape[:2]
+        seen = patches.reshape(batch, groups, -1, narrow[0, 0].numel()).permute(1, 2, 0, 3).flatten(2)
+        gave = narrow.reshape(batch, groups, channels // groups, -1).permute(1, 2, 0, 3).flatten(2)
+        of_weight = torch.matmul(gave, seen.transpose(1, 2)).reshape(weight.shape)
+    if mask[2]:
+        of_bias = grad.sum([0, *range(2, grad.ndim)])
+    return of_input, of_weight, of_bias
+
+
+def _grouped_input(
+    grad: Any,
+    extents: Sequence[int],
+    weight: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Any:
+    """The gradient of a grouped convolution's input without a transposed one, of which IREE (3.13) has none in groups.
+
+    Gradients are spread among zeros as far as the stride was, and convolved with the kernel turned round.
+    """
+    sizes = weight.shape[2:]
+    for d, extent in enumerate(extents):
+        around = dilation[d] * (sizes[d] - 1)
+        room = max(padding[d] + extent, (grad.shape[d + 2] - 1) * stride[d] + 1) + around
+        grad = _every(_spread(grad, d + 2, stride[d], around, room), d + 2, padding[d], 1, extent + around)
+    turned = weight.flip(list(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    none = [0] * len(sizes)
+    return torch.ops.aten.convolution(grad, turned, None, [1] * len(sizes), none, dilation, False, none, groups)
+
+
+def _patches(
+    values: Any,
+    positions: Sequence[int],
+    sizes: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Any:
+    """[batch, channels, places of the kernel, *positions]: what each place of the kernel sees in each position."""
+    padded = torch.nn.functional.pad(values, [room for size in reversed(padding) for room in (size, size)])
+    seen = padded.unsqueeze(2)
+    # The last dimension first, so that a kernel's places end up in the order of its weights.
+    for d in reversed(range(len(sizes))):
+        strips = [_every(seen, d + 3, place * dilation[d], stride[d], positions[d]) for place in range(sizes[d])]
+        seen = torch.cat(strips, 2)
+    return seen
+
+
+def max_pool_backward(
+    grad: Any,
+    values: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,  # noqa: ARG001 - it shows in the shape of the gradient
+    indices: Any,  # noqa: ARG001 - found anew, since they would have to be scattered
+) -> Any:
+    """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
+
+    Which place of the window that is, is found by comparing its places one after the other. Then, for each place, the
+    gradients that belong to it are spread to where it lies in the input, and all are summed up.
+    """
+    first = values.ndim - 2
+    kernel, stride, padding, dilation = (
+        list(given) * 2 if len(given) == 1 else list(given) for given in (kernel, stride or kernel, padding, dilation)
+    )
+    sizes, out = values.shape[first:], grad.shape[first:]
+    reach = [(out[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1 for d in range(2)]
+    extent = [max(reach[d], sizes[d] + padding[d]) for d in range(2)]
+    rooms = [room for d in (1, 0) for room in (padding[d], extent[d] - sizes[d] - padding[d])]
+    padded = torch.nn.functional.pad(values, rooms, value=-torch.inf)
+    places = list(itertools.product(range(kernel[0]), range(kernel[1])))
+    best, where = _window(padded, places[0], first, out, stride, dilation), torch.zeros_like(grad, dtype=torch.int32)
+    for index, place in enumerate(places[1:], 1):
+        rival = _window(padded, place, first, out, stride, dilation)
+        better = rival > best
+        best, where = torch.where(better, rival, best), torch.where(better, index, where)
+    total = torch.zeros_like(padded)
+    for index, place in enumerate(places):
+        spread = torch.where(where == index, grad, 0.0)
+        for d in range(2):
+            spread = _spread(spread, first + d, stride[d], place[d] * dilation[d], extent[d])
+        total = total + spread
+    for d in range(2):
+        total = _every(total, first + d, padding[d], 1, sizes[d])
+    return total
+
+
+def crop(values: Any, rooms: Sequence[int], value: float = 0) -> Any:
+    """`aten::constant_pad_nd` where it takes away, as the backward pass of padding does: IREE only adds."""
+    if all(room >= 0 for room in rooms):
+        return NotImplemented
+    for place, (before, behind) in enumerate(zip(rooms[::2], rooms[1::2], strict=True)):
+        axis = values.ndim - 1 - place
+        left, right = max(-before, 0), max(-behind, 0)
+        values = _every(values, axis, left, 1, values.shape[axis] - left - right)
+    added = [max(room, 0) for room in rooms]
+    return torch.nn.functional.pad(values, added, value=value) if any(added) else values
+
+
+def _window(
+    padded: Any, place: tuple[int, int], first: int, out: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Any:
+    """What a place of the window sees in each position."""
+    for d in range(2):
+        padded = _every(padded, first + d, place[d] * dilation[d], stride[d], out[d])
+    return padded
+
+
+def _every(values: Any, axis: int, begin: int, step: int, count: int) -> Any:
+    """So many entries along an axis, a step apart."""
+    return torch.ops.aten.slice.Tensor(values, axis, begin, begin + (count - 1) * step + 1, step)
+
+
+def _spread(values: Any, axis: int, step: int, begin: int, extent: int) -> Any:
+    """The other way: entries a step apart from `begin` on, among zeros, `extent` in all."""
+    behind = [0, 0] * (values.ndim - axis - 1)
+    length = (values.shape[axis] - 1) * step + 1
+    if step > 1:
+        apart = torch.nn.functional.pad(values.unsqueeze(axis + 1), [*behind, 0, step - 1]).flatten(axis, axis + 1)
+        values = _every(apart, axis, 0, 1, length)
+    return torch.nn.functional.pad(values, [*behind, begin, extent - begin - length])
