@@ -16,6 +16,10 @@ nox.options.sessions = ["lint", "tests"]
 
 _SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
+_MODEL_TESTS = (
+    *("tests/test_bench_models.py", "tests/test_bench_build.py", "tests/test_bench_torch.py"),
+    *("tests/test_bench_against.py", "tests/test_measure_pipeline.py"),
+)
 _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models", "noxfile.py", "tasks.py")
 
 
@@ -68,6 +72,16 @@ def tests(session: nox.Session) -> None:
     session.install("-e", ".[iree,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
     coverage = ["--cov", "--cov-report=term:skip-covered"] if not session.posargs else []
     session.run("pytest", *coverage, *session.posargs)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Test the models of specs/models and `bench` with torch itself; options after `--` go to pytest.
+
+    Not among the tests: torch is large (its CPU build: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`).
+    """
+    session.install("-e", ".[iree,models,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
+    session.run("pytest", *(session.posargs or _MODEL_TESTS))
 
 
 @nox.session
