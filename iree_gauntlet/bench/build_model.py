@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,10 +60,12 @@ def _build(path: Path) -> None:
 
 
 def _run_as_script() -> int:
-    # Python put this folder in front, where `formats` and others are no modules for everyone.
+    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
+    # script, where names such as `formats` lie.
     own = Path(__file__).resolve().parent
-    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != own]
-    sys.path.append(str(own.parents[1]))
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(own.parent)]
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != own]
     # Whatever writes to standard output, in Python or below it, writes to standard error.
     os.dup2(2, 1)
     # Of libraries about each other; models raise errors.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import platform
+import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +17,10 @@ import torch
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_steps import BuildSteps
 from iree_gauntlet.bench.contractions import read_contractions
-from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.exported import ExportFailedError, type_name, write_arrays
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.instantiate import BuildOptions, Pipeline, instantiate
+from iree_gauntlet.bench.instantiate import Pipeline
+from iree_gauntlet.bench.planned_model import planned_model
 from iree_gauntlet.bench.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
 from iree_gauntlet.bench.weights import cast, shares_weights
 
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _SCHEMA = 1
-_SEED = 0
 _PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "numpy")
 
 
@@ -48,21 +50,13 @@ def build(plan: BuildPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # What an earlier build left is no result of this one.
     (folder / "build.json").unlink(missing_ok=True)
-    model = find_model(discover([Path(path) for path in plan.models_dirs]), plan.model)
-    steps = BuildSteps(model, plan.form, folder)
     kind = "training of " if plan.training else ""
-    with steps.timed("build", f"building {kind}{plan.model} {plan.config or ''}".rstrip()):
-        torch.manual_seed(_SEED)
-        instance = instantiate(
-            model,
-            BuildOptions(
-                training=plan.training,
-                config=plan.config,
-                force_num_layers=plan.layers,
-                microbatch=plan.microbatch,
-                dataformat=plan.dataformat,
-            ),
-        )
+    sys.stderr.write(f"building {kind}{plan.model} {plan.config or ''}".rstrip() + "\n")
+    begin = time.perf_counter()
+    instance = planned_model(plan)
+    model = instance.model
+    steps = BuildSteps(model, plan.form, folder)
+    steps.seconds["build"] += time.perf_counter() - begin
     content = instance.content
     if not isinstance(content, Pipeline):
         made = _generative(steps, content)
@@ -142,6 +136,7 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _eager_step(steps, module, inputs, targets, "f32")
+    eager_error = _eager_error(steps, module, inputs, targets, gradients) if steps.exact else 0.0
     so_far = random_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_sums(so_far, gradients)])
@@ -159,8 +154,33 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
         "kind": "training",
         "host": {"pre": content.pre is not None, "post": False},
         "host_inputs": host_inputs,
-        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate},
+        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate, "eager_error": eager_error},
     }
+
+
+def _eager_error(
+    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any], gradients: dict[str, Any]
+) -> float:
+    """How far f32 is from f64 in torch itself: the worst gradient's rms of differences, as a share of its rms.
+
+    No gradient has a smaller scale than the rms of all of them, as where IREE's are held against them (`agreement.py`).
+
+    Some networks amplify rounding (batch normalisation of few samples does), and no compiler can do better.
+    """
+    wide = copy.deepcopy(module).to(torch.float64)
+    inputs, targets = (
+        [tensor.double() if tensor.is_floating_point() else tensor for tensor in given] for given in (inputs, targets)
+    )
+    _, exact = _eager_step(steps, wide, inputs, targets, "f64")
+    sizes = {name: found.numel() for name, found in exact.items()}
+    squares = {name: float(found.square().sum()) for name, found in exact.items()}
+    common = sum(squares.values()) / sum(sizes.values())
+    shares = [
+        float((gradients[name].double() - found).square().mean()) / max(squares[name] / sizes[name], common)
+        for name, found in exact.items()
+        if common
+    ]
+    return math.sqrt(max(shares, default=0.0))
 
 
 def _eager_step(

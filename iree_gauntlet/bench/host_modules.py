@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.bench.discovery import discover, find_model
+from iree_gauntlet.bench.build_plan import BuildPlan
 from iree_gauntlet.bench.failures import failure_problem
 from iree_gauntlet.bench.host_pipeline import StageError
-from iree_gauntlet.bench.instantiate import BuildOptions, Pipeline, instantiate
+from iree_gauntlet.bench.instantiate import Pipeline
+from iree_gauntlet.bench.planned_model import planned_model
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.worker.plan_file import PlanError, array_bits, host_type
 
@@ -78,25 +79,27 @@ def build_host_modules(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any]
         import torch.utils._pytree  # noqa: PLC0415
     except ImportError as error:
         raise PlanError(f"torch cannot be imported: {error}") from error
-    options = BuildOptions(
-        training=plan["training"],
+    asked = BuildPlan(
+        models_dirs=tuple(plan["models_dirs"]),
+        model=plan["model"],
         config=plan["config"],
-        force_num_layers=plan["layers"],
+        training=plan["training"],
+        layers=plan["layers"],
         microbatch=plan["microbatch"],
         dataformat=plan["dataformat"],
+        output="",
     )
     try:
-        model = find_model(discover([Path(path) for path in plan["models_dirs"]]), plan["model"])
-        torch.manual_seed(0)
-        content = instantiate(model, options).content
+        instance = planned_model(asked)
     except GauntletError as error:
         raise PlanError(str(error)) from error
+    model, content = instance.model, instance.content
     post = None if plan["training"] or not isinstance(content, Pipeline) else content.post
     if not isinstance(content, Pipeline) or (content.pre is None and post is None):
         raise PlanError(f"{plan['model']} has no modules on the host")
     host = HostModules(torch, model, content.pre, post, inputs)
     # The weights of the device's module are with the device.
-    del content
+    del content, instance
     gc.collect()
     return host
 

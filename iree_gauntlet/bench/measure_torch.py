@@ -42,11 +42,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.bench.build_plan import BuildPlan
-from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.exported import write_arrays
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.instantiate import BuildOptions, Pipeline, instantiate
+from iree_gauntlet.bench.instantiate import Pipeline
 from iree_gauntlet.bench.peer_round import answer, arrays, timed_calls
+from iree_gauntlet.bench.planned_model import planned_model
 from iree_gauntlet.bench.training import eager_step
 from iree_gauntlet.bench.weights import cast, convert, shares_weights
 
@@ -187,16 +187,7 @@ class _Build:
 
 def _model(plan: BuildPlan, build: _Build) -> _Model:
     """The model as `building.py` makes it, with its weights in the data format."""
-    declared = find_model(discover([Path(path) for path in plan.models_dirs]), plan.model)
-    torch.manual_seed(0)
-    options = BuildOptions(
-        training=plan.training,
-        config=plan.config,
-        force_num_layers=plan.layers,
-        microbatch=plan.microbatch,
-        dataformat=plan.dataformat,
-    )
-    content = instantiate(declared, options).content
+    content = planned_model(plan).content
     model: _Model
     if not isinstance(content, Pipeline):
         model = _Generation(content, build)

@@ -120,8 +120,12 @@ def _with_weights(traced: Any, state: dict[str, Any]) -> Any:
 
 def _loss(outputs: Sequence[Any], targets: Sequence[Any]) -> Any:
     floats = _floats(outputs)
-    sums = [_sum((output.float() - target.float()).square()) for output, target in zip(floats, targets, strict=True)]
+    sums = [_sum((_wide(output) - _wide(target)).square()) for output, target in zip(floats, targets, strict=True)]
     return sum(sums[1:], sums[0]) / sum(output.numel() for output in floats)
+
+
+def _wide(values: Any) -> Any:
+    return values if values.dtype is torch.float64 else values.float()
 
 
 def _sum(values: Any) -> Any:
