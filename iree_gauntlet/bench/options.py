@@ -166,8 +166,7 @@ OPTIONS = (
     ),
     BenchOption(
         "disturbed",
-        "What becomes of rounds of --against that other work on the machine disturbed: replace, or count (for machines "
-        "that are never quiet).",
+        "What becomes of rounds of --against that other work on the machine disturbed.",
         "As for `compare`: [what disturbs](disturbance.md).",
         choices=("replace", "count"),
         value="replace",

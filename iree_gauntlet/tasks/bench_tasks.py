@@ -9,15 +9,23 @@ from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import Option, gauntlet_task
 
 if TYPE_CHECKING:
+    from iree_gauntlet.bench.options import BenchOption
     from iree_gauntlet.errors import ExitCode
 
 __all__ = ["BENCH_OPTIONS", "bench_task"]
 
-# Invoke knows one letter as a short name; the longer ones (-df) are spelled out before it sees them.
-BENCH_OPTIONS = tuple(
-    Option(option.name, option.default, option.help, option.short if len(option.short) == 1 else "")
-    for option in OPTIONS
-)
+
+def _option(option: BenchOption) -> Option:
+    """As Invoke has it: it knows one letter as a short name; longer ones (-df) are spelled out before it sees them."""
+    one_letter = len(option.short) == 1
+    said = option.help.rstrip(".")
+    said += f": {', '.join(option.choices)}" if option.choices else ""
+    said += f" (default {option.value})" if option.value else ""
+    said += f"; -{option.short} with `gauntlet`" if option.short and not one_letter else ""
+    return Option(option.name, option.default, f"{said}.", option.short if one_letter else "")
+
+
+BENCH_OPTIONS = tuple(_option(option) for option in OPTIONS)
 
 
 @gauntlet_task("bench", BENCH_OPTIONS)
