@@ -1,3 +1,5 @@
+"""Building models in the Python that has torch: what is left in the folder, and what is said of mistakes."""
+
 from __future__ import annotations
 
 import hashlib

@@ -39,6 +39,7 @@ from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import project_folder, runs_folder, shown
+from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
@@ -98,6 +99,7 @@ def bench(options: BenchOptions) -> ExitCode:
             toolchain=toolchain,
             torch=torch,
         )
+        _require_flags(chain)
         session = BenchSession(chain, devices, fidelity.contraction_type, (*level.notes, *fidelity.notes))
         code = _run(session, machine, run_dir, console)
     finally:
@@ -205,6 +207,12 @@ def _build_options(options: BenchOptions) -> BuildOptions:
 def _with_config(options: BenchOptions, found: BuildOptions) -> BenchOptions:
     """The options with the configuration that a model has alone."""
     return replace(options, config=found.config or "")
+
+
+def _require_flags(chain: Chain) -> None:
+    """Raises where the compiler lacks a flag."""
+    for unknown in chain.world.translate(chain.flags, COMPILE).unknown:
+        raise ToolchainError(unknown.message, unknown.hint)
 
 
 def _require_work(options: BenchOptions, chips: int) -> None:
