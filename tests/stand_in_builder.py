@@ -48,7 +48,9 @@ def _main(words: list[str]) -> int:
         return 2
     if fault == "hang":
         time.sleep(300)
-    made = _generative(plan) if plan["model"] == "counter" else _line(plan, wrong=fault == "wrong")
+    if fault == "ends":
+        return 0
+    made = _generative(plan) if plan["model"] == "counter" else _line(plan, fault)
     (Path(plan["output"]) / "build.json").write_text(json.dumps(made))
     return 0
 
@@ -91,7 +93,7 @@ def _save(folder: Path, name: str, nodes: list[Any], inputs: list[Any], outputs:
     onnx.save(model, str(folder / name), save_as_external_data=True, location=f"{name}.data", size_threshold=0)
 
 
-def _line(plan: dict[str, Any], *, wrong: bool) -> dict[str, Any]:
+def _line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
     """y = max(x W, 0), 64 wide."""
     from onnx import TensorProto, helper  # noqa: PLC0415
 
@@ -102,8 +104,12 @@ def _line(plan: dict[str, Any], *, wrong: bool) -> dict[str, Any]:
     exact = random.standard_normal((_WIDTH, _WIDTH)) / 8, random.standard_normal((plan["microbatch"] or 2, _WIDTH))
     weight, given = (values.astype(dtype) for values in exact)
     expected = np.maximum(given.astype(np.float64) @ weight.astype(np.float64), 0)
-    if wrong:
+    if fault == "wrong":
         expected[0, 3] += 1
+    if fault in {"infinite", "zero"}:
+        expected[:] = np.inf if fault == "infinite" else 0
+    if fault == "zero":
+        given[:] = 0
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
     shapes = [helper.make_tensor_value_info(name, onnx_type, given.shape) for name in ("x", "y")]
     _save(folder, "main.onnx", nodes, shapes[:1], shapes[1:], [("w", weight)])

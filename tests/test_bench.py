@@ -74,6 +74,7 @@ def test_a_model_is_measured_and_the_second_time_nothing_is_made(bench: Bench) -
     assert first.code == 0, first.text
     assert "line/small: " in first.out
     assert "result 1 of perf.json" in first.out
+    assert "note: 7 calls are few: --loop_count 100" in first.out
     second = bench.run("-m", "line", "-c", "small", "-o", "perf")
     assert second.code == 0, second.text
     assert "result 2 of perf.json" in second.out
@@ -120,6 +121,25 @@ def test_wrong_numbers_have_no_speed(bench: Bench) -> None:
     assert bench.result("line/small@cpu:benchmark")["verdict"] == "skipped"
 
 
+def test_what_is_no_number_is_a_failure_like_any_other(bench: Bench) -> None:
+    done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=infinite")
+    assert done.code == 1, done.text
+    assert bench.perf[0]["error"].startswith("threshold failed: output 0: ")
+    assert bench.result("line/small@cpu:threshold")["statistics"]["error"]["rms"] == "nan"
+
+
+def test_zeros_that_equal_zeros_prove_nothing(bench: Bench) -> None:
+    done = bench.run("-m", "line", "-c", "small", "--env", "STAND_IN=zero")
+    assert done.code == 0, done.text
+    assert "torch's outputs are all zero" in (bench.project.newest / "summary.md").read_text()
+
+
+def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:
+    done = bench.run("-m", "line", "-c", "small", "--env", "STAND_IN=ends")
+    assert done.code == 3, done.text
+    assert "the builder ended without a result" in done.out
+
+
 def test_a_model_that_is_written_wrong_is_an_error(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=usage")
     assert done.code == 3, done.text
@@ -154,8 +174,9 @@ def test_microbatches_and_contexts(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", *words, "-o", "perf.json")
     assert done.code == 0, done.text
     assert bench.perf[0]["total_samples"] == 30
+    assert "; means of 3)" in done.out
     # A group of three on each context, the time of a call in it.
-    assert len(bench.result("line/small-mb5@cpu:benchmark")["samples"]["real_time"]) == 2
+    assert len(bench.result("line/small-mb5-3mbs-2chips@cpu:benchmark")["samples"]["real_time"]) == 2
 
 
 def test_a_generative_model(bench: Bench) -> None:
@@ -168,7 +189,8 @@ def test_a_generative_model(bench: Bench) -> None:
     assert "trace of decode: " in done.out
     refused = bench.run("-m", "counter", "--chips", "2")
     assert refused.code == 3
-    assert "--chips 2: a model that generates runs on one device" in refused.out
+    assert refused.out.count("--chips 2: a model that generates runs on one device") == 2  # as it ends, and at the end
+    assert "compile" not in {step["stage"] for step in bench.project.journal.steps}
 
 
 def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
@@ -252,6 +274,20 @@ def test_what_is_killed_leaves_a_report_and_nothing_half_made(bench: Bench) -> N
     assert "the run was killed while this step ran" in report.out
     done = bench.run("-m", "line", "-c", "small")
     assert done.code == 0, done.text
+
+
+def test_a_benchmark_is_not_gone_on_with(bench: Bench) -> None:
+    assert bench.run("-m", "line", "-c", "small").code == 0
+    for words in ((), ("--run-dir", str(bench.project.newest))):
+        done = bench.project.gauntlet("run", "--resume", *words)
+        assert done.code == 2
+        assert "start it again, and what is done comes from the cache" in done.err
+
+
+def test_a_slip_of_the_keyboard(bench: Bench) -> None:
+    done = bench.run("-m", "line", "-c", "small", "--loop-cuont", "5")
+    assert done.code == 2
+    assert "Did you mean --loop-count?" in done.err
 
 
 def test_a_run_of_specs_is_gone_on_with_beside_benchmarks(bench: Bench) -> None:

@@ -626,7 +626,7 @@ def test_words_are_those_of_the_interval(ratios: Sequence[float], word: str, lin
     assert peer.word == word
     assert [peer.low, peer.high] == pytest.approx([min(ratios), max(ratios)])
     assert peer.iree_ms == pytest.approx(2.025)
-    assert shown([peer]) == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call: {line}"]
+    assert shown([peer]) == [f"torch 2.13.0 eager {peer.call_ms:.3g} ms a call (median), IREE 2.02 ms: {line}"]
 
 
 def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
@@ -638,9 +638,8 @@ def test_fewer_blocks_have_a_ratio_and_no_interval() -> None:
     assert (peer.low, peer.high, peer.word) == (None, None, "inconclusive")
     assert (peer.blocks, peer.replaced) == (2, 9)
     assert peer.reason == "2 of 6 blocks; the others were disturbed, such as: other work kept the CPUs 30 % busy"
-    assert shown([peer]) == [
-        f"torch 2.13.0 compile {peer.call_ms:.3g} ms a call: no verdict, 2.00 × IREE's time ({peer.reason})"
-    ]
+    times = f"{peer.call_ms:.3g} ms a call (median), IREE {peer.iree_ms:.3g} ms"
+    assert shown([peer]) == [f"torch 2.13.0 compile {times}: no verdict, 2.00 × IREE's time ({peer.reason})"]
 
 
 def test_without_blocks_there_is_a_reason() -> None:
@@ -656,5 +655,7 @@ def test_without_blocks_there_is_a_reason() -> None:
 
 def test_long_calls_are_shown_in_seconds() -> None:
     peer = judged(Peer("onnxruntime", version="1.31.1"), _evidence([1000.0] * BLOCKS))
-    assert shown([peer]) == ["onnxruntime 1.31.1 2.02 s a call: IREE is 1000.00 × as fast (1000.00 to 1000.00)"]
+    assert shown([peer]) == [
+        "onnxruntime 1.31.1 2.02 s a call (median), IREE 2.02 ms: IREE is 1000.00 × as fast (1000.00 to 1000.00)"
+    ]
     assert math.isclose(peer.ratio or 0, 1000)

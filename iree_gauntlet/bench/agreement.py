@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.formats import Tolerance
     from iree_gauntlet.measuring.arrays import Tensor
 
-__all__ = ["Agreement", "agreement", "relative_error"]
+__all__ = ["Agreement", "agreement", "recorded", "relative_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,24 @@ class Agreement:
         rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
         peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
         problem: what is wrong, in one line; empty where they agree.
+        tells_nothing: torch's outputs are zero throughout, so that agreeing with them proves little.
     """
 
     comparisons: tuple[OutputComparison, ...]
     rms: float
     peak: float
     problem: str
+    tells_nothing: bool
 
     def as_dict(self, tolerance: Tolerance) -> dict[str, Any]:
         """For the record; the tolerance is what it was held to."""
-        return {"rms": self.rms, "peak": self.peak, "rms_tolerance": tolerance.rms, "peak_tolerance": tolerance.peak}
+        found = {"rms": self.rms, "peak": self.peak, "rms_tolerance": tolerance.rms, "peak_tolerance": tolerance.peak}
+        return {name: recorded(value) for name, value in found.items()}
+
+
+def recorded(value: float) -> float | str:
+    """A number as JSON has it; those that it lacks become "nan", "inf" and "-inf"."""
+    return value if math.isfinite(value) else str(value)
 
 
 def agreement(
@@ -88,7 +96,8 @@ def agreement(
     if len(actual) != len(expected):
         problem = f"the module gives {len(actual)} outputs, torch gives {len(expected)}"
     total = math.sqrt(squares / reference) if reference else 0.0
-    return Agreement(tuple(comparisons), total, peak, problem)
+    tells_nothing = not any(scale.own_rms for scale in scales) and any(scale.count for scale in scales)
+    return Agreement(tuple(comparisons), total, peak, problem, tells_nothing)
 
 
 def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

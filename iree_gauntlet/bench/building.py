@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _SCHEMA = 1
+# Two runs of torch may add in another order.
+_REPEATABLE = 1e-2
 _PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "numpy")
 
 
@@ -107,6 +109,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     inputs = cast(plain, steps.form)
     with steps.timed("eager", f"running main in {steps.form.label}"):
         outputs = steps.eager(device, inputs, "the device's module")
+        _require_repeatable(steps, outputs, steps.eager(device, inputs, "the device's module"))
     steps.export("main", device, inputs, outputs)
     host_outputs: list[dict[str, Any]] = []
     if post is not None:
@@ -118,6 +121,16 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
         "host_inputs": host_inputs,
         "host_outputs": host_outputs,
     }
+
+
+def _require_repeatable(steps: BuildSteps, first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Refuse a module that draws random numbers, or keeps something from call to call: nothing can equal that."""
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        if not torch.allclose(one.double(), other.double(), rtol=_REPEATABLE, atol=1e-6, equal_nan=True):
+            raise steps.model.problem(
+                f"output {index} of the device's module is another one at a second call with the same inputs",
+                "a module that is compared must not draw random numbers, or change itself",
+            )
 
 
 def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:

@@ -53,6 +53,8 @@ def variant(options: BenchOptions) -> str:
     words += [] if options.backend_opt_level is None else [f"O{options.backend_opt_level}"]
     words += [] if options.layers is None else [f"{options.layers}layers"]
     words += [] if options.microbatch is None else [f"mb{options.microbatch}"]
+    words += [] if options.microbatch_count == 1 else [f"{options.microbatch_count}mbs"]
+    words += [] if options.chips == 1 else [f"{options.chips or 'all'}chips"]
     return "-".join(words)
 
 

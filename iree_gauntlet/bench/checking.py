@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.agreement import agreement, relative_error
+from iree_gauntlet.bench.agreement import agreement, recorded, relative_error
 from iree_gauntlet.bench.build_folder import tensors
 from iree_gauntlet.bench.formats import Tolerance, tolerance
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
@@ -71,7 +71,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             found = agreement(actual, expected, allowed, gradients=build.kind == "training")
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
-                statistics = _statistics(answer.figures) | {"to_f32": relative_error(actual, against_f32)}
+                statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}
         except GauntletError as error:
             return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
         except ValueError as error:
@@ -79,6 +79,9 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         outputs += [comparison.as_dict() for comparison in found.comparisons]
         if number == 0:
             statistics["error"] = found.as_dict(allowed)
+        if found.tells_nothing:
+            told = f"{program.name}: torch's outputs are all zero, and so agreeing with them proves nothing"
+            result = replace(result, notes=(*result.notes, told))
         if found.problem and result.verdict is Verdict.PASSED:
             which = f"{program.name}: " if len(build.programs) > 1 else ""
             result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{found.problem}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.bench.build_folder import read_build
+from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
@@ -96,6 +96,10 @@ class Exporter:
         outcome = self._processes.run(step)
         if outcome.exit_code != 0:
             return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
+        if not (folder / BUILD_FILE).is_file():
+            what = "the builder ended without a result, and with exit code 0: does the model end the process?"
+            ended = Result(Verdict.ERROR, what, cache=cache, tail=tuple(outcome.tail))
+            return self._processes.complete(step, outcome, ended)
         # What cannot be read is not kept.
         build = read_build(folder)
         files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in _LOGS}

@@ -107,7 +107,8 @@ def shown(peers: Sequence[Peer]) -> list[str]:
 def _line(peer: Peer) -> str:
     if peer.ratio is None or peer.call_ms is None:
         return f"{_title(peer)}: no ratio: {peer.reason}"
-    return f"{_title(peer)} {_time(peer.call_ms)} a call: {_beside(peer, peer.ratio)}"
+    own = f", IREE {_time(peer.iree_ms)}" if peer.iree_ms is not None else ""
+    return f"{_title(peer)} {_time(peer.call_ms)} a call (median){own}: {_beside(peer, peer.ratio)}"
 
 
 def _beside(peer: Peer, ratio: float) -> str:

@@ -21,6 +21,8 @@ __all__ = ["perf_entry", "result_lines"]
 
 _GOOD = (Verdict.PASSED, Verdict.SKIPPED)
 _HASH_LENGTH = 8
+_FEW_CALLS = 20
+_UNSTEADY = 2.0
 
 
 def perf_entry(
@@ -66,7 +68,8 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
     total, count = duration(figures["total_s"]), figures["total_samples"]
     each = "a generation" if build.generation else "a call"
     speed = f"{name}: {figures['samples_per_sec']:.2f} samples/s ({count} in {total})"
-    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99})"]
+    groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
+    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(figures, benchmark)]
     if "tokens_per_sec" in figures:
         first, later = milliseconds(figures["prefill_ms"]["p50"]), milliseconds(figures["decode_ms"]["p50"])
         lines.append(f"{figures['tokens_per_sec']:.1f} tokens/s; the first after {first} ms, then {later} ms each")
@@ -86,6 +89,17 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
         beside = _result(record, chain, Stage.BENCHMARK, role)
         lines += beside["notes"] if beside else ()
     return lines
+
+
+def _doubts(figures: Mapping[str, Any], benchmark: Mapping[str, Any]) -> list[str]:
+    """What should be known before a figure is believed."""
+    calls, latency = len(benchmark["samples"]["real_time"]), figures["latency_ms"]
+    found = [str(note) for note in benchmark["notes"]]
+    if latency["p90"] > _UNSTEADY * latency["p50"]:
+        found.append(f"calls vary: one in ten takes {latency['p90'] / latency['p50']:.1f} times the median or longer")
+    if calls < _FEW_CALLS:
+        found.append(f"{calls} calls are few: --loop_count 100 gives figures that can be compared")
+    return [f"note: {text}" for text in found]
 
 
 def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = "main") -> dict[str, Any] | None:
@@ -121,7 +135,7 @@ def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple
             "weight_error": build.weight_error,
             "built_with": dict(build.versions),
         }
-        found |= {"loss": build.loss} if build.loss else {}
+        found |= {"loss_definition": build.loss} if build.loss else {}
     checked, compiled = _result(record, chain, Stage.THRESHOLD), _result(record, chain, Stage.COMPILE)
     if checked:
         figures = checked["statistics"]

@@ -102,7 +102,8 @@ class BenchSession:
         if any(step.stage is Stage.IMPORT and not step.cache.hit for step in steps):
             unshare_weights(self._workers().exported)
         reason = self._impossible(self.build)
-        return tuple(blocked(step, reason) if reason and step.stage is Stage.BENCHMARK else step for step in steps)
+        # Said once, and before anything is compiled.
+        return (blocked(steps[-1], reason),) if reason else steps
 
     def _impossible(self, build: Build) -> str:
         """What an option asks of a kind of model that it does not have; empty where all is well."""

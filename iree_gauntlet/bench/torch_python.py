@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchPython", "find_torch_python"]
 
 _TIMEOUT_SECONDS = 60.0
+_MOST_SAID = 80
 # Nothing is imported: torch takes seconds.
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
@@ -81,7 +82,7 @@ def find_torch_python(named: str) -> TorchPython:
         result = TorchPython(path, python, dict(found["versions"]), tuple(found["paths"]))
     except (ValueError, KeyError, TypeError):
         said = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.exit_code}")
-        raise UsageError(f"--torch_python {named}: no Python answers there: {said}") from None
+        raise UsageError(f"--torch_python {named}: no Python answers there: {said[:_MOST_SAID]}") from None
     missing = [name for name in ("torch", "onnxscript", "onnx") if name not in result.versions]
     if missing:
         raise GauntletError(f"{path} lacks {', '.join(missing)}, which models are built with", f"{INSTALL_HINT}.")

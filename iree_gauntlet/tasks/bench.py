@@ -100,7 +100,9 @@ def bench(options: BenchOptions) -> ExitCode:
             torch=torch,
         )
         _require_flags(chain)
-        session = BenchSession(chain, devices, fidelity.contraction_type, (*level.notes, *fidelity.notes))
+        session = BenchSession(
+            chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
+        )
         code = _run(session, machine, run_dir, console)
     finally:
         console.close()
@@ -112,7 +114,8 @@ def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Consol
     chain = session.chain
     cancelled = threading.Event()
     export = chain.export()
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    script = Path(sys.argv[0]).name
+    command = [*(["python", "-m", "iree_gauntlet.bench"] if script == "__main__.py" else [script]), *sys.argv[1:]]
     event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
     event |= {"bench": chain.options.as_args()}
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
@@ -202,6 +205,13 @@ def _build_options(options: BenchOptions) -> BuildOptions:
         microbatch=options.microbatch,
         dataformat=options.dataformat.value,
     )
+
+
+def _emulation(options: BenchOptions) -> tuple[str, ...]:
+    form = options.dataformat
+    if not form.emulated:
+        return ()
+    return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
 
 
 def _with_config(options: BenchOptions, found: BuildOptions) -> BenchOptions:

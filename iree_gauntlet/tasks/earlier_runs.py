@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run"]
 
 _JOURNAL = "journal.jsonl"
+_BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
 _GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
@@ -47,6 +48,8 @@ def newest_run(folder: Path) -> Path:
     journals = sorted(folder.glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     newest = next((path.parent for path in journals if not _is_bench(path)), None)
     if newest is None:
+        if journals:
+            raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
         raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
     return newest
 
@@ -69,6 +72,8 @@ def asked_for(run_dir: Path) -> Asked:
     """
     record = read_journal(run_dir / _JOURNAL)
     asked = record.runs[-1].get("asked") if record.runs else None
+    if record.runs and record.runs[-1].get("bench"):
+        raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
     if not isinstance(asked, dict):
         raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
     stages = asked["stages"]

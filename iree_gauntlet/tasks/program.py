@@ -13,7 +13,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 
 from iree_gauntlet import __version__
-from iree_gauntlet.bench.options import spelled_out
+from iree_gauntlet.bench.options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.tasks.bench_tasks import bench_task
@@ -221,6 +221,8 @@ def _usage_errors() -> Iterator[None]:
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
         what = str(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"
+        near = nearest_option(what.split("'")[1]) if sys.argv[1:2] == [bench_task.name] and "'--" in what else ""
+        what += f" Did you mean {near.replace('_', '-')}?" if near else ""
         sys.stderr.write(f"error: {what}\n  `gauntlet --help TASK` shows what TASK understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
 
