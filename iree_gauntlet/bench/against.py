@@ -59,6 +59,7 @@ _MS = 1000.0
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
 _CODE = "inductor"
 _SCRIPTS = Path(__file__).parent
+_TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def measure(
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
     Args:
-        names: `torch`, which is eager and `torch.compile`, and `onnxruntime`.
+        names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
         iree: as `iree_rounds` gives it. The plan is written anew for each peer, with its number of calls.
         build: folder of the built model.
         place: where peers run.
@@ -176,9 +177,10 @@ class _Session:
         """The peers that are asked for, by name."""
         place = self.place
         plan = {"build": str(self.folder), "builder": dict(place.builder)}
-        for name in names:
-            if name == "torch":
-                for peer, mode in (("torch eager", "eager"), ("torch.compile", "compile")):
+        # Those of `torch` are all of torch's.
+        for name in (name for name in names if name != "torch-eager" or "torch" not in names):
+            if name in _TORCH:
+                for peer, mode in _TORCH[name].items():
                     asked = {**plan, "mode": mode, "compile_threads": None}
                     yield peer, self._script(peer, place.torch_python, "measure_torch.py", asked)
             else:

@@ -160,9 +160,9 @@ OPTIONS = (
     BenchOption(
         "against",
         "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
-        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`.",
+        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
         default=[],
-        choices=("torch", "onnxruntime"),
+        choices=("torch", "torch-eager", "onnxruntime"),
     ),
     BenchOption(
         "disturbed",
