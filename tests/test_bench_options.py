@@ -183,7 +183,11 @@ def test_defaults() -> None:
         ("-m b -mf lofi", "--math_fidelity lofi: unknown; did you mean LoFi?", "LoFi"),
         ("-m b -opt 5", "--backend_opt_level 5: unknown", "Known: 0, 1, 2, 3, 4."),
         ("-m b --trace verbos", "--trace verbos: unknown; did you mean verbose?", "none, light, verbose"),
-        ("-m b --against onnx", "--against onnx: unknown; did you mean onnxruntime?", "torch, onnxruntime"),
+        (
+            "-m b --against onnx",
+            "--against onnx: unknown; did you mean onnxruntime?",
+            "torch, torch-eager, onnxruntime",
+        ),
         ("-m b --loop_count 0", "--loop_count 0: a whole number of 1 or more expected", "5x"),
         ("-m b --chips 1.5", "--chips 1.5: a whole number of 0 or more expected", "0 to run on all"),
         ("-m b --layers ٣", "--layers ٣: a whole number of 1 or more expected", ""),
