@@ -87,7 +87,7 @@ class Build:
         generation: of a generative model.
         gradients: names of the parameters whose gradients follow the loss, in training.
         loss: what the loss is, in words, in training.
-        eager_error: how far torch's own f32 gradients are from f64, relative rms of the worst; 0 where not looked at.
+        eager_error: how far torch's own f32 is from f64, relative rms of the worst output; 0 where not looked at.
         contractions: matrix products and convolutions on the longest way through a program.
         reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
@@ -169,7 +169,7 @@ def _build(found: Mapping[str, Any]) -> Build:
         ),
         gradients=tuple(training.get("gradients", ())),
         loss=str(training.get("loss", "")),
-        eager_error=float(training.get("eager_error", 0.0)),
+        eager_error=float(found.get("eager_error", 0.0)),
         contractions=int(found["contractions"]),
         reference=_arrays(found["reference"]),
         weight_error=found["weight_error"],

@@ -39,6 +39,7 @@ class BuildSteps:
         programs: that were exported, as `build.json` has them.
         reference: outputs of the first program in f32; empty where the data format is that.
         weight_error: of rounding; None where there is none.
+        eager_error: of torch's own f32 against f64; 0 where that was not looked at.
         seconds: what took how long.
     """
 
@@ -49,6 +50,7 @@ class BuildSteps:
         self.programs: list[dict[str, Any]] = []
         self.reference: list[dict[str, Any]] = []
         self.weight_error: float | None = None
+        self.eager_error = 0.0
         self.seconds = {"build": 0.0, "export": 0.0, "eager": 0.0}
 
     @property

@@ -21,11 +21,12 @@ from iree_gauntlet.bench.exported import ExportFailedError, type_name, write_arr
 from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.bench.instantiate import Pipeline
 from iree_gauntlet.bench.planned_model import planned_model
+from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
 from iree_gauntlet.bench.weights import cast, shares_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.bench.build_plan import BuildPlan
     from iree_gauntlet.bench.registry import Generative
@@ -83,6 +84,7 @@ def build(plan: BuildPlan) -> None:
         "contractions": max(read_contractions(folder / program["onnx"]) for program in steps.programs),
         "reference": steps.reference,
         "weight_error": steps.weight_error,
+        "eager_error": steps.eager_error,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "seconds": {part: round(seconds, 3) for part, seconds in steps.seconds.items()},
     }
@@ -110,6 +112,10 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     with steps.timed("eager", f"running main in {steps.form.label}"):
         outputs = steps.eager(device, inputs, "the device's module")
         _require_repeatable(steps, outputs, steps.eager(device, inputs, "the device's module"))
+    if steps.exact:
+        steps.eager_error = _eager_error(
+            steps, outputs, lambda: steps.eager(*_wide(device, inputs), "the device's module")
+        )
     steps.export("main", device, inputs, outputs)
     host_outputs: list[dict[str, Any]] = []
     if post is not None:
@@ -149,7 +155,10 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _eager_step(steps, module, inputs, targets, "f32")
-    eager_error = _eager_error(steps, module, inputs, targets, gradients) if steps.exact else 0.0
+    if steps.exact:
+        steps.eager_error = _eager_error(
+            steps, list(gradients.values()), lambda: _wide_gradients(steps, module, inputs, targets)
+        )
     so_far = random_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_sums(so_far, gradients)])
@@ -167,33 +176,44 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
         "kind": "training",
         "host": {"pre": content.pre is not None, "post": False},
         "host_inputs": host_inputs,
-        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate, "eager_error": eager_error},
+        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate},
     }
 
 
-def _eager_error(
-    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any], gradients: dict[str, Any]
-) -> float:
-    """How far f32 is from f64 in torch itself: the worst gradient's rms of differences, as a share of its rms.
+def _eager_error(steps: BuildSteps, found: Sequence[Any], wide: Callable[[], Sequence[Any]]) -> float:
+    """How far f32 is from f64 in torch itself: the worst tensor's rms of differences, as a share of its rms.
 
-    No gradient has a smaller scale than the rms of all of them, as where IREE's are held against them (`agreement.py`).
-
-    Some networks amplify rounding (batch normalisation of few samples does), and no compiler can do better.
+    No tensor has a smaller scale than the rms of all of them, as where IREE's gradients are held against them
+    (`agreement.py`). Some networks amplify rounding (batch normalisation of few samples does), and no compiler can do
+    better. A model that cannot run in f64, because it says f32 somewhere, has no such error.
     """
-    wide = copy.deepcopy(module).to(torch.float64)
-    inputs, targets = (
-        [tensor.double() if tensor.is_floating_point() else tensor for tensor in given] for given in (inputs, targets)
-    )
-    _, exact = _eager_step(steps, wide, inputs, targets, "f64")
-    sizes = {name: found.numel() for name, found in exact.items()}
-    squares = {name: float(found.square().sum()) for name, found in exact.items()}
-    common = sum(squares.values()) / sum(sizes.values())
+    with steps.timed("eager", "running it in f64, to see what rounding does to it"):
+        try:
+            exact = wide()
+        except ModelError:
+            sys.stderr.write("it does not run in f64\n")
+            return 0.0
+    pairs = [(one.double(), two) for one, two in zip(found, exact, strict=True) if two.is_floating_point()]
+    count = sum(two.numel() for _, two in pairs)
+    common = sum(float(two.double().square().sum()) for _, two in pairs) / max(1, count)
     shares = [
-        float((gradients[name].double() - found).square().mean()) / max(squares[name] / sizes[name], common)
-        for name, found in exact.items()
-        if common
+        float((one - two).square().mean()) / max(float(two.double().square().mean()), common)
+        for one, two in pairs
+        if common and two.numel()
     ]
     return math.sqrt(max(shares, default=0.0))
+
+
+def _wide(module: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A module and its inputs in f64."""
+    wide = copy.deepcopy(module).to(torch.float64)
+    return wide, [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+
+
+def _wide_gradients(steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    wide, given = _wide(module, inputs)
+    _, gradients = _eager_step(steps, wide, given, [target.double() for target in targets], "f64")
+    return list(gradients.values())
 
 
 def _eager_step(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_tolerance", "check_outputs"]
 
-# Of torch's own error of gradients in f32. IREE 3.13 on llvm-cpu adds in order where torch adds in pairs; its error was
+# Of torch's own error in f32. IREE 3.13 on llvm-cpu adds in order where torch adds in pairs; its error was
 # up to 13 times torch's in the shipped models (resnet 18: 1.5e-4 and 1.2e-5 against f64).
 _EAGER_ERRORS = 16.0
 # The worst value, in rms of such errors: they lie together, in the channels that amplify rounding most.
