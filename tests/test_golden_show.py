@@ -223,7 +223,9 @@ def test_goldens_of_all_skus_without_any_run(project: Project, capsys: pytest.Ca
 
 @pytest.mark.iree
 def test_goldens_beside_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    assert project.gauntlet("run", "--model", "toy", "--sku", "rack").code in (0, 1, 4)
+    # By the plain rule: on a busy machine further rounds might not decide.
+    done = project.gauntlet("run", "--model", "toy", "--sku", "rack", "--verdict", "strict")
+    assert done.code in (0, 1)
     counts = project.result("toy/abs@cpu:compstat")["statistics"]
     times = project.result("toy/abs@cpu:benchmark")["samples"]["real_time"]
     found = {item["field"]: item for item in _json(capsys)}
