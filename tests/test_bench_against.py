@@ -272,9 +272,9 @@ class _Bench:
         )
         path = str(Path(worker.__file__).with_name(f"{script}.py"))
         command = Command((sys.executable, "-B", path, str(build / f"{script}.json")), str(self.folder))
-        where = AgainstPlace(
-            **{"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
-        )
+        place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
+        allowed = tolerance(DataFormat(place["builder"]["dataformat"]), max(1, read_build(build).contractions))
+        where = AgainstPlace(**{"tolerance": allowed, **place})
         locks = MachineLocks(self.folder / "locks", patience=60, cancelled=self.cancelled)
         with (
             Supervisor() as supervisor,

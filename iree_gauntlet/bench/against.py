@@ -6,7 +6,7 @@ A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are 
 `peers.py` says what is made of them. Peers run on the CPU, whatever IREE runs on.
 
 Before its blocks, each peer is tried: its outputs must be those of torch eager that lie in the build folder, within
-the tolerance of the data format. IREE's own have been held against the same ones before.
+the tolerance that IREE's own were held to before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.agreement import agreement
 from iree_gauntlet.bench.build_folder import read_build, tensors
-from iree_gauntlet.bench.formats import DataFormat, tolerance
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_npy
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.bench.formats import Tolerance
     from iree_gauntlet.running.comparing import Teller
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.machine_lock import MachineLocks
@@ -69,12 +69,14 @@ class AgainstPlace:
     Attributes:
         builder: what `build_model.py` was told: torch builds the same model again.
         torch_python: a Python that has torch.
+        tolerance: what their outputs are held to, as IREE's are.
         env: variables of the peers' processes; those of IREE's stand in its own command.
         replace_disturbed: whether a block with a disturbed round is no evidence.
     """
 
     builder: Mapping[str, Any]
     torch_python: str
+    tolerance: Tolerance
     env: tuple[tuple[str, str], ...] = ()
     replace_disturbed: bool = True
 
@@ -274,7 +276,7 @@ class _Session:
         if build.host.get("post"):
             expected = list(build.host_outputs)
         found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in items]
-        allowed = tolerance(DataFormat(self.place.builder["dataformat"]), max(1, build.contractions))
+        allowed = self.place.tolerance
         return agreement(found, tensors(self.folder, expected), allowed, gradients=build.kind == "training").problem
 
 

@@ -13,14 +13,16 @@ from iree_gauntlet.measuring.element_types import is_float
 from iree_gauntlet.measuring.tolerances import Tolerances
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from iree_gauntlet.bench.formats import Tolerance
     from iree_gauntlet.measuring.arrays import Tensor
 
-__all__ = ["Agreement", "agreement", "recorded", "relative_error"]
+__all__ = ["Agreement", "agreement", "pieces", "recorded", "relative_error"]
+
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +126,25 @@ class _Scale:
     def of(cls, tensor: Tensor) -> _Scale:
         if not is_float(tensor.element_type) or not tensor.array.size:
             return cls(0, 0.0, 0.0, 0.0)
-        values = _wide(tensor)
-        rms = math.sqrt(float(np.dot(values, values)) / values.size)
-        return cls(values.size, rms, float(np.abs(values).max()), rms)
+        power = peak = 0.0
+        for (values,) in pieces(tensor):
+            power += float(np.dot(values, values))
+            # Not max(): NaN has to come through.
+            peak = float(np.maximum(peak, np.abs(values).max()))
+        rms = math.sqrt(power / tensor.array.size)
+        return cls(tensor.array.size, rms, peak, rms)
 
 
-def _wide(tensor: Tensor) -> NDArray[np.float64]:
-    return np.asarray(tensor.array, dtype=np.float64).ravel()
+def pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:
+    """The values of tensors of one size, flat and wide, some millions at a time: all at once may not fit."""
+    flat = [tensor.array.ravel() for tensor in tensors]
+    for start in range(0, flat[0].size, _PIECE):
+        yield tuple(np.asarray(values[start : start + _PIECE], dtype=np.float64) for values in flat)
 
 
 def _difference_square(actual: Tensor, expected: Tensor) -> float:
-    difference = _wide(actual) - _wide(expected)
-    return float(np.dot(difference, difference))
+    total = 0.0
+    for mine, wanted in pieces(actual, expected):
+        difference = mine - wanted
+        total += float(np.dot(difference, difference))
+    return total

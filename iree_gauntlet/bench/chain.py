@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.discovery import sources
+from iree_gauntlet.bench.module_steps import ModuleSteps
 from iree_gauntlet.bench.registry import shown
-from iree_gauntlet.cases import Module, OnnxImport, Origin, Program, Stage
+from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.plan_modules import compile_step
 from iree_gauntlet.running.plan_places import Places, step_id
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["AGAINST", "DIALECT", "PARAMETERS", "PLAN_FILE", "TRACE", "Chain", "variant"]
+__all__ = ["AGAINST", "DIALECT", "PLAN_FILE", "TRACE", "Chain", "hash_of_files", "variant"]
 
 DIALECT = "bench"
-PARAMETERS = "model.irpa"
 PLAN_FILE = "plan.json"
 # Roles of benchmark steps that follow the main one.
 AGAINST = "against"
@@ -130,6 +128,7 @@ class Chain:
             hashes: SHA-256 of its programs and their weights, by file name.
         """
         exported = Path(self.export().folder)
+        made = ModuleSteps(self.world, self.toolchain, self.target, self.options.env)
         steps: list[Step] = []
         needs = (step_id(self.id, Stage.EXPORT),)
         runnable: list[StepInput] = []
@@ -137,8 +136,10 @@ class Chain:
         for number, program in enumerate(build.programs):
             role = program.name if number else "main"
             content = make_key({name: found for name, found in hashes.items() if name.startswith(program.onnx)})
-            imported = self._import(exported / program.onnx, content, role, needs)
-            compiled = self._compile(exported / program.onnx, content, role, imported)
+            onnx = exported / program.onnx
+            imported = replace(made.importing(self._step(Stage.IMPORT, role), onnx, content), needs=needs)
+            name = f"{self.model.name}_{variant(self.options)}"
+            compiled = made.compiling(self._step(Stage.COMPILE, role), name, role, self.flags, onnx, content, imported)
             steps += [imported, compiled]
             compiles.append(compiled.id)
             runnable += [
@@ -185,63 +186,15 @@ class Chain:
         asked = {name: str(plan[name]) for name in plan if name not in ("models_dirs", "output")}
         return {
             "kind": "export",
-            "program": _hash_of_files(sources(self.model), self.model.file.parent),
+            "program": hash_of_files(sources(self.model), self.model.file.parent),
             **asked,
-            "builder": _hash_of_files(sorted(_OWN_CODE.glob("*.py")), _OWN_CODE),
+            "builder": hash_of_files(sorted(_OWN_CODE.glob("*.py")), _OWN_CODE),
             "torch": self.torch.identity,
             "environment": " ".join(f"{name}={value}" for name, value in self.options.env),
         }
 
-    def _import(self, onnx: Path, content: str, role: str, needs: tuple[str, ...]) -> Step:
-        step = self._step(Stage.IMPORT, role)
-        program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{PARAMETERS}"
-        externals = ("--externalize-params", "--save-params-to", parameters)
-        argv = (*self.toolchain.import_onnx, str(onnx), "-o", program, *externals)
-        # The importer writes the parameters' scope into the program, and nothing of where they lie.
-        ingredients = {
-            "kind": "import with parameters",
-            "program": content,
-            "importer": self.world.importer,
-        }
-        found = self.world.lookup(step.id, ingredients)
-        return replace(
-            step,
-            needs=needs,
-            command=Command(argv, step.folder, self.options.env),
-            inputs=(StepInput("program", str(onnx)),),
-            outputs=(("program", program), ("parameters", parameters)),
-            cache=replace(found, ingredients=tuple(ingredients.items())),
-        )
 
-    def _compile(self, onnx: Path, content: str, role: str, imported: Step) -> Step:
-        step = self._step(Stage.COMPILE, role)
-        module = Module(
-            name=f"{self.model.name}_{variant(self.options)}",
-            role=role,
-            target=self.target,
-            program=Program(str(onnx), OnnxImport()),
-            flags=self.flags,
-            origin=self.origin,
-        )
-        world = replace(self.world, artifact_path=Path, artifact_hash=lambda _: content)
-        done = compile_step(step, module, imported.output("program"), step.folder, world, self._translated)
-        assert done.command is not None, "a compile step has one"
-        done = replace(done, needs=(imported.id,), command=replace(done.command, env=self.options.env))
-        if not self.options.env:
-            return done
-        ingredients = {
-            **dict(done.cache.ingredients),
-            "environment": " ".join(f"{name}={value}" for name, value in self.options.env),
-        }
-        return replace(
-            done, cache=replace(self.world.lookup(step.id, ingredients), ingredients=tuple(ingredients.items()))
-        )
-
-    def _translated(self, flags: Sequence[str], tool: str) -> Translation:
-        return self.world.translate(flags, tool)
-
-
-def _hash_of_files(paths: Sequence[Path], root: Path) -> str:
+def hash_of_files(paths: Sequence[Path], root: Path) -> str:
     """One for several files, by their names below a folder and their content."""
     digest = hashlib.sha256()
     for path in paths:

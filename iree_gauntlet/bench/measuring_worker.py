@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.bench.chain import PARAMETERS
+from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.running.plan_places import Places
 from iree_gauntlet.running.results import Result, after_process, shorten
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Outcome
 
-__all__ = ["FUNCTION", "MODULE_WORKER", "Answer", "Workers"]
+__all__ = ["FUNCTION", "MODULE_WORKER", "Answer", "Workers", "ask", "planned_command"]
 
 # What torch.onnx.export calls its graph, and so the importer the function.
 FUNCTION = "main_graph"
@@ -51,6 +51,46 @@ class Answer:
     figures: Mapping[str, Any] | None
     failure: Result
     command: Command
+
+
+def planned_command(
+    step: Step,
+    python: str,
+    script: Path,
+    plan: Mapping[str, Any],
+    name: str = "",
+    env: tuple[tuple[str, str], ...] = (),
+) -> Command:
+    """The command of a measuring program, whose plan is written into the step's folder."""
+    folder = Path(step.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}plan.json"
+    write_atomic(path, json.dumps(dict(plan), indent=1))
+    return Command((python, "-B", str(script), str(path)), step.folder, env)
+
+
+def ask(step: Step, processes: Processes, command: Command, name: str = "") -> Answer:
+    """Runs a measuring program to its end.
+
+    Args:
+        step: gives folder and time limit.
+        processes: starts it.
+        command: of it.
+        name: prefix of its files in the step's folder.
+    """
+    outcome = processes.run(step, command, name=name)
+    if outcome.exit_code == 0:
+        try:
+            return Answer(outcome, json.loads(processes.stdout(step, name)), Result(Verdict.PASSED), command)
+        except ValueError:
+            failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
+            return Answer(outcome, None, failure, command)
+    lines = [line for line in processes.error_lines(step, name) if line.strip()]
+    # Its last line says why; what other libraries say stands before it.
+    reason = shorten(lines[-1]) if lines and not outcome.signal else ""
+    full = disk_full(Path(step.folder), lines)
+    failure = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason=reason, disk_full=full)
+    return Answer(outcome, None, failure, command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,30 +159,12 @@ class Workers:
             plan: what it is told.
             name: prefix of its files in the step's folder.
         """
-        command = self.command(step, script, plan, name)
-        outcome = processes.run(step, command, name=name)
-        if outcome.exit_code == 0:
-            try:
-                return Answer(outcome, json.loads(processes.stdout(step, name)), Result(Verdict.PASSED), command)
-            except ValueError:
-                failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
-                return Answer(outcome, None, failure, command)
-        lines = [line for line in processes.error_lines(step, name) if line.strip()]
-        # Its last line says why; what other libraries say stands before it.
-        reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-        full = disk_full(Path(step.folder), lines)
-        failure = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason=reason, disk_full=full)
-        return Answer(outcome, None, failure, command)
+        return ask(step, processes, self.command(step, script, plan, name), name)
 
     def command(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
         """The command of a measuring program, whose plan is written into the step's folder."""
-        folder = Path(step.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{name}plan.json"
-        write_atomic(path, json.dumps(dict(plan), indent=1))
         home = _OWN_CODE if script == _PIPELINE_WORKER else Path(worker.__file__).parent
-        argv = (self.chain.toolchain.python, "-B", str(home / script), str(path))
-        return Command(argv, step.folder, self.chain.options.env)
+        return planned_command(step, self.chain.toolchain.python, home / script, plan, name, self.chain.options.env)
 
     def _folder(self, stage: Stage, number: int) -> str:
         role = self.build.programs[number].name if number else "main"

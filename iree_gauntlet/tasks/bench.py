@@ -21,7 +21,7 @@ from iree_gauntlet.bench.perf_file import append_result, check_output
 from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession, Doors
 from iree_gauntlet.bench.torch_python import find_torch_python
-from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
+from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.console import open_console
@@ -34,16 +34,17 @@ from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.bench_list import print_models
+from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
 from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import project_folder, runs_folder, shown
+from iree_gauntlet.tasks.workspace import project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
-    from iree_gauntlet.bench.registry import BenchmarkModel
     from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.tasks.surroundings import Machine
 
@@ -74,7 +75,7 @@ def bench(options: BenchOptions) -> ExitCode:
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     try:
-        machine = make_machine(_toolchain_options(options), _Arrivals(console), need_toolchain=True)
+        machine = make_machine(_toolchain_options(options), Arrivals(console), need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -87,7 +88,7 @@ def bench(options: BenchOptions) -> ExitCode:
         fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
         devices = chosen_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
-        run_dir = _run_folder(model)
+        run_dir = new_run_folder(f"bench-{model.name}")
         chain = Chain(
             model=model,
             folders=folders,
@@ -123,9 +124,8 @@ def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Consol
         console.run_started(event)
         locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
         assert machine.known is not None, "of every toolchain"
-        doors = Doors(
-            Processes(supervisor, run_dir), machine.modules, locks, journal, _Teller(console), cancelled, machine.known
-        )
+        processes, teller = Processes(supervisor, run_dir), RoundTeller(console)
+        doors = Doors(processes, machine.modules, locks, journal, teller, cancelled, machine.known)
         engine = Engine(
             run_dir,
             machine.store,
@@ -239,53 +239,3 @@ def _require_work(options: BenchOptions, chips: int) -> None:
 def _toolchain_options(options: BenchOptions) -> dict[str, Any]:
     names = ("cache_dir", "iree", "iree_compiler", "iree_runtime")
     return {name: getattr(options, name) for name in names}
-
-
-def _run_folder(model: BenchmarkModel) -> Path:
-    """A new folder for this benchmark."""
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-bench-{model.name}"
-    number = 1
-    while True:
-        folder = runs_folder() / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise GauntletError(
-                f"{folder}: cannot make the run's folder: {error.strerror}", "Run where you may write."
-            ) from error
-        else:
-            return folder
-
-
-class _Arrivals:
-    """Progress of downloads, of a release of IREE."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def update(self, url: str, done: int, total: int | None) -> None:
-        self._console.download(url, done, total)
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        self._console.checking(url, done, total)
-
-    def finished(self, url: str) -> None:
-        self._console.download_finished(url)
-
-    def note(self, url: str, message: str) -> None:
-        self._console.message(f"{url}: {message}")
-
-
-class _Teller:
-    """How rounds go, for the console."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def message(self, text: str) -> None:
-        self._console.message(text)
-
-    def progress(self, text: str) -> None:
-        self._console.waiting(text if text.startswith("for ") else "")
