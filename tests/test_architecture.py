@@ -32,11 +32,13 @@ ALLOWED: dict[str, set[str]] = {
     "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains"},
     # `bench/measure_pipeline.py` runs beside the worker, in the same Python.
     "bench": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
+    "micro": COMMON | {"bench", "artifacts", "measuring", "toolchains", "running", "reporting", "worker"},
     # A door like the tasks, and beside them: it sets up what they set up.
     "pytest_plugin": COMMON | {"dialects", "measuring", "running", "reporting", "tasks"},
-    "tasks": COMMON | {"bench", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
+    "tasks": COMMON
+    | {"bench", "micro", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
 }
-HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes")
+HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib")
 
 
 def imports_of(path: Path) -> list[str]:

@@ -1,0 +1,126 @@
+"""What a configuration's texts ask for: recipes with arguments, model types with activations, shape sets."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.signatures import read_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.micro.registry import Activation, Architecture, Recipe, ShapeSet
+
+__all__ = ["AskedArchitecture", "AskedRecipe", "Registry"]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRecipe:
+    """A recipe with its arguments.
+
+    Attributes:
+        text: as it was asked for, `int4wo-32`.
+        recipe: what is called so.
+        arguments: all of them, with the defaults of those that were left out.
+    """
+
+    text: str
+    recipe: Recipe
+    arguments: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedArchitecture:
+    """An architecture with its activation.
+
+    Attributes:
+        text: as it was asked for, `ln_linear_gelu`.
+        architecture: what is called so.
+        activation: None where it takes none, or its own.
+    """
+
+    text: str
+    architecture: Architecture
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Everything that is declared, by name.
+
+    Attributes:
+        recipes: of all kinds.
+        architectures: without the names of activations.
+        activations: for the architectures that take one.
+        shape_sets: without `custom`, whose shapes a configuration lists itself.
+        files: the plugin files beside the toolkit's own, absolute.
+    """
+
+    recipes: Mapping[str, Recipe]
+    architectures: Mapping[str, Architecture]
+    activations: Mapping[str, Activation]
+    shape_sets: Mapping[str, ShapeSet]
+    files: tuple[Path, ...] = ()
+
+    def recipe(self, text: str) -> AskedRecipe:
+        """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
+
+        Raises:
+            UsageError: there is none, or its arguments are not what it takes.
+        """
+        found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
+        if found is None:
+            usages = [self.recipes[name].usage for name in sorted(self.recipes)]
+            raise _unknown(f"there is no recipe {text!r}", text, self.recipes, usages)
+        asked = self.recipes[found]
+        words = text.removeprefix(found).split("-")[1:]
+        values, wrong = read_arguments(words, asked.arguments)
+        if values is None:
+            raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
+        return AskedRecipe(text, asked, values)
+
+    def model_type(self, text: str) -> AskedArchitecture:
+        """The architecture that a text asks for, with the activation that it ends with.
+
+        Raises:
+            UsageError: there is none, or it takes an activation and has none that there is.
+        """
+        whole = self.architectures.get(text)
+        if whole is not None and whole.takes.activation != "must":
+            return AskedArchitecture(text, whole)
+        with_activation = [item for item in self.architectures.values() if item.takes.activation != "no"]
+        for item in sorted(with_activation, key=lambda item: len(item.name), reverse=True):
+            ending = text.removeprefix(f"{item.name}_")
+            if ending != text and ending in self.activations:
+                return AskedArchitecture(text, item, self.activations[ending])
+        raise _unknown(f"there is no model type {text!r}", text, self.model_types(), self.model_types())
+
+    def model_types(self) -> tuple[str, ...]:
+        """Every text that `model_type` knows, sorted."""
+        names = []
+        for name, item in self.architectures.items():
+            names += [name] if item.takes.activation != "must" else []
+            names += [f"{name}_{ending}" for ending in self.activations] if item.takes.activation != "no" else []
+        return tuple(sorted(set(names)))
+
+    def shapes(self, name: str) -> ShapeSet:
+        """The shape set of a name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if name not in self.shape_sets:
+            names = sorted([*self.shape_sets, "custom"])
+            raise _unknown(f"there is no shape set {name!r}", name, names, names)
+        return self.shape_sets[name]
+
+
+def _unknown(what: str, text: str, names: Iterable[str], shown_as: Iterable[str]) -> UsageError:
+    known = list(names)
+    near = difflib.get_close_matches(text, known, n=1) or [name for name in known if text and name.startswith(text)]
+    meant = f"Did you mean {near[0]}? " if near else ""
+    return UsageError(what, f"{meant}There are {', '.join(shown_as) or 'none'}.")
