@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["longest_contraction_path", "read_contractions"]
 
-_CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+_CONTRACTIONS = frozenset({"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvTranspose", "Einsum"})
 
 
 def read_contractions(path: Path) -> int:

@@ -24,7 +24,7 @@ _MOST_SAID = 80
 _PROBE = """
 import importlib.metadata as metadata, json, sys, sysconfig
 found = {}
-for name in ("torch", "transformers", "onnxscript", "onnx", "numpy"):
+for name in ("torch", "torchao", "transformers", "onnxscript", "onnx", "numpy"):
     try:
         found[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
