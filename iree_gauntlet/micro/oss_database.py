@@ -1,0 +1,265 @@
+"""`benchmark_results.json`: results as records of the PyTorch OSS benchmark database (v3), one a metric.
+
+Fields are those of `oss_schema.py`; names of metrics, and what stands in `benchmark`, `model` and `metric`, follow
+torchao's `ci_microbenchmark_runner.py`, so that its dashboards find them. IREE's figures have the backend `iree`;
+torch's stand beside them with the backends `eager` and `inductor` (torch.compile).
+
+Dashboards tell series apart by repository, branch, device, architecture, backend, mode, dtype, model and metric. Where
+two entries of a configuration share a shape, the entry's name is therefore put before the shape in `model.name`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.micro.oss_schema import check_oss_records, fits_float32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from iree_gauntlet.micro.report_rows import Ratio, Row, Side
+
+__all__ = ["SPEEDUP", "oss_json", "oss_records"]
+
+SPEEDUP = "Fwd Speedup (x)"
+_BENCHMARK = "micro-benchmark api"
+_TYPE = "micro-benchmark custom layer"
+_ORIGINS = ("iree",)
+# torchao writes this one for bf16, whatever the baseline's type is.
+_BASELINE_TIMES = {
+    "bf16": "Bfloat16 Fwd Time (ms)",
+    "f16": "Float16 Fwd Time (ms)",
+    "f32": "Float32 Fwd Time (ms)",
+}
+_RECIPE_TIMES = {"quantization": "Quantized Fwd Time (ms)", "sparsity": "Sparse Fwd Time (ms)"}
+_OTHER_TIME = "Recipe Fwd Time (ms)"
+_REPOSITORIES = {
+    "numpy": "numpy/numpy",
+    "onnx": "onnx/onnx",
+    "onnxruntime": "microsoft/onnxruntime",
+    "onnxscript": "microsoft/onnxscript",
+    "torch": "pytorch/pytorch",
+    "torchao": "pytorch/ao",
+    "transformers": "huggingface/transformers",
+}
+# As dashboards call devices, by IREE's driver.
+_DEVICES = {"local-task": "cpu", "local-sync": "cpu", "hip": "rocm", "amdgpu": "rocm", "metal": "mps"}
+_MEGABYTE = 1e6
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    name: str
+    value: float | None
+    unit: str
+    ratio: Ratio | None = None
+
+
+def oss_json(
+    rows: Sequence[Row],
+    header: Mapping[str, Any],
+    *,
+    targets: Mapping[str, Mapping[str, float]] | None = None,
+    mode: str = "inference",
+) -> str:
+    """The file: a JSON array of records, checked against the schema; arguments as for `oss_records`.
+
+    Raises:
+        GauntletError: a record is none that the database can take.
+    """
+    records = oss_records(rows, header, targets=targets, mode=mode)
+    check_oss_records(records)
+    return json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+
+def oss_records(
+    rows: Sequence[Row],
+    header: Mapping[str, Any],
+    *,
+    targets: Mapping[str, Mapping[str, float]] | None = None,
+    mode: str = "inference",
+) -> list[dict[str, Any]]:
+    """The records of all figures that are finite.
+
+    Args:
+        rows: of all points.
+        header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
+            `name` and `memory_bytes`.
+        targets: what a metric should come to, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0 for
+            those that are not named, which dashboards read as none.
+        mode: `inference`.
+    """
+    baselines = {_point(row): row for row in rows if row.is_baseline}
+    shapes: dict[str, set[tuple[str, ...]]] = {}
+    for row in rows:
+        shapes.setdefault(row.label, set()).add(_point(row))
+    dependencies = _dependencies(header)
+    records = []
+    for row in rows:
+        model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
+        runner = _runner(row, header)
+        for backend, metrics in _backends(row, baselines.get(_point(row))):
+            for metric in metrics:
+                if metric.value is None or not fits_float32(metric.value):
+                    continue
+                wanted = (targets or {}).get(metric.name, {})
+                records.append(
+                    {
+                        "benchmark": _benchmark(row, backend, runner["type"], mode),
+                        "model": {
+                            "name": model,
+                            "type": _TYPE,
+                            "backend": backend,
+                            "origins": list(_ORIGINS),
+                            "extra_info": _about(row),
+                        },
+                        "metric": {
+                            "name": metric.name,
+                            "benchmark_values": [metric.value],
+                            "target_value": float(wanted.get(f"{row.recipe}@{model}", wanted.get(row.recipe, 0.0))),
+                            "extra_info": _metric_facts(metric),
+                        },
+                        "runners": [runner],
+                        "dependencies": dependencies,
+                        "inputs": {},
+                    }
+                )
+    return records
+
+
+def _backends(row: Row, baseline: Row | None) -> Iterator[tuple[str, list[_Metric]]]:
+    """The metrics of each side that was measured."""
+    yield "iree", [*_times(row, row.iree, baseline.iree if baseline else None), *_iree_metrics(row)]
+    if row.kind == "compiler" and not row.is_baseline:
+        # It is nothing to torch.
+        return
+    yield "eager", _times(row, row.torch_eager, baseline.torch_eager if baseline else None)
+    yield "inductor", _times(row, row.torch_compile, baseline.torch_compile if baseline else None)
+
+
+def _times(row: Row, side: Side | None, baseline: Side | None) -> list[_Metric]:
+    if side is None:
+        return []
+    own = _BASELINE_TIMES.get(row.dtype, "Baseline Fwd Time (ms)")
+    if row.is_baseline:
+        return [_Metric(own, side.ms, "ms")]
+    speedup = side.speedup
+    return [
+        _Metric(SPEEDUP, speedup.ratio if speedup else None, "x", speedup),
+        _Metric(own, baseline.ms if baseline else None, "ms"),
+        _Metric(_RECIPE_TIMES.get(row.kind, _OTHER_TIME), side.ms, "ms"),
+    ]
+
+
+def _iree_metrics(row: Row) -> list[_Metric]:
+    """What is known of IREE alone."""
+    if row.iree is None:
+        return []
+    found = [
+        _Metric("Allocated Memory (MB)", _scaled(row.device_peak_bytes, _MEGABYTE), "MB"),
+        _Metric("Peak Resident Memory (MB)", _scaled(row.peak_rss_bytes, _MEGABYTE), "MB"),
+        _Metric("Module Size (MB)", _scaled(row.module_bytes, _MEGABYTE), "MB"),
+        _Metric("Parameter Size (MB)", _scaled(row.parameter_bytes, _MEGABYTE), "MB"),
+        _Metric("Compile Time (s)", row.compile_s, "s"),
+        _Metric("First Call (ms)", row.iree.first_call_ms, "ms"),
+        _Metric("Max Error", row.max_error, ""),
+        _Metric("Relative Error", row.relative_error, ""),
+        _Metric("SQNR (dB)", row.sqnr_db, "dB"),
+        _Metric("Share of Machine Peak (%)", _scaled(row.roofline_share, 0.01), "%"),
+    ]
+    for name, side in (("torch eager", row.torch_eager), ("torch.compile", row.torch_compile)):
+        beside = side.beside_iree if side else None
+        found.append(_Metric(f"Speedup over {name} (x)", beside.ratio if beside else None, "x", beside))
+    return found
+
+
+def _benchmark(row: Row, backend: str, arch: str, mode: str) -> dict[str, Any]:
+    facts = {
+        "device": _device(row),
+        "iree_device": row.device,
+        "arch": arch,
+        "torch_compile_mode": row.torch_compile_mode,
+        # Dashboards ask for it by this name; without it they take a series for an eager one.
+        "use_compile": "false" if backend == "eager" else "true",
+        "high_precision_dtype": row.dtype,
+        "quantization": row.quantization,
+        "sparsity": row.sparsity or "",
+        "recipe_kind": row.kind,
+        "status": row.status,
+    }
+    return {"name": _BENCHMARK, "mode": mode, "dtype": row.recipe, "extra_info": _known(facts)}
+
+
+def _about(row: Row) -> dict[str, str]:
+    facts = {"name": row.name, "model_type": row.model_type, "shape": row.shape}
+    sizes = {"m": row.m, "k": row.k, "n": row.n, "flops": None if row.flops is None else f"{row.flops:.0f}"}
+    return _known({**facts, **sizes})
+
+
+def _metric_facts(metric: _Metric) -> dict[str, str]:
+    ratio = metric.ratio
+    more = {"low": ratio.low, "high": ratio.high, "verdict": ratio.word} if ratio else {}
+    return _known({"unit": metric.unit, **more})
+
+
+def _runner(row: Row, header: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine. `name` and `type` are what dashboards call device and architecture."""
+    machine = header.get("machine") or {}
+    device = _device(row)
+    gpus = () if device == "cpu" else header.get("gpus") or ()
+    names = list(dict.fromkeys(str(gpu.get("name") or "") for gpu in gpus))
+    memory = sum(int(gpu.get("memory_bytes") or 0) for gpu in gpus)
+    cpu = str(machine.get("cpu") or "")
+    return {
+        "name": device,
+        "type": ", ".join(filter(None, names)) or cpu or "unknown",
+        "cpu_info": cpu,
+        "cpu_count": int(machine.get("cores") or 0),
+        "mem_info": "",
+        "avail_mem_in_gb": int(machine.get("memory_bytes") or 0) // _GIB,
+        "gpu_info": ", ".join(filter(None, names)),
+        "gpu_count": len(gpus),
+        "gpu_mem_info": "",
+        "avail_gpu_mem_in_gb": memory // _GIB,
+        "extra_info": _known(
+            {"hostname": machine.get("host"), "os": machine.get("os"), "python": machine.get("python")}
+            | {"run": header.get("run"), "started": header.get("started")}
+        ),
+    }
+
+
+def _dependencies(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    toolchain = header.get("toolchain") or {}
+    found = {}
+    for package, part in (("iree-base-compiler", "compiler"), ("iree-base-runtime", "runtime")):
+        if toolchain.get(part):
+            sha = str(toolchain.get(f"{part}_commit") or "")
+            found[package] = _dependency("iree-org/iree", str(toolchain[part]), sha)
+    for name, version in (header.get("versions") or {}).items():
+        found[str(name)] = _dependency(_REPOSITORIES.get(str(name), ""), str(version))
+    return found
+
+
+def _dependency(repo: str, version: str, sha: str = "") -> dict[str, Any]:
+    return {"repo": repo, "branch": "", "sha": sha, "version": version, "extra_info": {}}
+
+
+def _point(row: Row) -> tuple[str, str, str, str, str]:
+    return row.name, row.model_type, row.dtype, row.device, row.label
+
+
+def _device(row: Row) -> str:
+    driver = row.device.partition(":")[0]
+    return _DEVICES.get(driver, driver)
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+def _known(facts: Mapping[str, object]) -> dict[str, str]:
+    """As the table's maps hold it: text, and nothing for what is not known."""
+    return {name: str(value) for name, value in facts.items() if value is not None and value != ""}

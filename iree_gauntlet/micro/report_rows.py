@@ -1,0 +1,266 @@
+"""What reports read: the record of each point as flat rows, one a variant.
+
+A record is what the journal's benchmark step of a point has. Numbers that JSON lacks stand in it as "nan", "inf" and
+"-inf", and are numbers again here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.reporting.cleaning import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Entry", "Ratio", "Row", "Side", "entries", "geometric_mean", "read_rows"]
+
+_BASELINE = "baseline"
+_TITLE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster something is.
+
+    Attributes:
+        ratio: of two times; above 1 is faster.
+        low, high: its interval; None where the evidence is too little for one.
+        word: `faster`, `slower`, `same` or `inconclusive`.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What ran a variant: IREE, torch eager or torch.compile.
+
+    Attributes:
+        ms: of one call, in ms.
+        speedup: against the baseline on the same side; None for the baseline itself.
+        beside_iree: its time over IREE's for the same variant, above 1 where IREE is faster; None for IREE itself.
+        first_call_ms: the first call in a new process, with what is compiled then.
+    """
+
+    ms: float
+    speedup: Ratio | None
+    beside_iree: Ratio | None
+    first_call_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One variant at one point. None is what was not measured.
+
+    Attributes:
+        name: of the entry of `model_params`.
+        model_type, dtype, device, torch_compile_mode: as the entry has them.
+        shape: name of the shape.
+        m, k, n: its sizes.
+        label: of the shape, `m-k-n`.
+        flops: of the unchanged model, in one call.
+        recipe: label of the variant.
+        quantization, sparsity: its two parts; None for no sparsity.
+        kind: `quantization`, `sparsity` or `compiler`.
+        status: `measured`, `same module` (as the baseline's, which has its times), `skipped`, `failed` or `error`.
+        reason: why it is not `measured`.
+        iree, torch_eager, torch_compile: the sides that were measured.
+        max_error, relative_error, sqnr_db: of the outputs, against the unchanged model in f32.
+        module_bytes, parameter_bytes: of the compiled module and of its parameters.
+        peak_rss_bytes, device_peak_bytes: memory of the process, and of the device's allocator.
+        compile_s: seconds that the compiler took.
+        roofline_share: of the machine's measured peak, 1 for all of it.
+        roofline_bound: `compute` or `memory`, whichever peak it is.
+        shows: what the compiled module shows of the recipe.
+        notes: what else is to be known of it.
+        point_notes: what is to be known of all rows of its point.
+        blocks, replaced: blocks of rounds that count, and those that were disturbed and taken again.
+        seconds: what the rounds of the point took.
+    """
+
+    name: str
+    model_type: str
+    shape: str
+    m: int
+    k: int
+    n: int
+    label: str
+    dtype: str
+    device: str
+    torch_compile_mode: str
+    flops: float | None
+    recipe: str
+    quantization: str
+    sparsity: str | None
+    kind: str
+    status: str
+    reason: str
+    iree: Side | None
+    torch_eager: Side | None
+    torch_compile: Side | None
+    max_error: float | None
+    relative_error: float | None
+    sqnr_db: float | None
+    module_bytes: float | None
+    parameter_bytes: float | None
+    peak_rss_bytes: float | None
+    device_peak_bytes: float | None
+    compile_s: float | None
+    roofline_share: float | None
+    roofline_bound: str
+    shows: tuple[str, ...]
+    notes: tuple[str, ...]
+    point_notes: tuple[str, ...]
+    blocks: int
+    replaced: int
+    seconds: float | None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others are held against it."""
+        return self.recipe == _BASELINE
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """On IREE, against the baseline."""
+        return self.iree.speedup if self.iree else None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of `model_params` with everything that was measured for it.
+
+    Attributes:
+        rows: in the order of the records; never empty.
+    """
+
+    rows: tuple[Row, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.rows[0].name
+
+    @property
+    def title(self) -> str:
+        """`small_linear (linear, f32, cpu)`."""
+        first = self.rows[0]
+        return one_line(f"{first.name} ({first.model_type}, {first.dtype}, {first.device})", _TITLE)
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """Labels of its shapes."""
+        return tuple(dict.fromkeys(row.label for row in self.rows))
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Labels of its variants, without the baseline's."""
+        return tuple(dict.fromkeys(row.recipe for row in self.rows if not row.is_baseline))
+
+    def row(self, recipe: str, shape: str) -> Row | None:
+        """Of a variant at a shape; the last where there are several."""
+        return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
+
+    def baseline(self, shape: str) -> Row | None:
+        """What the others at a shape are held against."""
+        return self.row(_BASELINE, shape)
+
+    def of_recipe(self, recipe: str) -> tuple[Row, ...]:
+        """A variant at all shapes."""
+        return tuple(row for row in self.rows if row.recipe == recipe)
+
+
+def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
+    """The rows of some points, in their order.
+
+    Args:
+        records: of points, as the journal has them.
+
+    Raises:
+        KeyError: a record lacks what each has.
+    """
+    return tuple(_row(record, variant) for record in records for variant in record["variants"])
+
+
+def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+    """The rows by entry of `model_params`, in the order of their first ones."""
+    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.name, row.model_type, row.dtype, row.device), []).append(row)
+    return tuple(Entry(tuple(own)) for own in found.values())
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """Of those that are positive and finite; None where none is."""
+    logs = [math.log(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:
+    point = record["point"]
+    error = variant.get("error") or {}
+    roofline = variant.get("roofline") or {}
+    return Row(
+        name=str(point["name"]),
+        model_type=str(point["model_type"]),
+        shape=str(point["shape"]),
+        m=int(point["m"]),
+        k=int(point["k"]),
+        n=int(point["n"]),
+        label=str(point["label"]),
+        dtype=str(point["dtype"]),
+        device=str(point["device"]),
+        torch_compile_mode=str(point.get("torch_compile_mode") or ""),
+        flops=_number(point.get("flops")),
+        recipe=str(variant["label"]),
+        quantization=str(variant["quantization"]),
+        sparsity=str(variant["sparsity"]) if variant.get("sparsity") else None,
+        kind=str(variant["kind"]),
+        status=str(variant["status"]),
+        reason=str(variant.get("reason") or ""),
+        iree=_side(variant.get("iree"), variant.get("first_call_ms")),
+        torch_eager=_side(variant.get("torch_eager")),
+        torch_compile=_side(variant.get("torch_compile")),
+        max_error=_number(error.get("max")),
+        relative_error=_number(error.get("relative")),
+        sqnr_db=_number(error.get("sqnr_db")),
+        module_bytes=_number(variant.get("module_bytes")),
+        parameter_bytes=_number(variant.get("parameter_bytes")),
+        peak_rss_bytes=_number(variant.get("peak_rss_bytes")),
+        device_peak_bytes=_number(variant.get("device_peak_bytes")),
+        compile_s=_number(variant.get("compile_s")),
+        roofline_share=_number(roofline.get("share")),
+        roofline_bound=str(roofline.get("bound") or ""),
+        shows=tuple(map(str, variant.get("shows") or ())),
+        notes=tuple(map(str, variant.get("notes") or ())),
+        point_notes=tuple(map(str, record.get("notes") or ())),
+        blocks=int(record.get("blocks") or 0),
+        replaced=int(record.get("replaced") or 0),
+        seconds=_number(record.get("seconds")),
+    )
+
+
+def _side(side: Mapping[str, Any] | None, first_call_ms: object = None) -> Side | None:
+    ms = _number(side.get("ms")) if side else None
+    if side is None or ms is None:
+        return None
+    first = _number(side.get("first_call_ms", first_call_ms))
+    return Side(ms, _ratio(side.get("speedup")), _ratio(side.get("beside_iree")), first)
+
+
+def _ratio(ratio: Mapping[str, Any] | None) -> Ratio | None:
+    value = _number(ratio.get("ratio")) if ratio else None
+    if ratio is None or value is None:
+        return None
+    return Ratio(value, _number(ratio.get("low")), _number(ratio.get("high")), str(ratio["word"]))
+
+
+def _number(value: object) -> float | None:
+    """A number, also one that JSON lacks and that stands as text."""
+    return float(value) if isinstance(value, int | float | str) else None

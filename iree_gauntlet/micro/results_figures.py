@@ -1,0 +1,219 @@
+"""How results are written for people, once for the console, Markdown and HTML: ratios, and what a recipe came to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.micro.report_rows import geometric_mean
+from iree_gauntlet.reporting.chain_figures import NOTHING
+from iree_gauntlet.reporting.figures import byte_size, milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from iree_gauntlet.micro.report_rows import Entry, Ratio, Row, Side
+
+__all__ = [
+    "LEGEND",
+    "SUMMARY_COLUMNS",
+    "RecipeSummary",
+    "decibels",
+    "doubts",
+    "heading_facts",
+    "ratio_text",
+    "size_text",
+    "speedup_text",
+    "summaries",
+    "time_text",
+    "times",
+    "without_empty",
+]
+
+# What a ratio says, where it is not plain from its size.
+_MARKS = {"inconclusive": " ?", "same": " ="}
+LEGEND = (
+    "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
+    "= is the same within the margins, ? is inconclusive; without a sign it is faster or slower",
+    "of a recipe: geometric mean of speed-ups, at how many shapes it is what, least SQNR, bytes beside the baseline's",
+    "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
+)
+SUMMARY_COLUMNS = (
+    *("recipe", "speed-up", "from … to", "faster", "slower", "neither", "missing", "SQNR", "weights"),
+    *("eager/IREE", "compile/IREE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSummary:
+    """What a recipe came to over all shapes of an entry.
+
+    Attributes:
+        recipe: its label.
+        mean: geometric mean of its speed-ups; None where none was measured.
+        least, most: speed-ups.
+        faster, slower, undecided, missing: at how many shapes it was that, or not measured.
+        sqnr_db: the worst.
+        parameter_share: bytes of its parameters over the baseline's, geometric mean.
+        eager, compiled: time of torch eager and torch.compile over IREE's, geometric means.
+    """
+
+    recipe: str
+    mean: float | None
+    least: float | None
+    most: float | None
+    faster: int
+    slower: int
+    undecided: int
+    missing: int
+    sqnr_db: float | None
+    parameter_share: float | None
+    eager: float | None
+    compiled: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of `SUMMARY_COLUMNS`."""
+        spread = NOTHING if self.least is None or self.most is None else f"{times(self.least)} … {times(self.most)}"
+        return (
+            self.recipe,
+            _times_or_nothing(self.mean),
+            spread,
+            *(str(count) if count else NOTHING for count in (self.faster, self.slower, self.undecided, self.missing)),
+            decibels(self.sqnr_db),
+            NOTHING if self.parameter_share is None else f"{100 * self.parameter_share:.0f} %",
+            _times_or_nothing(self.eager),
+            _times_or_nothing(self.compiled),
+        )
+
+
+def summaries(entry: Entry) -> tuple[RecipeSummary, ...]:
+    """One of the baseline, and one of each recipe."""
+    return tuple(_summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows))
+
+
+def times(ratio: float) -> str:
+    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
+    if not math.isfinite(ratio):
+        return str(ratio)
+    if abs(ratio) >= 99.95 or ratio == 0:
+        return f"{ratio:.0f}"
+    if abs(ratio) >= 9.995:
+        return f"{ratio:.1f}"
+    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
+    if ratio is None:
+        return NOTHING
+    span = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)}–{times(ratio.high)})"
+    return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
+
+
+def speedup_text(row: Row | None) -> str:
+    """The speed-up of a variant, or in its place what it came to."""
+    if row is None:
+        return NOTHING
+    return row.status if row.speedup is None and row.status != "measured" else ratio_text(row.speedup)
+
+
+def time_text(side: Side | None) -> str:
+    """A time in ms, without its unit."""
+    return milliseconds(side.ms) if side else NOTHING
+
+
+def decibels(value: float | None) -> str:
+    """A signal-to-noise ratio: `42.1 dB`, `exact` where nothing differs."""
+    if value is None:
+        return NOTHING
+    return "exact" if value == math.inf else f"{value:.1f} dB"
+
+
+def size_text(value: float | None) -> str:
+    """A number of bytes in decimal units."""
+    return NOTHING if value is None or not math.isfinite(value) else byte_size(value)
+
+
+def doubts(rows: Iterable[Row]) -> tuple[str, ...]:
+    """What was not measured and why, and the notes, each once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.point_notes:
+            labels = found.setdefault(note, [])
+            if row.label not in labels:
+                labels.append(row.label)
+        if row.status != "measured":
+            reason = f": {row.reason}" if row.reason else ""
+            found.setdefault(f"{row.recipe}: {row.status}{reason}", []).append(row.label)
+        for note in row.notes:
+            found.setdefault(f"{row.recipe}: {note}", []).append(row.label)
+    return tuple(f"{text} ({_some(labels)})" for text, labels in found.items())
+
+
+def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a heading says below its title: the run, IREE, the machine, how much was measured."""
+    header = header or {}
+    toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
+    points = len({(row.name, row.model_type, row.dtype, row.device, row.label) for row in rows})
+    versions = [f"{name} {version}" for name, version in (header.get("versions") or {}).items()]
+    cores = machine.get("cores")
+    facts = (
+        f"run {header['run']}" if header.get("run") else "",
+        f"configuration {header['config']}" if header.get("config") else "",
+        f"IREE {toolchain['compiler']}" if toolchain.get("compiler") else "",
+        f"runtime {toolchain['runtime']}" if toolchain.get("runtime") != toolchain.get("compiler") else "",
+        ", ".join(versions),
+        f"{machine.get('cpu', '')}, {cores} cores" if cores else "",
+        f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
+    )
+    return tuple(fact for fact in facts if fact)
+
+
+def without_empty(head: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A table without the columns in which nothing stands."""
+    kept = [column for column in range(len(head)) if any(line[column] not in ("", NOTHING) for line in lines)]
+    return tuple(head[column] for column in kept), [tuple(line[column] for column in kept) for line in lines]
+
+
+def _summary(entry: Entry, recipe: str) -> RecipeSummary:
+    rows = entry.of_recipe(recipe)
+    found = [row.speedup for row in rows if row.speedup]
+    ratios = [ratio.ratio for ratio in found]
+    words = [ratio.word for ratio in found]
+    noises = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    shares = []
+    for row in rows:
+        baseline = entry.baseline(row.label)
+        if baseline and baseline.parameter_bytes and row.parameter_bytes is not None:
+            shares.append(row.parameter_bytes / baseline.parameter_bytes)
+    missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
+    return RecipeSummary(
+        recipe,
+        geometric_mean(ratios),
+        min(ratios, default=None),
+        max(ratios, default=None),
+        words.count("faster"),
+        words.count("slower"),
+        sum(word not in ("faster", "slower") for word in words) + sum(row.status == "same module" for row in rows),
+        missing,
+        min(noises, default=None),
+        geometric_mean(shares),
+        _beside(row.torch_eager for row in rows),
+        _beside(row.torch_compile for row in rows),
+    )
+
+
+def _beside(sides: Iterable[Side | None]) -> float | None:
+    return geometric_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
+
+
+def _times_or_nothing(ratio: float | None) -> str:
+    return NOTHING if ratio is None else times(ratio)
+
+
+def _some(labels: Sequence[str]) -> str:
+    """The first few shapes, and how many more."""
+    unique = list(dict.fromkeys(labels))
+    more = len(unique) - 3
+    return ", ".join(unique[:3]) + (f" and {more} more" if more > 0 else "")

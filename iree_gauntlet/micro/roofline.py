@@ -1,0 +1,171 @@
+"""How much of what the machine can do at best a program reaches: the roofline of a matrix product and a copy.
+
+A program of so many operations that moves so many bytes takes at least the longer one of two times: the operations at
+the machine's fastest, or the bytes at its fastest (Williams, Waterman and Patterson, Communications of the ACM 52,
+2009). Both peaks are measured, not taken from a data sheet: an f32 matrix product by NumPy, and a copy by as many
+threads as there are cores. They are measured once a machine and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from filelock import FileLock
+
+from iree_gauntlet import worker
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.toolchains.probe import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.measuring.machine import MachineFacts
+
+__all__ = ["Bound", "Roofline", "machine_roofline", "why_no_roofline"]
+
+Bound: TypeAlias = Literal["compute", "memory"]
+
+_WORKER = "measure_roofline.py"
+# A new number disowns every figure that was kept before.
+_FORMAT = 1
+_MATRIX_SIZES = (1024, 2048)
+_SECONDS = 1.0
+# STREAM asks for four times the last cache: that is enough for 128 MiB of it.
+_COPY_BYTES = 1 << 29
+_LARGEST_MEMORY_SHARE = 8
+_VERSION_SECONDS = 60.0
+_MEASURING_SECONDS = 600.0
+_NUMPY_VERSION = "import importlib.metadata; print(importlib.metadata.version('numpy'))"
+_MS_PER_S = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What a machine can do at best.
+
+    Attributes:
+        flops_per_s: operations a second of an f32 matrix product on all cores.
+        bytes_per_s: bytes a second that all cores read and write in a copy.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def share(self, flops: float, moved_bytes: float, ms: float) -> tuple[float, Bound]:
+        """The least time that work takes here, as a share of the time that it took; and what bounds it.
+
+        Above 1 the work was done with less: in a type that is faster than f32, or from caches. That is no mistake of
+        the measurement, and is not cut off.
+
+        Args:
+            flops: operations; a multiplication and an addition are two.
+            moved_bytes: that have to be read and written at least: inputs, parameters and outputs.
+            ms: what it took; above 0.
+        """
+        compute, memory = flops / self.flops_per_s, moved_bytes / self.bytes_per_s
+        bound: Bound = "compute" if compute >= memory else "memory"
+        return max(compute, memory) * _MS_PER_S / ms, bound
+
+
+def why_no_roofline(device: str) -> str:
+    """Why there is none for a device; empty for the CPU.
+
+    Args:
+        device: IREE's URI of it.
+    """
+    driver = device.partition("://")[0]
+    if driver == "local-sync":
+        return "local-sync runs on one core, and the peaks are those of all cores"
+    return "" if driver == "local-task" else f"the peaks of {driver} devices are not measured: only the CPU's are"
+
+
+def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofline:
+    """The roofline of this machine's CPU; measured where it is not kept yet, which takes some seconds.
+
+    Whoever calls it sees to it that the machine is quiet. Of several that ask at once, one measures.
+
+    Args:
+        folder: where it is kept; made where it is missing.
+        python: that has NumPy: the toolchain's.
+        machine: what this machine is.
+
+    Raises:
+        GauntletError: the folder cannot be used, or the measurement failed. ToolchainError where `python` cannot be
+            started or has no NumPy.
+    """
+    measured_on = {"cpu": machine.cpu, "cores": machine.cores, "numpy": _numpy_version(python)}
+    digest = hashlib.sha256(json.dumps(measured_on, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:16]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{path.stem}.lock"):
+            kept = _kept(path, measured_on)
+            if kept is None:
+                kept = _measured(python, machine)
+                document = {"format": _FORMAT, "machine": measured_on, "roofline": asdict(kept)}
+                write_atomic(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise GauntletError(
+            f"{folder}: the machine's peaks cannot be kept there: {error.strerror or error}",
+            "the cache's folder must be writable",
+        ) from error
+    return kept
+
+
+def _numpy_version(python: str) -> str:
+    answer = ask([python, "-c", _NUMPY_VERSION], timeout=_VERSION_SECONDS)
+    if answer.exit_code != 0:
+        raise ToolchainError(f"{python} has no NumPy, which measures the machine's peaks", "pip install numpy there")
+    return answer.stdout.strip()
+
+
+def _kept(path: Path, measured_on: Mapping[str, Any]) -> Roofline | None:
+    """What is kept in a file; None where there is none, or one that is damaged or of another format."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if (document["format"], document["machine"]) != (_FORMAT, measured_on):
+            return None
+        return _checked(document["roofline"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _measured(python: str, machine: MachineFacts) -> Roofline:
+    script = Path(worker.__file__).with_name(_WORKER)
+    plan = {
+        "threads": machine.cores,
+        "matrix_sizes": _MATRIX_SIZES,
+        "copy_bytes": min(_COPY_BYTES, machine.memory_bytes // _LARGEST_MEMORY_SHARE),
+        "seconds": _SECONDS,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "plan.json"
+        path.write_text(json.dumps(plan), encoding="utf-8")
+        answer = ask([python, "-B", str(script), str(path)], timeout=_MEASURING_SECONDS)
+    try:
+        return _checked(json.loads(answer.stdout))
+    except (ValueError, KeyError, TypeError) as error:
+        said = (answer.stderr.strip().splitlines() or ["it gave no answer"])[-1]
+        raise GauntletError(
+            f"the machine's peaks cannot be measured (exit code {answer.exit_code}): {said}",
+            "free memory, and see whether NumPy works in that Python",
+        ) from error
+
+
+def _checked(figures: Mapping[str, Any]) -> Roofline:
+    """Figures as a roofline.
+
+    Raises:
+        ValueError: they are no positive finite numbers; also KeyError and TypeError.
+    """
+    found = Roofline(float(figures["flops_per_s"]), float(figures["bytes_per_s"]))
+    if not all(math.isfinite(value) and value > 0 for value in asdict(found).values()):
+        raise ValueError(f"{found} has a figure that is no positive number")
+    return found
