@@ -19,7 +19,9 @@ _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
 _MODEL_TESTS = (
     *("tests/test_bench_models.py", "tests/test_bench_build.py", "tests/test_bench_torch.py"),
     *("tests/test_bench_against.py", "tests/test_measure_pipeline.py"),
+    *("tests/test_micro_build.py", "tests/test_micro_recipes.py", "tests/test_micro_torch.py"),
 )
+_RECIPES = "specs/recipes/quick.yml"
 _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models", "noxfile.py", "tasks.py")
 
 
@@ -69,7 +71,7 @@ def suite_source(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, with the real compiler and runtime; options after `--` go to pytest."""
-    session.install("-e", ".[iree,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
+    session.install("-e", ".[iree,plots,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
     coverage = ["--cov", "--cov-report=term:skip-covered"] if not session.posargs else []
     session.run("pytest", *coverage, *session.posargs)
 
@@ -80,8 +82,15 @@ def models(session: nox.Session) -> None:
 
     Not among the tests: torch is large (its CPU build: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`).
     """
-    session.install("-e", ".[iree,models,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
+    session.install("-e", ".[iree,models,plots,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
     session.run("pytest", *(session.posargs or _MODEL_TESTS))
+
+
+@nox.session
+def micro(session: nox.Session) -> None:
+    """Measure recipes: specs/recipes/quick.yml, or what stands after `--` (`nox -s micro -- --config my.yml`)."""
+    session.install("-e", ".[iree,models,plots]", "pip")
+    session.run("gauntlet", "micro", *(session.posargs or ("--config", _RECIPES)))
 
 
 @nox.session

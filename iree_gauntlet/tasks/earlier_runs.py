@@ -60,7 +60,7 @@ def _is_bench(journal: Path) -> bool:
     except GauntletError:
         # Whoever wants the newest run is to hear that it cannot be read.
         return False
-    return bool(runs) and bool(runs[-1].get("bench"))
+    return bool(runs) and bool({"bench", "micro"} & runs[-1].keys())
 
 
 def asked_for(run_dir: Path) -> Asked:
@@ -74,6 +74,8 @@ def asked_for(run_dir: Path) -> Asked:
     asked = record.runs[-1].get("asked") if record.runs else None
     if record.runs and record.runs[-1].get("bench"):
         raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
+    if record.runs and "micro" in record.runs[-1]:
+        raise UsageError(f"{run_dir} is a run of `micro`", "Go on with it by `micro --resume`.")
     if not isinstance(asked, dict):
         raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
     stages = asked["stages"]

@@ -23,6 +23,7 @@ from iree_gauntlet.tasks.compare_tasks import compare_task
 from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.golden_tasks import golden_collection, xfail_collection
 from iree_gauntlet.tasks.matrix_tasks import matrix_task
+from iree_gauntlet.tasks.micro_tasks import micro_task
 from iree_gauntlet.tasks.options import (
     FORMAT,
     RUNNING,
@@ -182,7 +183,7 @@ def doctor_task(_context: Any, options: dict[str, Any]) -> None:
 def _namespace() -> Collection:
     collection = Collection(
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
-        run_task, bench_task, matrix_task, compare_task, bisect_task, report_task,
+        run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, report_task,
     )  # fmt: skip
     collection.add_collection(golden_collection())
     collection.add_collection(xfail_collection())

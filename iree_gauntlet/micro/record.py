@@ -1,0 +1,144 @@
+"""The record of a point: what the journal keeps of it, and every report is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.micro.points import torch_side
+from iree_gauntlet.micro.registry import BASELINE
+from iree_gauntlet.micro.speedups import median_ms, speedup
+from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, torch_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.micro.configuration import Variant
+    from iree_gauntlet.micro.interleaved import Blocks
+    from iree_gauntlet.micro.points import Point
+
+__all__ = ["MEASURED", "SAME", "VariantFigures", "point_record"]
+
+MEASURED = "measured"
+# The compiler made the same module as for the baseline: the recipe changes nothing here.
+SAME = "same module"
+
+
+@dataclass(slots=True)
+class VariantFigures:
+    """What is known of a variant before it is measured, and beside that.
+
+    Attributes:
+        status: `measured`, `same module`, `skipped`, `failed` or `error`.
+        reason: why it is not measured; empty where it is.
+        figures: of its threshold step; empty where it did not get so far.
+        module_bytes, parameter_bytes: of its files; None where there are none.
+        compile_s: seconds of its compiler, when the module was made.
+        shows: what its module shows of the recipe, a line each.
+        roofline: share of the machine's peak and what bounds it; None where that is not known.
+        notes: what a person should know.
+    """
+
+    status: str = MEASURED
+    reason: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    module_bytes: int | None = None
+    parameter_bytes: int | None = None
+    compile_s: float | None = None
+    shows: list[str] = field(default_factory=list)
+    roofline: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def point_record(
+    point: Point,
+    device: str,
+    flops: int,
+    found: Mapping[str, VariantFigures],
+    blocks: Blocks,
+    first_call_ms: Mapping[str, float],
+    seconds: float,
+    notes: tuple[str, ...],
+) -> dict[str, Any]:
+    """The record.
+
+    Args:
+        point: what was measured.
+        device: what IREE ran on.
+        flops: of one call of the unchanged model.
+        found: by label of each variant.
+        blocks: programs of IREE by that label, those of torch by `torch_name`.
+        first_call_ms: of the programs of torch.
+        seconds: that the point took.
+        notes: what a person should know of all of it.
+    """
+    model, shape = point.model, point.shape
+    return {
+        "point": {
+            "name": model.name,
+            "model_type": model.model_type.text,
+            "shape": shape.name,
+            "m": shape.m,
+            "k": shape.k,
+            "n": shape.n,
+            "label": shape.label,
+            "dtype": model.dtype,
+            "device": device,
+            "flops": flops,
+            "torch_compile_mode": model.torch_compile_mode,
+        },
+        "variants": [_variant(variant, found[variant.label], blocks, first_call_ms) for variant in point.variants],
+        "blocks": blocks.count,
+        "replaced": blocks.replaced,
+        "seconds": round(seconds, 3),
+        "notes": list(notes),
+    }
+
+
+def _variant(
+    variant: Variant, known: VariantFigures, blocks: Blocks, first_call_ms: Mapping[str, float]
+) -> dict[str, Any]:
+    # One that is the baseline's module has the baseline's times.
+    name = BASELINE if known.status == SAME else variant.label
+    beside = not variant.is_baseline and known.status == MEASURED
+    own = median_ms(blocks, name)
+    memory = known.figures.get("device_memory", {})
+    return {
+        "label": variant.label,
+        "quantization": variant.quantization.text,
+        "sparsity": variant.sparsity.text if variant.sparsity else None,
+        "kind": "sparsity" if variant.sparsity else variant.quantization.recipe.kind,
+        "status": known.status,
+        "reason": known.reason,
+        "iree": None if own is None else {"ms": own, "speedup": speedup(blocks, name, BASELINE) if beside else None},
+        "torch_eager": _torch(variant, EAGER, name, blocks, first_call_ms),
+        "torch_compile": _torch(variant, COMPILE, name, blocks, first_call_ms),
+        "error": known.figures.get("error"),
+        "agreement": known.figures.get("agreement"),
+        "first_call_ms": known.figures.get("first_call_ms"),
+        "module_bytes": known.module_bytes,
+        "parameter_bytes": known.parameter_bytes,
+        "peak_rss_bytes": blocks.peak_rss_bytes.get(name) or known.figures.get("peak_rss_bytes"),
+        "device_peak_bytes": memory.get("device_bytes_peak"),
+        "compile_s": known.compile_s,
+        "roofline": known.roofline,
+        "shows": known.shows,
+        "notes": known.notes,
+    }
+
+
+def _torch(
+    variant: Variant, mode: str, own: str, blocks: Blocks, first_call_ms: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """Torch's time of what torch makes for a variant, beside torch's baseline and beside IREE's variant."""
+    side = torch_side(variant).label
+    name = torch_name(mode, side)
+    time = median_ms(blocks, name)
+    if time is None:
+        return None
+    return {
+        "ms": time,
+        "first_call_ms": first_call_ms.get(name),
+        "speedup": None if side == BASELINE else speedup(blocks, name, torch_name(mode, BASELINE)),
+        "beside_iree": speedup(blocks, own, name),
+    }

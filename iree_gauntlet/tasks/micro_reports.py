@@ -1,0 +1,131 @@
+"""The files of results of `micro`: tables, plots, a page, and the records of a dashboard's database."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.micro.oss_database import oss_json
+from iree_gauntlet.micro.plots import draw_plots
+from iree_gauntlet.micro.report_rows import read_rows
+from iree_gauntlet.micro.results_csv import results_csv
+from iree_gauntlet.micro.results_html import results_html
+from iree_gauntlet.micro.results_table import print_results, results_markdown
+from iree_gauntlet.running.plan_places import step_id
+from iree_gauntlet.tasks.workspace import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.journal_format import JournalRecord
+
+__all__ = ["OSS_FILE", "read_targets", "write_micro_reports"]
+
+OSS_FILE = "benchmark_results.json"
+_NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
+
+
+def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) -> None:
+    """Writes everything into `results/` of the run's folder, and where the run was asked to write it; prints the rest.
+
+    Raises:
+        GauntletError: a file cannot be written, or a record is none.
+    """
+    asked = record.runs[-1]["micro"]
+    records = _records(record, asked["points"])
+    rows = read_rows(records)
+    header = _header(record)
+    targets = read_targets(asked["targets"])
+    oss = oss_json(rows, header, targets=targets)
+    plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
+    folder = run_dir / "results"
+    files: dict[str, str | bytes] = {
+        "results.csv": results_csv(rows),
+        "results.md": results_markdown(rows, header),
+        "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
+        "results.html": results_html(rows, header, plots),
+        OSS_FILE: oss,
+        **{f"{plot.name}.svg": plot.svg for plot in plots},
+        **{f"{plot.name}.png": plot.png for plot in plots},
+    }
+    places = [folder]
+    if asked["output_dir"]:
+        places.append(Path(record.runs[-1]["cwd"]) / asked["output_dir"] / run_dir.name)
+    for place in places:
+        _write(place, files)
+    if asked["output"]:
+        output = Path(record.runs[-1]["cwd"]) / Path(asked["output"]).expanduser()
+        _write(output.parent, {output.name: oss})
+    print_results(rows, str(shown(folder)), stream, environ=os.environ)
+    if not plots and any(row.speedup for row in rows):
+        stream.write(f"{_NO_PLOTS}\n")
+    if asked["output"]:
+        stream.write(f"records for a benchmark database: {asked['output']}\n")
+
+
+def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
+    """The file of `--targets`: `{metric: {recipe or recipe@shape: value}}`; nothing for an empty name.
+
+    Raises:
+        UsageError: it cannot be read, or is something else.
+    """
+    if not name:
+        return {}
+    try:
+        found = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
+    except ValueError as error:
+        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/micro.md.") from error
+    fits = isinstance(found, dict) and all(
+        isinstance(values, dict)
+        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
+        for values in found.values()
+    )
+    if not fits:
+        raise UsageError(
+            f"--targets {name}: expected an object of objects of numbers",
+            'Such as {"Fwd Speedup (x)": {"int8wo": 1.2, "int8wo@1-4096-4096": 1.5}}.',
+        )
+    targets: dict[str, dict[str, float]] = found
+    return targets
+
+
+def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any]]:
+    """Of all points that came to an end, in the order of the configuration."""
+    results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in points]
+    return [
+        result["statistics"]["micro"]
+        for result in results
+        if result is not None and result["statistics"] and "micro" in result["statistics"]
+    ]
+
+
+def _header(record: JournalRecord) -> dict[str, Any]:
+    run = record.runs[-1]
+    return {
+        "run": run["run"],
+        "started": record.runs[0].get("time", ""),
+        "config": Path(run["micro"]["config"]).name,
+        "toolchain": run["toolchain"],
+        "machine": run["machine"],
+        "versions": run["micro"]["versions"],
+    }
+
+
+def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomic(folder / name, content)
+    except OSError as error:
+        raise GauntletError(
+            f"{folder}: results cannot be written: {error.strerror or error}",
+            "`report` writes those of a run again, once there is room.",
+        ) from error
