@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
@@ -275,6 +277,13 @@ def test_targets_stand_in_the_records(micro: Micro) -> None:
         if item["metric"]["name"] == "Fwd Speedup (x)" and item["benchmark"]["dtype"] == "int8wo"
     ]
     assert wanted == [1.25]
+
+
+def test_the_module_is_a_door_too() -> None:
+    words = [sys.executable, "-m", "iree_gauntlet.micro", "--list"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "model types:" in done.stdout
 
 
 def test_what_a_configuration_can_name_is_listed_with_a_plugin(micro: Micro) -> None:

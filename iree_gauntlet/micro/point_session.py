@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
-from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.micro.checking import check_variant, module_plan
-from iree_gauntlet.micro.interleaved import BLOCKS, Blocks, InterleavedRounds
+from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
 from iree_gauntlet.micro.point_chain import MEMORY, TRACE
+from iree_gauntlet.micro.point_measurement import UNPROVEN, PointMeasurement
 from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
-from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures, point_record
+from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.micro.roofline import why_no_roofline
-from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
-from iree_gauntlet.running.rounds import Measurement, gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,31 +31,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
-    from iree_gauntlet.micro.roofline import Roofline
+    from iree_gauntlet.micro.point_measurement import Measuring
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["Measuring", "PointSession"]
-
-# Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
-_SEED = 1
-# How long the calls of a round take, of a program that is fast enough for three of them in that time.
-_ROUND_MS = 100.0
-_MODES = {"torch": (EAGER, COMPILE), "torch-eager": (EAGER,), "none": ()}
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """How points are measured.
-
-    Attributes:
-        against: `torch` (eager and compiled), `torch-eager` or `none`.
-        replace_disturbed: whether rounds that other work disturbed are taken again.
-        roofline: what the machine does at its best; None where that is not known.
-    """
-
-    against: str
-    replace_disturbed: bool
-    roofline: Roofline | None
+__all__ = ["PointSession"]
 
 
 @dataclass(slots=True)
@@ -73,14 +46,12 @@ class PointSession:
         doors: to the world.
         measuring: how it is measured.
         results: what each step has come to, by id: the engine's listener fills it.
-        record: of the point; empty before it was measured.
     """
 
     chain: PointChain
     doors: Doors
     measuring: Measuring
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
     _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _builds: dict[str, Build] = field(default_factory=dict)
     _found: dict[str, VariantFigures] = field(default_factory=dict)
@@ -186,12 +157,14 @@ class PointSession:
         ]
         if problems:
             known.status = "failed"
-            known.reason = shorten(f"the module is not what the recipe promises: {'; '.join(problems)}")
+            known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
 
     def _benchmark(self, step: Step) -> Result:
         role = step.id.removeprefix(step_id(self.chain.id, Stage.BENCHMARK)).removeprefix(".")
         if not role:
-            return self._measure(step)
+            return PointMeasurement(
+                self.chain, self.doors, self.measuring, self._builds, self._found, self._flops(), self._began
+            ).run(step)
         kind = TRACE if role.startswith(TRACE) else MEMORY
         variant = self._variant(role.removeprefix(kind))
         side = torch_side(variant).label
@@ -203,80 +176,6 @@ class PointSession:
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
-
-    def _measure(self, step: Step) -> Result:
-        point = self.chain.point
-        Path(step.folder).mkdir(parents=True, exist_ok=True)
-        wanted = [variant for variant in point.variants if self._stands(variant)]
-        trial, blocks = TorchTrial(), Blocks()
-        if wanted:
-            trial = self._try_torch(step, wanted)
-            blocks = self._rounds(step, wanted, trial)
-        notes = self._notes(blocks, trial)
-        flops = self._flops()
-        for variant in wanted:
-            self._found[variant.label].roofline = self._share(variant, blocks, flops)
-        if self.doors.cancelled.is_set():
-            return Result(Verdict.ERROR, "interrupted")
-        self.record = point_record(
-            point,
-            self.chain.device,
-            flops,
-            self._found,
-            blocks,
-            trial.first_call_ms,
-            time.monotonic() - self._began,
-            notes,
-        )
-        verdict, reason = self._verdict(blocks)
-        return Result(verdict, reason, statistics={"micro": self.record}, notes=notes)
-
-    def _try_torch(self, step: Step, wanted: Sequence[Variant]) -> TorchTrial:
-        modes = [
-            mode for mode in _MODES[self.measuring.against] if mode == EAGER or self.chain.point.model.torch_compile
-        ]
-        if not modes or not self.chain.device.startswith("local-"):
-            # Torch runs on the CPU here: beside another device that says nothing.
-            return TorchTrial()
-        self.doors.teller.progress(f"{self.chain.point.name}: torch, first calls")
-        return try_torch(step, self.chain, self._builds, wanted, modes, _ROUND_MS, self.doors.processes)
-
-    def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
-        script = Path(worker.__file__).with_name(MODULE_WORKER)
-        programs: dict[str, Measurement] = {}
-        for variant in wanted:
-            side = torch_side(variant).label
-            plan = {
-                **module_plan(self.chain, variant, self._builds[side], self.chain.exported(side)),
-                "calls": calls_of(float(self._found[variant.label].figures["call_ms"]), _ROUND_MS),
-                "warm_up_calls": 1,
-            }
-            command = planned_command(step, self.chain.toolchain.python, script, plan, f"{variant.label}.")
-            programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
-        rounds = InterleavedRounds(
-            self.chain.id,
-            programs,
-            trial.round,
-            self.doors.processes,
-            self.doors.locks,
-            self.doors.log,
-            lambda what: self.doors.teller.progress(f"waiting {what}"),
-            _SEED,
-            self.doors.cancelled,
-            replace_disturbed=self.measuring.replace_disturbed,
-        )
-        name = self.chain.point.name
-        return rounds.take(lambda number: self.doors.teller.progress(f"{name}: block {number} of {BLOCKS}"))
-
-    def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
-        notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]
-        if blocks.too_disturbed:
-            notes.append(
-                f"{blocks.count} of {BLOCKS} blocks: the machine is too busy, such as: {blocks.main_disturbance}"
-            )
-        if blocks.marked:
-            notes.append(f"{blocks.marked} rounds were disturbed, such as: {blocks.main_disturbance}")
-        return tuple(notes)
 
     def _flops(self) -> int:
         """Of the unchanged model, as every build of it says; 0 where there is none."""
@@ -291,32 +190,6 @@ class PointSession:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
-    def _share(self, variant: Variant, blocks: Blocks, flops: int) -> dict[str, Any] | None:
-        """How much of what the machine can do at best a variant reaches."""
-        times = [value for block in blocks.times.get(variant.label, ()) for value in block]
-        roofline = self.measuring.roofline
-        known = self._found[variant.label]
-        if roofline is None or why_no_roofline(self.chain.device) or not times or known.parameter_bytes is None:
-            return None
-        build = self._builds[torch_side(variant).label].programs[0]
-        folder = self.chain.exported(torch_side(variant).label)
-        tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
-        share, bound = roofline.share(flops, known.parameter_bytes + tensors, min(times))
-        return {"share": share, "bound": bound}
-
-    def _verdict(self, blocks: Blocks) -> tuple[Verdict, str]:
-        broken = [f"{label}: {known.reason}" for label, known in self._found.items() if known.status == "failed"]
-        unproven = [text for text in broken if "is not what the recipe promises" in text]
-        if blocks.failure:
-            return Verdict.ERROR, shorten(blocks.failure)
-        if unproven:
-            return Verdict.FAILED, shorten("; ".join(unproven))
-        if not any(self._stands(variant) for variant in self.chain.point.variants):
-            return Verdict.SKIPPED, "no variant came as far as to be measured"
-        if blocks.count < BLOCKS:
-            return Verdict.INCONCLUSIVE, shorten(f"{blocks.count} of {BLOCKS} blocks: {blocks.main_disturbance}")
-        return Verdict.PASSED, ""
-
     def _profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
         kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY, model.memory_profiler)) if wanted]
@@ -326,8 +199,3 @@ class PointSession:
             if self._stands(variant)
             for kind in kinds
         )
-
-
-def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
-    """The median of all calls of a round; one figure, since a log of thousands of calls is of no use."""
-    return (statistics.median(json.loads(text)["call_ms"][0]),)

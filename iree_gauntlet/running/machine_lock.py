@@ -161,10 +161,11 @@ class MachineLocks:
     def _held(self, lock: LockFile, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
         _make_private(self._folder)
         begun = time.monotonic()
-        told = False
+        tries = 0
         while not self._acquire(lock, exclusive=exclusive):
-            if not told:
-                told = True
+            tries += 1
+            # Not at once: steps of one run pass the gate one by one, in an instant.
+            if tries == 2:
                 on_wait(f"for {name}: {_named(lock.holders())}")
             if time.monotonic() - begun > self._patience:
                 raise GauntletError(

@@ -115,6 +115,7 @@ def _header(record: JournalRecord) -> dict[str, Any]:
         "config": Path(run["micro"]["config"]).name,
         "toolchain": run["toolchain"],
         "machine": run["machine"],
+        "gpus": run["gpus"],
         "versions": run["micro"]["versions"],
     }
 

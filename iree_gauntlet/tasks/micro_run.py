@@ -1,0 +1,275 @@
+"""A run of `micro`: point after point, each planned as it comes, everything in the journal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
+from iree_gauntlet.bench.session import Doors
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import ExitCode, ToolchainError
+from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
+from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.micro.configuration import iree_device
+from iree_gauntlet.micro.point_chain import DIALECT, PointChain, builder_identity
+from iree_gauntlet.micro.point_measurement import Measuring
+from iree_gauntlet.micro.point_session import PointSession
+from iree_gauntlet.micro.points import points_of
+from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
+from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.tasks.console_tellers import RoundTeller
+from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.new_run import new_run_folder
+from iree_gauntlet.tasks.run_event import run_event
+from iree_gauntlet.tasks.surroundings import make_surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from iree_gauntlet.bench.torch_python import TorchPython
+    from iree_gauntlet.measuring.gpu_state import GpuState
+    from iree_gauntlet.micro.configuration import MicroConfig
+    from iree_gauntlet.micro.lookup import Registry
+    from iree_gauntlet.micro.points import Point
+    from iree_gauntlet.micro.roofline import Roofline
+    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.tasks.micro_resume import Earlier
+    from iree_gauntlet.tasks.surroundings import Machine
+
+__all__ = ["MicroRun"]
+
+# Options that a resumed run takes over as they are.
+_KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
+
+
+@dataclass(slots=True)
+class MicroRun:
+    """One run over all points of a configuration.
+
+    Attributes:
+        options: of the command line.
+        config: what is measured.
+        registry: what it names.
+        torch: what makes the models.
+        machine: IREE and the caches.
+        console: is told how it goes.
+        earlier: the run that is gone on with; None for a new one.
+        run_dir: the run's folder, once it has begun.
+    """
+
+    options: Mapping[str, Any]
+    config: MicroConfig
+    registry: Registry
+    torch: TorchPython
+    machine: Machine
+    console: Console
+    earlier: Earlier | None
+    run_dir: Path = field(init=False)
+    _session: PointSession | None = field(init=False, default=None)
+
+    def measure(self, *, replace_disturbed: bool) -> None:
+        """All points that have not been measured yet; everything goes into the journal."""
+        toolchain = self.machine.toolchain
+        assert toolchain is not None, "asked for"
+        assert self.machine.known is not None, "of every toolchain"
+        if not toolchain.python or not toolchain.has_onnx_importer:
+            raise ToolchainError(
+                f"{toolchain.source} has no Python bindings, or no onnx package beside them",
+                "A model is imported and measured through them; choose another IREE with --iree.",
+            )
+        points = points_of(self.config)
+        for device in dict.fromkeys(iree_device(point.model.device) for point in points):
+            # What is wrong with a device is said before anything is started.
+            chosen_target(device, self.options["target"])
+            chosen_devices(device, 1, toolchain)
+        self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
+        done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
+        chains = {point.name: self._chain(point) for point in points}
+        todo = [point for point in points if chains[point.name].id not in done]
+        cancelled = threading.Event()
+        with Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+            event = self._event(chains, done)
+            journal.run(event)
+            # Of a resumed run only what is left to do counts.
+            self.console.run_started({**event, "steps": []})
+            locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+            processes = Processes(supervisor, self.run_dir)
+            teller = RoundTeller(self.console)
+            doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)
+            engine = self._engine(supervisor, locks, cancelled, journal)
+            with interruptible(engine.cancel):
+                self._points(todo, len(points), chains, doors, engine, journal, replace_disturbed=replace_disturbed)
+
+    def _points(
+        self,
+        todo: Sequence[Point],
+        total: int,
+        chains: Mapping[str, PointChain],
+        doors: Doors,
+        engine: Engine,
+        journal: Journal,
+        *,
+        replace_disturbed: bool,
+    ) -> None:
+        began = time.monotonic()
+        interrupted, code = False, ExitCode.OK
+        verdicts: dict[str, Verdict] = {}
+        try:
+            roofline = self._roofline(todo, doors)
+            measuring = Measuring(self.options["against"], replace_disturbed, roofline)
+            for number, point in enumerate(todo):
+                self.console.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+                verdicts |= self._point(PointSession(chains[point.name], doors, measuring), engine, journal)
+            code = exit_code_of(verdicts.values())
+        except KeyboardInterrupt:
+            interrupted, code = True, ExitCode.INTERRUPTED
+        seconds = round(time.monotonic() - began, 3)
+        journal.end(exit_code=int(code), seconds=seconds, interrupted=interrupted)
+
+    def _point(self, session: PointSession, engine: Engine, journal: Journal) -> dict[str, Verdict]:
+        self._session = session
+        verdicts: dict[str, Verdict] = {}
+        for phase in session.phases():
+            steps = phase()
+            journal.more_steps([asdict(step) for step in steps])
+            self.console.steps_added(len(steps))
+            for group in _one_model_at_a_time(steps):
+                verdicts = engine.perform(group, verdicts)
+        session.tidy()
+        return verdicts
+
+    def _roofline(self, todo: Sequence[Point], doors: Doors) -> Roofline | None:
+        """The machine's peaks, measured once a machine; None where no point asks for them."""
+        toolchain = self.machine.toolchain
+        assert toolchain is not None, "asked for"
+        if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
+            return None
+        with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
+            return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+
+    def _chain(self, point: Point) -> PointChain:
+        toolchain = self.machine.toolchain
+        assert toolchain is not None, "asked for"
+        device = iree_device(point.model.device)
+        target = chosen_target(device, self.options["target"])
+        return PointChain(
+            point=point,
+            config=self.config.file,
+            plugins=self.registry.files,
+            target=target,
+            device=device,
+            flags=target_flags(target),
+            world=make_surroundings(self.machine, self.run_dir, {}),
+            toolchain=toolchain,
+            torch=self.torch,
+            builder=builder_identity(),
+        )
+
+    def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+        targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
+        command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        event = run_event(Plan(()), self.run_dir, self.machine, DIALECT, targets, command)
+        kept = {name: self.options[name] for name in _KEPT}
+        return event | {
+            "resumed": self.earlier is not None,
+            "gpus": [gpu.as_dict() for gpu in self._gpus(chains.values())],
+            "steps": [step for steps in done.values() for step in steps],
+            "micro": {
+                "config": str(self.config.file.absolute()),
+                "digest": hash_file(self.config.file),
+                "plugin": [str(Path(name).expanduser().absolute()) for name in self.options["plugin"]],
+                "torch_python": self.torch.path,
+                "versions": dict(self.torch.versions),
+                "points": [chain.id for chain in chains.values()],
+                "output_dir": self.config.output_dir,
+                **kept,
+                "iree": {name: self.options[name] for name in ("iree", "iree_compiler", "iree_runtime", "cache_dir")},
+            },
+        }
+
+    @staticmethod
+    def _gpus(chains: Iterable[PointChain]) -> tuple[GpuState, ...]:
+        """The GPUs that points run on, as far as their vendor's tool tells."""
+        devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
+        found = (gpu for device in devices for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ))
+        return tuple({gpu.index: gpu for gpu in found}.values())
+
+    def _engine(
+        self, supervisor: Supervisor, locks: MachineLocks, cancelled: threading.Event, journal: Journal
+    ) -> Engine:
+        toolchain = self.machine.toolchain
+        assert toolchain is not None, "asked for"
+        return Engine(
+            self.run_dir,
+            self.machine.store,
+            self.machine.modules,
+            supervisor,
+            locks,
+            cancelled,
+            journal,
+            self,
+            RunOptions(
+                jobs=machine_facts().cores,
+                fail_fast=False,
+                made_again=None,
+                lenient=False,
+                release=toolchain.compiler_release,
+                confirm=None,
+            ),
+            lambda: psutil.virtual_memory().available,
+            self.machine.shared,
+            dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform),
+        )
+
+    def _perform(self, step: Step) -> Result:
+        assert self._session is not None, "a point is under way"
+        return self._session.performers()[step.stage](step)
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """Tells the console."""
+        self.console.step_started(step)
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        """Keeps the result for the point, and tells the console."""
+        assert self._session is not None, "a point is under way"
+        self._session.results[step["id"]] = result
+        self.console.step_finished(step, result)
+
+    def waiting(self, text: str) -> None:
+        """Tells the console."""
+        self.console.waiting(text)
+
+
+def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
+    """Steps that may run beside each other: all compiles, whose programs lack their weights, and nothing else."""
+    light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
+    if light:
+        yield light
+    yield from ([step] for step in steps if step not in light)
+
+
+def _heading(point: Point, number: int, total: int, measured: int, began: float, todo: int) -> str:
+    """`point 12 of 56: linear/512-1024-2048; about 9 min left`, by what a point has taken so far."""
+    left = ""
+    if measured:
+        each = (time.monotonic() - began) / measured
+        left = f"; about {duration(each * (todo - measured))} left"
+    return f"point {number} of {total}: {point.name}{left}"
