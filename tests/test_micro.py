@@ -251,6 +251,8 @@ def test_a_changed_sweep_is_not_gone_on_with(micro: Micro) -> None:
         (("--config", "lin.yml", "--dtype", "int3"), "--dtype int3: unknown"),
         (("--config", "lin.yml", "--targets", "none.json"), "--targets none.json"),
         (("--config", "lin.yml", "--plugin", "none.py"), "none.py"),
+        (("--config", "lin.yml", "--output", "."), "--output .: it is a folder"),
+        (("--config", "lin.yml", "--output", "lin.yml/oss.json"), "--output lin.yml/oss.json: "),
         (("--resume",), "there is no run of `micro`"),
     ],
 )

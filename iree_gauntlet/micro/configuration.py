@@ -32,7 +32,6 @@ DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
 _KIND = "micro-benchmark configurations"
 _EXAMPLE = "See docs/micro.md."
-_OUTPUT = "benchmarks/microbenchmarks/results"
 _QUANTIZATION = "quantization_config_recipe_names"
 _SPARSITY = "sparsity_config_recipe_names"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -109,7 +108,7 @@ class MicroConfig:
         file: where it was read from.
         mode: `inference`.
         variants: what every model is measured with at every shape; the baseline first.
-        output_dir: for results, relative to the working directory.
+        output_dir: for a copy of the results, relative to the working directory; empty for none.
         models: the entries of `model_params`.
     """
 
@@ -209,7 +208,9 @@ def _belongs(asked: AskedRecipe, name: str, path: str, value: Value, report: Rep
 
 
 def _output_dir(fields: Fields) -> str:
-    name = fields.text("output_dir", _OUTPUT)
+    name = fields.text("output_dir", "")
+    if not name:
+        return ""
     path = PurePosixPath(name)
     if path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts or "\\" in name or not path.parts:
         message = f"expected a folder below the working directory, found {name!r}"

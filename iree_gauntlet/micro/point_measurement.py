@@ -17,6 +17,7 @@ from iree_gauntlet.micro.interleaved import BLOCKS, Blocks, InterleavedRounds
 from iree_gauntlet.micro.points import torch_side
 from iree_gauntlet.micro.record import MEASURED, point_record
 from iree_gauntlet.micro.roofline import why_no_roofline
+from iree_gauntlet.micro.speedups import median_ms
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 from iree_gauntlet.running.results import Result, shorten
 from iree_gauntlet.running.rounds import Measurement, gpu_of
@@ -167,15 +168,15 @@ class PointMeasurement:
 
     def _share(self, variant: Variant, blocks: Blocks) -> dict[str, Any] | None:
         """How much of what the machine can do at best a variant reaches."""
-        times = [value for block in blocks.times.get(variant.label, ()) for value in block]
+        time_ms = median_ms(blocks, variant.label)
         roofline = self.measuring.roofline
         known = self.found[variant.label]
-        if roofline is None or why_no_roofline(self.chain.device) or not times or known.parameter_bytes is None:
+        if roofline is None or why_no_roofline(self.chain.device) or time_ms is None or known.parameter_bytes is None:
             return None
         build = self.builds[torch_side(variant).label].programs[0]
         folder = self.chain.exported(torch_side(variant).label)
         tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
-        share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, min(times))
+        share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, time_ms)
         return {"share": share, "bound": bound}
 
     def _verdict(self, blocks: Blocks) -> tuple[Verdict, str]:

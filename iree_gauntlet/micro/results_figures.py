@@ -35,8 +35,9 @@ __all__ = [
 _MARKS = {"inconclusive": " ?", "same": " ="}
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
-    "= is the same within the margins, ? is inconclusive; without a sign it is faster or slower",
-    "of a recipe: geometric mean of speed-ups, at how many shapes it is what, least SQNR, bytes beside the baseline's",
+    "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
+    "= is the same within 3 %, ? is inconclusive; without a sign it is faster or slower, by 1 % or more",
+    "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
     "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
 )
 SUMMARY_COLUMNS = (

@@ -18,7 +18,7 @@ from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.console_tellers import Arrivals
 from iree_gauntlet.tasks.micro_list import print_registry
-from iree_gauntlet.tasks.micro_reports import read_targets, write_micro_reports
+from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro, resumed_options
 from iree_gauntlet.tasks.micro_run import MicroRun
 from iree_gauntlet.tasks.options import replaces_disturbed
@@ -55,6 +55,7 @@ def micro(options: Mapping[str, Any]) -> ExitCode:
         raise UsageError(f"--against {options['against']}: unknown", f"Known: {', '.join(_AGAINST)}.")
     replace_disturbed = replaces_disturbed(options)
     read_targets(options["targets"])
+    check_output(options["output"])
     config = _configured(options, registry)
     if earlier is not None:
         earlier.require_same(config)

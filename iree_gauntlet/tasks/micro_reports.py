@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["OSS_FILE", "read_targets", "write_micro_reports"]
+__all__ = ["OSS_FILE", "check_output", "read_targets", "write_micro_reports"]
 
 OSS_FILE = "benchmark_results.json"
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
@@ -54,19 +54,40 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
-    places = [folder]
-    if asked["output_dir"]:
-        places.append(Path(record.runs[-1]["cwd"]) / asked["output_dir"] / run_dir.name)
-    for place in places:
-        _write(place, files)
-    if asked["output"]:
-        output = Path(record.runs[-1]["cwd"]) / Path(asked["output"]).expanduser()
-        _write(output.parent, {output.name: oss})
+    _write(folder, files)
     print_results(rows, str(shown(folder)), stream, environ=os.environ)
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
+    stream.write(f"results in {shown(folder)}: {', '.join(name for name in files if name.startswith('results.'))}\n")
+    here = Path(record.runs[-1]["cwd"])
+    if asked["output_dir"]:
+        _write(here / asked["output_dir"] / run_dir.name, files)
+        stream.write(f"the same in {asked['output_dir']}/{run_dir.name}\n")
     if asked["output"]:
+        output = here / Path(asked["output"]).expanduser()
+        _write(output.parent, {output.name: oss})
         stream.write(f"records for a benchmark database: {asked['output']}\n")
+
+
+def check_output(name: str) -> None:
+    """Makes sure that `--output` can be written, before anything is measured.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not name:
+        return
+    path = Path(name).expanduser().absolute()
+    if path.is_dir():
+        raise UsageError(f"--output {name}: it is a folder", "Name a file, such as benchmark_results.json.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--output {name}: {path.parent}: {error.strerror}", "Name a file where you may write."
+        ) from error
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--output {name}: {path.parent} cannot be written", "Name a file where you may write.")
 
 
 def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
@@ -128,5 +149,5 @@ def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
     except OSError as error:
         raise GauntletError(
             f"{folder}: results cannot be written: {error.strerror or error}",
-            "`report` writes those of a run again, once there is room.",
+            "Mend that, and `report` writes them again from the journal.",
         ) from error

@@ -25,8 +25,8 @@ _JOURNAL = "journal.jsonl"
 _RESTORED = ("device", "target", "dtype", "against", "disturbed", "output", "targets", "plugin", "torch_python")
 # Of options that are never empty: what stands there where nobody has given one.
 _DEFAULTS = {"against": "torch", "disturbed": "replace"}
-# A point that came to one of these is done; after an error it is tried again.
-_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPPED)
+# A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
+_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
