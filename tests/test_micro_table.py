@@ -12,6 +12,7 @@ from micro_records import HEADER, grid, point, ratio, record, records, squares, 
 
 from iree_gauntlet.micro.report_rows import Ratio, Row, entries, read_rows
 from iree_gauntlet.micro.results_figures import (
+    LEGEND,
     decibels,
     doubts,
     heading_facts,
@@ -20,7 +21,6 @@ from iree_gauntlet.micro.results_figures import (
     summaries,
     times,
 )
-from iree_gauntlet.micro.results_figures import LEGEND
 from iree_gauntlet.micro.results_table import print_results, results_markdown, speedup_table
 
 
