@@ -81,13 +81,21 @@ def test_the_size_that_reached_the_rate_is_told() -> None:
     assert size in (8, 16)
 
 
-def test_it_is_measured_once_and_kept(small: MachineFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_three_measurements_is_kept(
+    small: MachineFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "cache" / "rooflines"
-    found = machine_roofline(folder, sys.executable, small)
+    found = Roofline(0.0, 0.0)
+    for _ in range(3):
+        before, found = found, machine_roofline(folder, sys.executable, small)
+        # Other work makes a peak lower, and never higher.
+        assert found.flops_per_s >= before.flops_per_s
+        assert found.bytes_per_s >= before.bytes_per_s
     assert found.flops_per_s > 0
     assert found.bytes_per_s > 0
     (path,) = folder.glob("*.json")
     document = json.loads(path.read_text())
+    assert document["measurements"] == 3
     assert document["machine"]["cpu"] == small.cpu
     assert document["machine"]["cores"] == small.cores
     monkeypatch.setattr(roofline, "_WORKER", "not_asked.py")
@@ -103,7 +111,7 @@ def test_a_damaged_file_is_measured_again(small: MachineFacts, tmp_path: Path) -
     texts = [json.dumps(document).encode() for document in (*figures, *others)]
     for content in (b"", b"\xff\xfe", texts[0][:40], *texts):
         path.write_bytes(content)
-        assert roofline._kept(path, good["machine"]) is None
+        assert roofline._kept(path, good["machine"]) == (Roofline(0.0, 0.0), 0)
     found = machine_roofline(tmp_path, sys.executable, small)
     kept = json.loads(path.read_text())
     assert kept["roofline"] == {"flops_per_s": found.flops_per_s, "bytes_per_s": found.bytes_per_s}
@@ -116,10 +124,14 @@ def test_another_machine_has_its_own(small: MachineFacts, tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
-def test_of_two_that_ask_at_once_one_measures(small: MachineFacts, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: machine_roofline(tmp_path, sys.executable, small), range(2))
-    assert first == second
+def test_of_several_that_ask_at_once_no_measurement_is_lost(small: MachineFacts, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: machine_roofline(tmp_path, sys.executable, small), range(3)))
+    (path,) = tmp_path.glob("*.json")
+    kept = json.loads(path.read_text())
+    assert kept["measurements"] == 3
+    assert kept["roofline"]["flops_per_s"] == max(item.flops_per_s for item in found)
+    assert kept["roofline"]["bytes_per_s"] == max(item.bytes_per_s for item in found)
 
 
 def test_a_folder_that_cannot_be_used_is_named(small: MachineFacts, tmp_path: Path) -> None:
