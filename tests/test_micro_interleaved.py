@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.micro import interleaved
-from iree_gauntlet.micro.interleaved import BLOCKS, Blocks, InterleavedRounds, TorchRound
+from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds, TorchRound
 from iree_gauntlet.micro.speedups import median_ms, speedup
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import MachineLocks

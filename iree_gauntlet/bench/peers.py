@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.rounds import Round
     from iree_gauntlet.running.blocks import Evidence
 
-__all__ = ["BLOCKS", "Peer", "judged", "shown"]
+__all__ = ["BLOCKS", "ONE_LOOK", "WORDS", "Peer", "judged", "shown"]
 
 BLOCKS = 6
 _LEVEL = 0.05
-_ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
+ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
-_WORDS = {
+WORDS = {
     Verdict.SLOWER: "faster",
     Verdict.FASTER: "slower",
     Verdict.SAME: "same",
@@ -84,7 +84,7 @@ def judged(peer: Peer, evidence: Evidence) -> Peer:
         return replace(peer, reason=evidence.failure)
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; such as: {evidence.main_disturbance}")
-    found = compare(evidence.blocks, _ONE_LOOK)
+    found = compare(evidence.blocks, ONE_LOOK)
     bounded = math.isfinite(found.high)
     few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, such as: {evidence.main_disturbance}"
     return replace(
@@ -94,7 +94,7 @@ def judged(peer: Peer, evidence: Evidence) -> Peer:
         ratio=found.ratio,
         low=found.low if bounded else None,
         high=found.high if bounded else None,
-        word=_WORDS[found.verdict],
+        word=WORDS[found.verdict],
         reason=found.reason if bounded else few,
     )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.running.round_seed import seed_of
 from iree_gauntlet.running.rounds import Measurement, take_round
 
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.rounds import TakenRound
 
-__all__ = ["BLOCKS", "Blocks", "InterleavedRounds", "TorchRound"]
+__all__ = ["Blocks", "InterleavedRounds", "TorchRound"]
 
-# The fewest that have a two-sided interval at 95 % (see `bench/peers.py`).
-BLOCKS = 6
 _ATTEMPTS = 3
 _SPARE_BLOCKS = 5
 _PAUSE_SECONDS = 1.0

@@ -14,9 +14,11 @@ from iree_gauntlet.bench.registry import shown
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.micro.points import torch_side, torch_sides
 from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.running.plan import blocked
 from iree_gauntlet.running.plan_places import Places, step_id
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
+from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,6 +127,10 @@ class PointChain:
             name = f"{self.point.model.name}_{variant.label}"
             planned = self.step(Stage.COMPILE, variant.label)
             compiled = made.compiling(planned, name, variant.label, flags, onnx, content, imports[label])
+            lacking = self.world.translate(flags, COMPILE).unknown
+            if lacking:
+                # The recipe's flag and not the program is what this compiler cannot read.
+                compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
             steps += [compiled, self._check(variant, compiled, imports[label])]
         return tuple(steps)
 

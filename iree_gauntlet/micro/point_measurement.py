@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command
+from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.micro.checking import module_plan
-from iree_gauntlet.micro.interleaved import BLOCKS, Blocks, InterleavedRounds
+from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds
 from iree_gauntlet.micro.points import torch_side
 from iree_gauntlet.micro.record import MEASURED, point_record
 from iree_gauntlet.micro.roofline import why_no_roofline
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["UNPROVEN", "Measuring", "PointMeasurement"]
+__all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]
 
-# How the reason of a variant begins whose module does not show what its recipe promises.
+# How the reason of a variant begins whose module does not show what its recipe promises, or shows nothing.
+UNREAD = "what its module shows cannot be read"
 UNPROVEN = "the module is not what the recipe promises"
 # Of the lots that choose the order of rounds: the same for everybody, so that a run can be repeated.
 _SEED = 1
@@ -182,6 +184,9 @@ class PointMeasurement:
     def _verdict(self, blocks: Blocks) -> tuple[Verdict, str]:
         reasons = {label: known.reason for label, known in self.found.items()}
         unproven = [f"{label}: {reason}" for label, reason in reasons.items() if reason.startswith(UNPROVEN)]
+        unread = [f"{label}: {known.reason}" for label, known in self.found.items() if known.reason.startswith(UNREAD)]
+        if unread:
+            return Verdict.ERROR, shorten("; ".join(unread))
         if blocks.failure:
             return Verdict.ERROR, shorten(blocks.failure)
         if unproven:

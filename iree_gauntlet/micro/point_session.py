@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
 from iree_gauntlet.micro.point_chain import MEMORY, TRACE
-from iree_gauntlet.micro.point_measurement import UNPROVEN, PointMeasurement
+from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, PointMeasurement
 from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
@@ -71,7 +72,9 @@ class PointSession:
         for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
             for path in root.rglob(pattern):
                 path.unlink(missing_ok=True)
-        shutil.rmtree(Path(self.chain.step(Stage.BENCHMARK).folder) / "torch", ignore_errors=True)
+        code = Path(self.chain.step(Stage.BENCHMARK).folder) / "torch"
+        if code.is_dir():
+            shutil.rmtree(code)
 
     def _export(self, step: Step) -> Result:
         label = step.id.removeprefix(step_id(self.chain.id, Stage.EXPORT) + ".")
@@ -105,7 +108,11 @@ class PointSession:
     def _measured(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
         self._found = {variant.label: self._standing(variant) for variant in self.chain.point.variants}
-        facts = {variant.label: self._facts(variant) for variant in self.chain.point.variants if self._stands(variant)}
+        facts = {
+            variant.label: found
+            for variant in self.chain.point.variants
+            if self._stands(variant) and (found := self._facts(variant)) is not None
+        }
         for variant in self.chain.point.variants:
             if variant.label in facts:
                 self._look(variant, facts[variant.label], facts.get(BASELINE))
@@ -130,10 +137,15 @@ class PointSession:
             found.figures = result["statistics"] or {}
         return found
 
-    def _facts(self, variant: Variant) -> ModuleFacts:
-        return read_module_facts(
-            self.chain.toolchain, self.chain.imported(variant) / "program.mlir", self.chain.module(variant)
-        )
+    def _facts(self, variant: Variant) -> ModuleFacts | None:
+        """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
+        program = self.chain.imported(variant) / "program.mlir"
+        try:
+            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+        except GauntletError as error:
+            known = self._found[variant.label]
+            known.status, known.reason = "error", shorten(f"{UNREAD}: {error.what}")
+            return None
 
     def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
         """Holds a module against what its recipe promises."""

@@ -13,24 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.measuring.comparison_verdict import Verdict, compare_log_ratios
-from iree_gauntlet.measuring.sequential import SequentialPlan
-from iree_gauntlet.micro.interleaved import BLOCKS
+from iree_gauntlet.bench.peers import ONE_LOOK, WORDS
+from iree_gauntlet.measuring.comparison_verdict import compare_log_ratios
 
 if TYPE_CHECKING:
     from iree_gauntlet.micro.interleaved import Blocks
 
 __all__ = ["median_ms", "speedup"]
-
-_LEVEL = 0.05
-_ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
-# What a program is, where the other one is that beside it.
-_WORDS = {
-    Verdict.SLOWER: "faster",
-    Verdict.FASTER: "slower",
-    Verdict.SAME: "same",
-    Verdict.INCONCLUSIVE: "inconclusive",
-}
 
 
 def speedup(blocks: Blocks, name: str, over: str) -> dict[str, Any] | None:
@@ -49,13 +38,13 @@ def speedup(blocks: Blocks, name: str, over: str) -> dict[str, Any] | None:
     if not own or not other:
         return None
     ratios = [_log(theirs) - _log(mine) for mine, theirs in zip(own, other, strict=True)]
-    found = compare_log_ratios(np.array(ratios), _ONE_LOOK)
+    found = compare_log_ratios(np.array(ratios), ONE_LOOK)
     bounded = math.isfinite(found.high)
     return {
         "ratio": found.ratio,
         "low": found.low if bounded else None,
         "high": found.high if bounded else None,
-        "word": _WORDS[found.verdict],
+        "word": WORDS[found.verdict],
     }
 
 

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
 from iree_gauntlet.bench.devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
@@ -23,11 +21,10 @@ from iree_gauntlet.bench.session import BenchSession, Doors
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
-from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
 from iree_gauntlet.running.plan import Plan
@@ -36,6 +33,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.bench_list import print_models
 from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
 from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
@@ -46,6 +44,7 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.tasks.surroundings import Machine
 
 __all__ = ["bench"]
@@ -79,11 +78,7 @@ def bench(options: BenchOptions) -> ExitCode:
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
-        if not toolchain.python or not toolchain.has_onnx_importer:
-            raise ToolchainError(
-                f"{toolchain.source} has no Python bindings, or no onnx package beside them",
-                "A model is imported and measured through them; choose another IREE with --iree.",
-            )
+        require_importer(toolchain)
         level = opt_level_flags(options.backend_opt_level, known)
         fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
         devices = chosen_devices(device, options.chips, toolchain)
@@ -126,27 +121,8 @@ def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Consol
         assert machine.known is not None, "of every toolchain"
         processes, teller = Processes(supervisor, run_dir), RoundTeller(console)
         doors = Doors(processes, machine.modules, locks, journal, teller, cancelled, machine.known)
-        engine = Engine(
-            run_dir,
-            machine.store,
-            machine.modules,
-            supervisor,
-            locks,
-            cancelled,
-            journal,
-            console,
-            RunOptions(
-                jobs=machine_facts().cores,
-                fail_fast=False,
-                made_again=None,
-                lenient=False,
-                release=chain.toolchain.compiler_release,
-                confirm=None,
-            ),
-            lambda: psutil.virtual_memory().available,
-            machine.shared,
-            session.performers(doors),
-        )
+        performers = session.performers(doors)
+        engine = model_engine(run_dir, machine, supervisor, locks, cancelled, journal, console, performers)
         with interruptible(engine.cancel):
             return _steps(session, engine, journal, console)
 

@@ -43,6 +43,10 @@ def micro(options: Mapping[str, Any]) -> ExitCode:
     Raises:
         GauntletError: what keeps it from starting; nothing was measured then.
     """
+    if options["run_dir"] and not options["resume"]:
+        raise UsageError(
+            "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
+        )
     earlier = earlier_micro(options) if options["resume"] else None
     if earlier is not None:
         options = resumed_options(options, earlier)

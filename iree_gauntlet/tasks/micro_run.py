@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.session import Doors
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, ToolchainError
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.micro.configuration import iree_device
@@ -27,14 +25,15 @@ from iree_gauntlet.micro.point_session import PointSession
 from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, WaitCancelledError, machine_lock_folder
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_surroundings
@@ -49,8 +48,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.tasks.micro_resume import Earlier
     from iree_gauntlet.tasks.surroundings import Machine
 
@@ -90,11 +91,7 @@ class MicroRun:
         toolchain = self.machine.toolchain
         assert toolchain is not None, "asked for"
         assert self.machine.known is not None, "of every toolchain"
-        if not toolchain.python or not toolchain.has_onnx_importer:
-            raise ToolchainError(
-                f"{toolchain.source} has no Python bindings, or no onnx package beside them",
-                "A model is imported and measured through them; choose another IREE with --iree.",
-            )
+        require_importer(toolchain)
         points = points_of(self.config)
         for device in dict.fromkeys(iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
@@ -102,7 +99,8 @@ class MicroRun:
             chosen_devices(device, 1, toolchain)
         self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
         done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
-        chains = {point.name: self._chain(point) for point in points}
+        world, builder = make_surroundings(self.machine, self.run_dir, {}), builder_identity()
+        chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         cancelled = threading.Event()
         with Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
@@ -114,7 +112,8 @@ class MicroRun:
             processes = Processes(supervisor, self.run_dir)
             teller = RoundTeller(self.console)
             doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)
-            engine = self._engine(supervisor, locks, cancelled, journal)
+            performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
+            engine = model_engine(self.run_dir, self.machine, supervisor, locks, cancelled, journal, self, performers)
             with interruptible(engine.cancel):
                 self._points(todo, len(points), chains, doors, engine, journal, replace_disturbed=replace_disturbed)
 
@@ -157,15 +156,22 @@ class MicroRun:
         return verdicts
 
     def _roofline(self, todo: Sequence[Point], doors: Doors) -> Roofline | None:
-        """The machine's peaks, measured once a machine; None where no point asks for them."""
+        """The machine's peaks; None where no point asks for them, or they cannot be had, which is told."""
         toolchain = self.machine.toolchain
         assert toolchain is not None, "asked for"
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
-        with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
-            return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+        try:
+            with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
+                return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+        except WaitCancelledError:
+            raise
+        except GauntletError as error:
+            # Shares of it are one column; the sweep does not wait for that.
+            self.console.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
+            return None
 
-    def _chain(self, point: Point) -> PointChain:
+    def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
         toolchain = self.machine.toolchain
         assert toolchain is not None, "asked for"
         device = iree_device(point.model.device)
@@ -177,10 +183,10 @@ class MicroRun:
             target=target,
             device=device,
             flags=target_flags(target),
-            world=make_surroundings(self.machine, self.run_dir, {}),
+            world=world,
             toolchain=toolchain,
             torch=self.torch,
-            builder=builder_identity(),
+            builder=builder,
         )
 
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -211,33 +217,6 @@ class MicroRun:
         devices = dict.fromkeys(chain.device for chain in chains if is_gpu(chain.device))
         found = (gpu for device in devices for gpu in asked_gpus(read_gpus(device).gpus, device, os.environ))
         return tuple({gpu.index: gpu for gpu in found}.values())
-
-    def _engine(
-        self, supervisor: Supervisor, locks: MachineLocks, cancelled: threading.Event, journal: Journal
-    ) -> Engine:
-        toolchain = self.machine.toolchain
-        assert toolchain is not None, "asked for"
-        return Engine(
-            self.run_dir,
-            self.machine.store,
-            self.machine.modules,
-            supervisor,
-            locks,
-            cancelled,
-            journal,
-            self,
-            RunOptions(
-                jobs=machine_facts().cores,
-                fail_fast=False,
-                made_again=None,
-                lenient=False,
-                release=toolchain.compiler_release,
-                confirm=None,
-            ),
-            lambda: psutil.virtual_memory().available,
-            self.machine.shared,
-            dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform),
-        )
 
     def _perform(self, step: Step) -> Result:
         assert self._session is not None, "a point is under way"
