@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SPEC_STAGES",
+    "Allclose",
     "Argument",
     "ArgumentOrder",
     "Case",
@@ -118,10 +119,18 @@ class OnnxImport:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import."""
+    """The source of a module: an MLIR file (text or bytecode), or an ONNX file to import.
+
+    Attributes:
+        url: where it is.
+        onnx: how it is imported; None where it is MLIR.
+        name: of a local file that is compiled where it lies, its path from the case's working directory, which is
+            what the compiler is told; empty where it gets the path of what was fetched.
+    """
 
     url: str
     onnx: OnnxImport | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,7 @@ class Module:
         origin: where it is defined.
         splat: whether parameters are replaced by a splat archive made at compile time.
         file_flags: (flag, URL) of further flags, each with the fetched file of its URL as value.
+        flags_origin: where its flags are written, if that is elsewhere.
     """
 
     name: str
@@ -146,6 +156,7 @@ class Module:
     origin: Origin
     splat: bool = False
     file_flags: tuple[tuple[str, str], ...] = ()
+    flags_origin: Origin | None = None
 
     @property
     def id(self) -> str:
@@ -227,12 +238,34 @@ class Golden:
 
 
 @dataclass(frozen=True, slots=True)
+class Allclose:
+    """NumPy's `allclose`, for cases whose outputs are compared by it: |actual - expected| ≤ atol + rtol * |expected|.
+
+    Attributes:
+        rtol, atol: as above.
+        equal_nan: whether NaN equals NaN.
+    """
+
+    rtol: float
+    atol: float
+    equal_nan: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Expectation:
-    """A stage that is expected to fail, and why."""
+    """A stage that is expected to fail, and why.
+
+    Attributes:
+        stage: which one.
+        reason: why.
+        origin: where it is written.
+        crash: True for a crash of the tool only, False for an ordinary failure only, None for either.
+    """
 
     stage: Stage
     reason: str
     origin: Origin
+    crash: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +295,9 @@ class Case:
         skip_reason: why no step of it runs; empty where it runs.
         blocked_reason: what is missing that it needs; empty where nothing is.
         working_directory: where relative paths in flags resolve; empty for the step's own folder.
+        flags_origin: where its run flags are written, if that is elsewhere.
+        skips: (stage, reason) of stages that do not run.
+        allclose: how outputs are compared, where it is not by iree-run-module's own rule.
         origin: where it is written.
     """
 
@@ -291,6 +327,9 @@ class Case:
     skip_reason: str = ""
     blocked_reason: str = ""
     working_directory: str = ""
+    flags_origin: Origin | None = None
+    skips: tuple[tuple[Stage, str], ...] = ()
+    allclose: Allclose | None = None
 
     @property
     def chain(self) -> str:

@@ -7,12 +7,14 @@ only when it is whole: a last line without its newline is torn, was never acknow
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 __all__ = ["EventRecord", "JournalRecord", "read_events", "read_journal"]
@@ -74,17 +76,8 @@ def read_events(path: Path, opening: str) -> EventRecord:
     Raises:
         GauntletError: there is no such log, or a line of it that is not the last one of its writer is no JSON object.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise GauntletError(
-            f"{path}: there is no journal",
-            "name the folder of a run; `runs/` holds one for each run",
-        ) from None
-    except OSError as error:
-        raise GauntletError(f"{path}: cannot read the journal: {error.strerror}") from error
-    events, torn = _events(path, data, opening)
-    return EventRecord(path, tuple(events), torn)
+    reader = _Reader(path, opening)
+    return EventRecord(path, tuple(reader), reader.torn)
 
 
 def read_journal(path: Path) -> JournalRecord:
@@ -96,13 +89,14 @@ def read_journal(path: Path) -> JournalRecord:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
             is no JSON object, or lacks what its event needs.
     """
-    record = read_events(path, "run")
+    reader = _Reader(path, "run")
     runs: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     starts: dict[str, str] = {}
     results: dict[str, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
-    for number, event in record.events:
+    # One by one: of ten thousands of events, only what counts in the end is kept.
+    for number, event in reader:
         match event.get("event"):
             case "run" | "steps" as kind:
                 if not isinstance(event.get("steps"), list):
@@ -115,36 +109,68 @@ def read_journal(path: Path) -> JournalRecord:
             case "start":
                 starts[_step_of(path, number, event)] = str(event.get("time", ""))
             case "result":
-                results[_step_of(path, number, event)] = event
+                # Each line has names of its own, which would take a fifth of the memory.
+                results[_step_of(path, number, event)] = {sys.intern(name): value for name, value in event.items()}
             case "end":
                 end = event
-    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, end, record.torn)
+    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, end, reader.torn)
 
 
-def _events(path: Path, data: bytes, opening: str) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
-    """The events with their line numbers, and whether a line was torn."""
-    lines = data.split(b"\n")
-    # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing but
-    # its newline, but its writer had not got to the fsync that makes it count.
-    torn = bool(lines.pop().strip())
-    events: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        event = _parse(line)
-        if event is not None:
-            events.append((number, event))
-        elif _healed(lines[number:], opening):
-            torn = True
-        else:
-            _refuse(path, number, "is no JSON object")
-    return events, torn
+class _Reader:
+    """The events of a log with the numbers of their lines, read as they are asked for.
+
+    Attributes:
+        torn: whether a line was torn so far.
+    """
+
+    def __init__(self, path: Path, opening: str) -> None:
+        self._path = path
+        self._opening = opening
+        self.torn = False
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            stream = self._path.open("rb")
+        except FileNotFoundError:
+            raise GauntletError(
+                f"{self._path}: there is no journal",
+                "name the folder of a run; `runs/` holds one for each run",
+            ) from None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        with stream:
+            try:
+                yield from self._events(stream)
+            except OSError as error:
+                raise self._unreadable(error) from error
+
+    def _events(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+        broken = 0
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            # What follows the last newline was cut short, whatever it looks like: `{"a":1}` may lack nothing but
+            # its newline, but its writer had not got to the end of it.
+            event = _parse(line) if line.endswith(b"\n") else None
+            if event is None:
+                self.torn = True
+                broken = broken or (number if line.endswith(b"\n") else 0)
+                continue
+            # A line that a crash tore is followed by that of a writer who came to resume; by the next whole one, to
+            # be exact: that writer may have been killed in its first line too.
+            if broken and event.get("event") != self._opening:
+                _refuse(self._path, broken, "is no JSON object")
+            broken = 0
+            yield number, event
+
+    def _unreadable(self, error: OSError) -> GauntletError:
+        return GauntletError(f"{self._path}: cannot read the journal: {error.strerror}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None for what is no strict JSON object."""
     try:
-        event = json.loads(line, parse_constant=_no_constant)
+        event = _DECODER.decode(line.decode())
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
@@ -154,14 +180,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _healed(following: list[bytes], opening: str) -> bool:
-    """Whether a broken line was torn by a crash: then a writer who came to resume wrote the next one.
-
-    The next whole one, to be exact: that writer may have been killed in its first line too. With no whole
-    line after it, the journal ends in torn lines.
-    """
-    event = next(filter(None, map(_parse, following)), None)
-    return event is None or event.get("event") == opening
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _step_of(path: Path, number: int, event: dict[str, Any]) -> str:

@@ -38,19 +38,26 @@ class Target:
         family: one of `FAMILIES`, or a device of other people's that nothing here asks for.
         chip: a chip name such as `gfx942`; empty where none is meant.
         sku: the machine that goldens belong to, such as `mi300`; empty where none was named.
+        config: the config of an operator suite that says how it is compiled and run; empty elsewhere.
     """
 
     family: str
     chip: str = ""
     sku: str = ""
+    config: str = ""
 
     @property
     def name(self) -> str:
-        """Short name used in case ids: `cpu`, `rocm-gfx942`. The SKU is no part of it."""
+        """Short name used in case ids: `cpu`, `rocm-gfx942`, or the config. The SKU is no part of it."""
+        if self.config:
+            return self.config
         return f"{self.family}-{self.chip}" if self.chip else self.family
 
     def covers(self, other: Target) -> bool:
-        """Whether asking for this target means the other one: of its family, and of its chip where one is named."""
+        """Whether asking for this target means the other one: of its family, and of its chip where one is named.
+
+        The config is not looked at.
+        """
         return self.family == other.family and (not self.chip or not other.chip or self.chip == other.chip)
 
 

@@ -54,6 +54,34 @@ def test_ends_of_a_process(outcome: Outcome, disk_full: bool, verdict: Verdict, 
     assert with_expectation(_EXPECTING, result, lenient=False).verdict is expected
 
 
+@pytest.mark.parametrize(
+    ("expect_crash", "outcome", "verdict", "said"),
+    [
+        (None, Outcome(1), Verdict.XFAILED, "expected: known (suite.toml)"),
+        (None, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "expected: known (suite.toml)"),
+        (False, Outcome(1), Verdict.XFAILED, "expected: known (suite.toml)"),
+        (False, Outcome(None, signal="SIGFPE"), Verdict.ERROR, "but an ordinary failure is expected (known (suite.t"),
+        (True, Outcome(None, signal="SIGFPE"), Verdict.XFAILED, "expected: known (suite.toml)"),
+        (True, Outcome(1), Verdict.FAILED, "but a crash is expected (known (suite.toml)): list it as an ordinary fail"),
+        (True, Outcome(None, signal="SIGKILL"), Verdict.ERROR, "killed from outside"),
+        (True, Outcome(None, signal="SIGTERM", timed_out=True), Verdict.ERROR, "longer than its 5 s"),
+    ],
+)
+def test_a_crash_is_no_ordinary_failure_where_the_expectation_tells_them_apart(
+    expect_crash: bool | None, outcome: Outcome, verdict: Verdict, said: str
+) -> None:
+    result = with_expectation(replace(_EXPECTING, expect_crash=expect_crash), _after(outcome), lenient=False)
+    assert result.verdict is verdict
+    assert said in result.reason
+
+
+def test_reasons_with_an_expectation_are_bounded() -> None:
+    step = replace(_STEP, expect_failure="so " * 10_000, expect_crash=True)
+    for outcome in (Outcome(1), Outcome(None, signal="SIGSEGV")):
+        assert len(with_expectation(step, _after(outcome), lenient=False).reason) < 1000
+    assert len(with_expectation(step, Result(Verdict.PASSED), lenient=False).reason) < 1000
+
+
 def test_a_pass_that_was_not_expected_is_strict_unless_lenient() -> None:
     passed = Result(Verdict.PASSED)
     strict = with_expectation(_EXPECTING, passed, lenient=False)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.steps import CacheLookup, Command, Step
 
 NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
 STEPS = [{"id": "a"}, {"id": "b"}]
@@ -218,6 +223,118 @@ def test_closed_journal_refuses(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(RuntimeError):
         journal.start("a")
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The descriptors that were brought to the disk, in order."""
+    done: list[int] = []
+    sync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        done.append(descriptor)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    return done
+
+
+def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_own(
+    tmp_path: Path, syncs: list[int]
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        opened = len(syncs)
+        journal.run({"steps": []})
+        assert len(syncs) == opened + 1
+        began = time.monotonic()
+        for number in range(300):
+            journal.start(str(number))
+            journal.result(str(number), {"verdict": "passed", "seconds": 0.001})
+        took = time.monotonic() - began
+        assert len(syncs) - opened < 10 + took / 0.02
+        before = len(syncs)
+        journal.result("long", {"verdict": "passed", "seconds": 1.0})
+        assert len(syncs) > before
+    assert len(read_journal(path).results) == 301
+
+
+def test_a_result_is_with_the_kernel_and_a_start_soon(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.start("a")
+        journal.result("a", {"verdict": "passed"})
+        record = read_journal(path)
+        assert list(record.starts) == list(record.results) == ["a"]
+        journal.start("b")
+        deadline = time.monotonic() + 10
+        while "b" not in read_journal(path).starts:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        journal.start("c")
+    assert list(read_journal(path).starts) == ["a", "b", "c"]
+
+
+def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    script = (
+        "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
+        "from iree_gauntlet.running.journal import Journal\n"
+        "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
+        "j.run({'steps': []})\n"
+        "for n in range(50): j.start(str(n)); j.result(str(n), {'verdict': 'passed'})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(read_journal(path).results) == 50
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    asked = threading.Event()
+
+    def fails(_descriptor: int) -> None:
+        asked.set()
+        raise OSError(5, "Input/output error")
+
+    journal = Journal(tmp_path / "journal.jsonl", clock)
+    monkeypatch.setattr(os, "fsync", fails)
+    journal.result("a", {"verdict": "passed"})
+    if not closed:
+        assert asked.wait(10)
+        # The thread that met it is about to note it.
+        time.sleep(0.2)
+        with pytest.raises(GauntletError, match="Input/output error"):
+            journal.result("b", {"verdict": "passed"})
+    with pytest.raises(GauntletError, match="Input/output error"):
+        journal.close()
+    journal.close()
+
+
+def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
+    step = Step(
+        id="m/s@cpu:compile",
+        chain="m/s@cpu",
+        dialect="d",
+        model="m",
+        submodel="s",
+        target="cpu",
+        sku="",
+        stage=Stage.COMPILE,
+        folder="f",
+        timeout=1.5,
+        origin=Origin("spec.json", "field"),
+        command=Command(("iree-compile", "m.mlir"), "f", (("A", "b"),)),
+        cache=CacheLookup("key", ingredients=(("flags", "--x"),)),
+    )
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run({"steps": (step,)})
+    assert list(read_journal(path).steps) == json.loads(json.dumps([asdict(step)]))
 
 
 JSON = st.recursive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.running.scheduler import Limits, Scheduler
+from iree_gauntlet.running.agenda import Limits
+from iree_gauntlet.running.scheduler import Scheduler
 from iree_gauntlet.running.steps import Resources, Step
 
 if TYPE_CHECKING:
@@ -104,6 +106,10 @@ class Run:
             assert threading.active_count() == before
 
     @property
+    def most_at_once(self) -> int:
+        return max(accumulate(1 if event[0] == "+" else -1 for event in self.events))
+
+    @property
     def ran(self) -> list[str]:
         return [event[1:] for event in self.events if event[0] == "+"]
 
@@ -123,12 +129,7 @@ def test_no_more_run_at_once_than_jobs_allow(jobs: int) -> None:
     run = Run([step(str(number)) for number in range(8)], jobs=jobs)
     run.run()
     assert max(len(others) for others in run.beside.values()) >= jobs - 1
-    most = 0
-    running = 0
-    for event in run.events:
-        running += 1 if event[0] == "+" else -1
-        most = max(most, running)
-    assert most == jobs
+    assert run.most_at_once == jobs
 
 
 def test_fetches_and_bookkeeping_take_no_core() -> None:
@@ -141,7 +142,7 @@ def test_fetches_and_bookkeeping_take_no_core() -> None:
 def test_at_most_four_fetches_at_once() -> None:
     run = Run([step(f"f{number}", stage=Stage.FETCH, cores=0) for number in range(9)], pause=0.03)
     run.run()
-    assert max(len(others) for others in run.beside.values()) <= 6  # three beside it at each of its ends
+    assert run.most_at_once == 4
     assert len(run.ran) == 9
 
 

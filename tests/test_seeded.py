@@ -54,6 +54,10 @@ GOLDEN = {
     "random://text/1x3x320x320xf32?seed=3&scale=4&lines=4": (
         "64178f430be1860e67b4d315d1d81554cbef9310cd379c175151b9769efc2f86"
     ),
+    "random://formula/5x7xf16?seed=1&skip=3&coeff=2&offset=-1": (
+        "4f5ea104378faba607c96d0aef6492b5e0f40dbc36e66e5b12a17fb9d8bb9de3"
+    ),
+    "random://formula/9xbf16?seed=4294967295": ("56ad98ed3f55d611a5043361d23279b9163bbb444c17631a3e2384c4e332dcdc"),
     "random://zeros/1x2x128x2xf32": ("c8780c0d3493768237a8c60a8bdf9df829c1b25a0cdea9ee39947cfe9c51a6ca"),
     "random://ones/f32": ("8911cbc3a75f98c55d74490c632594ffd99e0f242b800de2b0597e1b227998f2"),
     "random://uniform/2x0x3xf32": ("4f42cc2c77965c6438670c295b19e564cb47d98acadbf422a1898fd131edc638"),
@@ -234,6 +238,9 @@ def test_a_line_may_hold_one_character_only() -> None:
         ("random://uniform/4xf32?low=1e999", "beyond binary64"),
         ("random://uniform/4xf32?low=2&high=1", "no values lie between"),
         ("random://normal/4xf32?stddev=-1", "stddev=-1 is negative"),
+        ("random://formula/4xf32?skip=-1", "skip=-1 is negative"),
+        ("random://formula/4xf32?seed=4294967296", "seed=4294967296 is too large"),
+        ("random://formula/4xf32?coeff=x", "coeff='x' is not a number"),
         ("random://integers/4xi8?low=0&high=300", "i8 integers from 0 below 300 do not exist"),
         ("random://integers/4xi8?low=3&high=3", "do not exist"),
         ("random://uniform/99999999x99999999xf32", "more than the 4294967296"),

@@ -176,7 +176,7 @@ def test_plan_as_json(project: Path, run: Any) -> None:
     assert compiled["argv"][-1] == compiled["outputs"]["module"]
     assert compiled["cwd"] == str(project / "runs/next-custom/steps/a/x.cpu/compile")
     assert compiled["resources"] == {"cores": 1, "exclusive": False, "device": ""}
-    assert compiled["expectation"] == {"outcome": "pass", "reason": ""}
+    assert compiled["expectation"] == {"outcome": "pass", "reason": "", "crash": None}
     threshold = steps["a/x@cpu:threshold"]
     assert threshold["expectation"]["outcome"] == "fail"
     assert "run_test_expecting_to_fail" in threshold["expectation"]["reason"]

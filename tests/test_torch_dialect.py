@@ -13,7 +13,7 @@ from torch_trees import BENCHMARK, COMPSTAT, EVERYWHERE, MODULE, QUALITY, TREE, 
 from iree_gauntlet.cases import Metric, Origin, Stage, Statistic
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, no_match
-from iree_gauntlet.dialects.torch_modules import target_of_flags
+from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.dialects.trees import read_specs, read_torch_specs
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 

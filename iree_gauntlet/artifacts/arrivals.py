@@ -20,13 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pooch
-
 from iree_gauntlet.artifacts.hashing import hash_watched
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.remote import MissingError
-from iree_gauntlet.artifacts.remotes import places, remotes_of
 from iree_gauntlet.artifacts.sources import PypiSource, RandomSource, arrival_name
 from iree_gauntlet.artifacts.transfer import Transfer
 from iree_gauntlet.errors import ArtifactError
@@ -144,6 +141,8 @@ class Arrivals:
 
     def _downloaded(self, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress) -> Checked:
         failures: list[ArtifactError] = []
+        from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+
         for place in places(source.url, self._configuration):
             if self._offline and not place.startswith(("/", "file:")):
                 continue
@@ -166,6 +165,8 @@ class Arrivals:
     ) -> Checked | None:
         """The file from one place; None, and why among the failures, where it cannot be had there."""
         mirror = place != source.url
+        from iree_gauntlet.artifacts.remotes import remotes_of  # noqa: PLC0415
+
         remotes = remotes_of(place, self._configuration, self._policy.stall_timeout)
         while True:
             try:
@@ -231,6 +232,8 @@ def _checked(
     # What an earlier attempt has left there, Pooch would take for the file.
     shutil.rmtree(folder / "checking", ignore_errors=True)
     # Pooch's own line for each download would stand between ours.
+    import pooch  # noqa: PLC0415
+
     pooch.get_logger().setLevel("WARNING")
     name = source.local_name.rpartition("/")[2]
     place = pooch.create(

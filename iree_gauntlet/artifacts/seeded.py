@@ -5,6 +5,7 @@
     random://integers/1x64xi64?seed=3&low=0&high=30522      (high is exclusive)
     random://text/1x3x320x320xf32?seed=3&scale=4&lines=4
     random://zeros/1x2x128x2xf32   random://ones/4xi1
+    random://formula/64x64xf16?seed=1&skip=4096&coeff=2&offset=-1
 
 The path is a shape and an element type as IREE writes them; `f32` alone is a scalar.
 
@@ -22,8 +23,10 @@ whatever changes the meaning of the URL changes the whole stream, and two ways t
   range).
 * `text`: a picture of seeded words in NCHW order, dark (-0.9) on light (0.9), the same in all channels.
   Text detectors and recognisers give nearly nothing on noise, so noise would check nothing.
+* `formula`: what operator suites made of `(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`, bit for bit:
+  the values of NumPy's legacy generator (MT19937), whose stream is frozen, seeded with `seed`, after `skip` others.
 
-Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32.
+Values are rounded once to f32 or f64; f16, bf16 and the f8 types are rounded from f32, those of `formula` from f64.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -74,8 +77,13 @@ _PARAMETERS: dict[str, dict[str, int | float | None]] = {
     "text": {"seed": 0, "scale": 4, "lines": 1},
     "zeros": {},
     "ones": {},
+    "formula": {"seed": 0, "skip": 0, "coeff": 1.0, "offset": 0.0},
 }
 _FLOATING_ONLY = frozenset({"uniform", "normal", "text"})
+
+# The largest seed that NumPy's legacy generator takes; values that are drawn at once.
+_MOST_FORMULA_SEED = (1 << 32) - 1
+_DRAWN_AT_ONCE = 1 << 20
 
 _INK = -0.9
 _PAPER = 0.9
@@ -88,7 +96,7 @@ class SeededSpec:
 
     Attributes:
         url: the URL as written.
-        distribution: `uniform`, `normal`, `integers`, `text`, `zeros` or `ones`.
+        distribution: `uniform`, `normal`, `integers`, `text`, `zeros`, `ones` or `formula`.
         shape: dimensions; empty for a scalar.
         element_type: IREE's name of the element type.
         parameters: all parameters of the distribution with their values, sorted by name.
@@ -122,6 +130,8 @@ class SeededSpec:
         if self.distribution in ("zeros", "ones"):
             return np.full(self.shape, self.distribution == "ones", dtype=np.float32).astype(dtype)
         parameters = dict(self.parameters)
+        if self.distribution == "formula":
+            return self._formula(dtype)
         if self.distribution == "integers":
             return self._integers(int(parameters["low"]), int(parameters["high"]), dtype)
         if self.distribution == "text":
@@ -159,12 +169,33 @@ class SeededSpec:
         narrow = values.astype(f"<u{dtype.itemsize}")
         return (narrow != 0 if dtype == np.bool_ else narrow.view(dtype)).reshape(self.shape)
 
+    def _formula(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        parameters = dict(self.parameters)
+        generator = np.random.RandomState(int(parameters["seed"]))
+        for count in _pieces(int(parameters["skip"])):
+            generator.random_sample(count)
+        values = np.empty(math.prod(self.shape), dtype)
+        done = 0
+        for count in _pieces(values.size):
+            drawn = parameters["coeff"] * generator.random_sample(count) + parameters["offset"]
+            with np.errstate(over="ignore", invalid="ignore"):  # as NumPy converts it, whatever that comes to
+                values[done : done + count] = drawn.astype(dtype)
+            done += count
+        return values.reshape(self.shape)
+
     def _text(self, scale: int, lines: int) -> NDArray[np.float64]:
         batch, channels, height, width = self.shape
         words = iter(int(word) for word in self._words(batch * lines * words_per_line(width, scale)))
         pictures = [picture_of_words(words, height, width, scale, lines) for _ in range(batch)]
         ink = np.array(pictures, dtype=np.bool_).reshape(batch, 1, height, width)
         return np.repeat(np.where(ink, _INK, _PAPER), channels, axis=1)
+
+
+def _pieces(count: int) -> Iterator[int]:
+    """Counts that sum up to a count, none of them large."""
+    while count > 0:
+        yield min(count, _DRAWN_AT_ONCE)
+        count -= _DRAWN_AT_ONCE
 
 
 def _high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
@@ -284,6 +315,10 @@ def _parse_parameters(url: str, distribution: str, element_type: str, query: str
             )
         return given
     given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
+    if distribution == "formula" and given["seed"] > _MOST_FORMULA_SEED:
+        raise ArtifactError(
+            url, f"{url}: seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}."
+        )
     if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
         raise ArtifactError(
             url,
@@ -299,7 +334,7 @@ def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
         kind = "a whole number" if whole else "a number"
         raise ArtifactError(url, f"{url}: {name}={text!r} is not {kind}", f"Write {name}=3, for example.")
     number = int(text) if whole else float(text)
-    if name in ("seed", "stddev") and number < 0:
+    if name in ("seed", "skip", "stddev") and number < 0:
         raise ArtifactError(url, f"{url}: {name}={text} is negative", "0 or more is wanted.")
     if not whole and not math.isfinite(number):
         raise ArtifactError(url, f"{url}: {name}={text} is beyond binary64", "Write a smaller number.")

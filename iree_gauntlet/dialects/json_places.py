@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["line_of", "path_of", "with_number", "with_string"]
+__all__ = ["line_of", "lines_of_items", "path_of", "with_number", "with_string"]
 
 _SPACE = " \t\n\r"
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -30,6 +30,36 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
             break
         position = found
     return text[:position].count("\n") + 1
+
+
+def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
+    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array.
+
+    Args:
+        text: a JSON text that parses.
+        path: keys of objects and indices of arrays from the top.
+    """
+    position = _skip(text, 0)
+    for part in path:
+        found = _child(text, position, part)
+        if found is None:
+            return []
+        position = found
+    if text[position : position + 1] != "[":
+        return []
+    decoder = json.JSONDecoder()
+    lines: list[int] = []
+    line, counted = 1, 0
+    position = _skip(text, position + 1)
+    while text[position] != "]":
+        line += text.count("\n", counted, position)
+        counted = position
+        lines.append(line)
+        _, position = decoder.raw_decode(text, position)
+        position = _skip(text, position)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+    return lines
 
 
 def path_of(document: object, field: str) -> tuple[str | int, ...]:

@@ -7,10 +7,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Stage
+from iree_gauntlet.dialects.op_tests import build_op_cases
+from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.spec import Spec
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.targets import Target
 
 __all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
@@ -49,6 +52,7 @@ class CaseSet:
         problems: of the files that were selected, and of those that they need.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
+        warnings: what is of no use in the files, and does no harm.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -58,6 +62,7 @@ class CaseSet:
     unknown_markers: tuple[str, ...] = ()
     known_markers: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 class _Library:
@@ -98,7 +103,7 @@ class _Library:
 
 
 def load_cases(
-    specs: Sequence[Spec],
+    specs: Sequence[Spec | OpSpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
     expected_failures: Sequence[ExpectedFailure] = (),
@@ -117,7 +122,10 @@ def load_cases(
     loader = _Loader(specs, includes, targets, expected_failures, device)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
-        if chosen and spec.torch:
+        if isinstance(spec, OpSpec):
+            if chosen:
+                loader.add_operator(spec, chosen)
+        elif chosen and spec.torch:
             loader.add_torch(spec, chosen)
         elif chosen:
             loader.add_sharktank(spec, chosen)
@@ -129,7 +137,7 @@ class _Loader:
 
     def __init__(
         self,
-        specs: Sequence[Spec],
+        specs: Sequence[Spec | OpSpec],
         includes: Sequence[Include],
         targets: Sequence[Target],
         expected_failures: Sequence[ExpectedFailure],
@@ -140,13 +148,16 @@ class _Loader:
         self._targets = targets
         self._expected = expected_failures
         self._device = device
-        self._library = _Library(specs)
-        self._modules = TorchModules(specs)
+        files = [spec for spec in specs if isinstance(spec, Spec)]
+        self._library = _Library(files)
+        self._modules = TorchModules(files)
+        self._configs: set[SuiteConfig] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
         self._known: set[str] = set()
         self._elsewhere: set[str] = set()
+        self._warnings: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
@@ -174,6 +185,19 @@ class _Loader:
             self._elsewhere.add(test.case.target.name)
         elif self._add(test.case, chosen):
             self._require(test.required)
+
+    def add_operator(self, spec: OpSpec, chosen: Sequence[Include]) -> None:
+        """Adds the cases of a folder of an operator suite, one for each config."""
+        for config in spec.suite.configs:
+            if config not in self._configs:
+                self._configs.add(config)
+                self._problems.update(config.problems)
+                self._warnings.update(config.aimless)
+        cases, problems, elsewhere = build_op_cases(spec, self._targets)
+        self._problems.update(problems)
+        self._elsewhere.update(elsewhere)
+        for case in cases:
+            self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:
         """Adds what modules come from: a name means one definition, also over several trees."""
@@ -207,6 +231,7 @@ class _Loader:
             tuple(sorted(words - self._known)),
             tuple(sorted(self._known)),
             tuple(sorted(self._elsewhere)),
+            tuple(sorted(self._warnings)),
         )
 
 

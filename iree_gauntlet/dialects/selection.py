@@ -13,7 +13,7 @@ from iree_gauntlet.errors import NothingSelectedError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.dialects.spec import Named
 
 __all__ = ["Include", "MarkerExpression", "no_match"]
 
@@ -36,7 +36,7 @@ class Include:
     markers: str = ""
     within: Include | None = None
 
-    def matches_spec(self, spec: Spec) -> bool:
+    def matches_spec(self, spec: Named) -> bool:
         """Whether the names of a spec match; markers are not looked at.
 
         A file that could not be understood is matched by either reading of its name, so that its problems are
@@ -137,7 +137,7 @@ class MarkerExpression:
 
 def no_match(
     includes: Sequence[Include],
-    specs: Iterable[Spec],
+    specs: Iterable[Named],
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
@@ -174,11 +174,11 @@ def no_match(
     return NothingSelectedError(f"nothing selected: no case matches {wanted}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def _is_within(include: Include, spec: Spec) -> bool:
+def _is_within(include: Include, spec: Named) -> bool:
     return include.within is None or include.within.matches_spec(spec)
 
 
-def _explain(include: Include, specs: Sequence[Spec], models: Sequence[str]) -> list[str]:
+def _explain(include: Include, specs: Sequence[Named], models: Sequence[str]) -> list[str]:
     """Which of the globs matches nothing, and what is spelled like it."""
     if not any(fnmatchcase(model, include.model) for model in models):
         return [_unmatched("model", include.model, models)]

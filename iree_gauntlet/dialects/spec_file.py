@@ -11,13 +11,15 @@ from iree_gauntlet.dialects.json_places import line_of
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["FieldError", "load_json", "nearest", "problem_at", "problems_of"]
+__all__ = ["BRANCH", "FieldError", "load_json", "nearest", "problem_at", "problems_of"]
 
+# What a schema's names of the branches of a union begin with: they are no part of a field's path.
+BRANCH = "#branch "
 _MOST_DEPTH = 32
 
 
@@ -45,12 +47,15 @@ class _ConstantError(ValueError):
     """NaN or Infinity, which JSON does not have."""
 
 
-def load_json(path: Path, name: str) -> tuple[dict[str, Any] | None, str, list[Problem]]:
+def load_json(
+    path: Path, name: str, plain: Callable[[str], str] | None = None
+) -> tuple[dict[str, Any] | None, str, list[Problem]]:
     """Reads a JSON object from a file.
 
     Args:
         path: the file.
         name: how the user names it, for messages.
+        plain: makes JSON of the file's text, every value in its place.
 
     Returns:
         The object or None, the text (for `line_of`), and what is wrong with the file.
@@ -58,6 +63,7 @@ def load_json(path: Path, name: str) -> tuple[dict[str, Any] | None, str, list[P
     text = ""
     try:
         text = _read_text(path)
+        text = plain(text) if plain else text
         return _parse(text), text, []
     except _BadFileError as error:
         return None, text, [Problem(name, error.line, error.field, error.message, error.hint)]
@@ -140,7 +146,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], name: str, text:
     """Turns pydantic's errors into problems that name line, field, what was found and what is allowed."""
     problems = []
     for item in error.errors(include_url=False):
-        location = list(item["loc"])
+        location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(BRANCH))]
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, FieldError):
             location.append(cause.field)

@@ -71,6 +71,7 @@ class _SuiteTable(_Table):
         default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1
     )
     spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
+    configs: list[str] = Field(default_factory=list)
     include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
     expect_failure: list[_ExpectTable] = Field(default_factory=list)
 
@@ -84,6 +85,7 @@ class Suite:
         target: where it runs.
         stages: what is done.
         spec_dirs: folders of specs.
+        configs: of operator suites; empty for those in their own folders.
         includes: what is selected of them.
         expected_failures: what is expected to fail.
     """
@@ -93,6 +95,7 @@ class Suite:
     target: Target
     stages: tuple[Stage, ...]
     spec_dirs: tuple[Path, ...]
+    configs: tuple[Path, ...]
     includes: tuple[Include, ...]
     expected_failures: tuple[ExpectedFailure, ...]
 
@@ -128,6 +131,7 @@ def read_suite(path: Path) -> Suite:
         target=target,
         stages=tuple(Stage(stage) for stage in table.stages),
         spec_dirs=tuple(path.parent / folder for folder in table.spec_dirs),
+        configs=tuple(path.parent / config for config in table.configs),
         includes=includes,
         expected_failures=tuple(
             ExpectedFailure(item.case, Stage(item.stage), item.reason, Origin(name, f"expect_failure[{index}]"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,29 +11,21 @@ from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program,
 from iree_gauntlet.dialects.fields import ImportOptions
 from iree_gauntlet.dialects.locations import file_beside, problem
 from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
 from iree_gauntlet.dialects.trees import read_module_definition
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.dialects.spec import Spec
 
-__all__ = ["DefinedModule", "TorchModules", "target_of_flags"]
+__all__ = ["DefinedModule", "TorchModules"]
 
 DIALECT = "torch-models"
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_CHIP_FLAGS = {
-    "rocm": ("iree-rocm-target", "iree-hip-target"),
-    "cuda": ("iree-cuda-target",),
-    "vulkan": ("iree-vulkan-target",),
-    "metal": ("iree-metal-target",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,26 +167,3 @@ def _lfs_pointer(document: ModuleDefinition, url: str) -> str:
         return ""
     what = f"{path} is a pointer of Git LFS, not the program: run `git lfs pull --include={path.name}`"
     return what if pointer else ""
-
-
-def target_of_flags(flags: Iterable[str]) -> Target:
-    """The target that compile flags name; the CPU where they name none.
-
-    A local device is the CPU, or VMVX where its backend says so. A device that this toolkit does not know is a
-    family of its own: nothing selects it by accident.
-    """
-    values: dict[str, str] = {}
-    for flag in flags:
-        name, _, value = flag.lstrip("-").partition("=")
-        # One of several, perhaps with a name of its own: `main=hip[0],other=local`.
-        values[name] = value.split(",")[0].rpartition("=")[2].split("://")[0].split("[")[0]
-    named = [values[name] for name in _TARGET_FLAGS if values.get(name)]
-    found = next((target for name in named if (target := target_of(name))), None)
-    if found is None:
-        unknown = next((name for name in named if _NAME.fullmatch(name)), "cpu")
-        return Target(unknown)
-    if found.family == "cpu" and values.get(_TARGET_FLAGS[-1]) == "vmvx":
-        return Target("vmvx")
-    flags_of_family = _CHIP_FLAGS.get(found.family, ())
-    chip = next((values[name].split(":")[0] for name in flags_of_family if values.get(name)), "")
-    return target_of(f"{found.family}-{chip}") or found

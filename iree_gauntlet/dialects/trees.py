@@ -1,6 +1,7 @@
 """Trees of spec files: which files are specs, of which dialect, and what is wrong with them.
 
-A root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
+A folder with `run_module_io_flags.txt` or `run_module_io.json` is a case of an operator suite (`op_trees`). Else, a
+root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
 or the spec folder itself where it has none of these. The specs of torch models lie anywhere below their root,
 those of sharktank are `<root>/<model>/<name>.json`.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of
@@ -39,7 +42,12 @@ _DOCS_HINT = "docs/specs.md lists the fields of each format."
 _TORCH_HINT = "docs/torch-models.md lists the fields of tests and module definitions."
 
 
-def read_specs(folders: Sequence[Path], external: Path | None = None, modules: Path | None = None) -> list[Spec]:
+def read_specs(
+    folders: Sequence[Path],
+    external: Path | None = None,
+    modules: Path | None = None,
+    configs: Sequence[Path] = (),
+) -> list[Spec | OpSpec]:
     """Reads every spec file of some folders, each once, in a stable order.
 
     Args:
@@ -48,21 +56,30 @@ def read_specs(folders: Sequence[Path], external: Path | None = None, modules: P
             the spec folder or beside it.
         modules: where module definitions of torch models are; by default the root of a spec, or the folder
             above it.
+        configs: of operator suites; by default those in the folder `configs` of each.
 
     Raises:
-        UsageError: a folder does not exist or is none.
+        UsageError: a folder or config does not exist or is none, or an operator suite has no config.
     """
     specs: dict[Path, Spec] = {}
+    operators = _Operators({}, [])
     for folder in folders:
         tree = _tree(folder, external, modules)
-        for root in _roots(tree.folder):
+        for root in _roots(tree.folder, operators):
             if _holds_torch_models(root, named=modules is not None):
                 found = _torch_specs(tree, root)
             else:
                 found = (_read_sharktank(tree, root, path) for path in _sharktank_files(root))
             for spec in found:
                 specs.setdefault(spec.path, spec)
-    return list(specs.values())
+    if configs and not operators.cases:
+        hint = "Leave --config out, or give --spec-dir the folder of an operator suite."
+        raise UsageError(f"--config {configs[0]}: there is no operator suite in {', '.join(map(str, folders))}", hint)
+    if not operators.cases:
+        return list(specs.values())
+    asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
+    cases = list(operators.cases.values())
+    return [*specs.values(), *read_op_specs(cases, operators.with_configs, asked, str(Path.cwd()))]
 
 
 def read_torch_specs(
@@ -106,17 +123,33 @@ def _external_folder(folder: Path) -> Path:
     return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
-def _roots(folder: Path) -> Iterable[Path]:
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """What of operator suites is met on the way: folders of cases by path, and folders that may hold configs."""
+
+    cases: dict[str, CaseFolder]
+    with_configs: list[str]
+
+
+def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
+    """The roots of other specs in a folder; itself where it has neither them nor operator cases."""
     if folder.name in _ROOT_NAMES:
         return [folder]
     roots: list[Path] = []
-    for current, subfolders, _ in os.walk(folder):
-        here = Path(current)
-        roots += [here / name for name in sorted(subfolders) if name in _ROOT_NAMES]
+    has_cases = False
+    for current, subfolders, files in os.walk(folder):
+        if is_case_folder(files):
+            operators.cases.setdefault(current, CaseFolder(current, tuple(files), str(folder)))
+            subfolders.clear()
+            has_cases = True
+            continue
+        if CONFIGS in subfolders:
+            operators.with_configs.append(current)
+        roots += [Path(current, name) for name in sorted(subfolders) if name in _ROOT_NAMES]
         subfolders[:] = sorted(
             name for name in subfolders if name not in (*_ROOT_NAMES, *_EXTERNAL_NAMES) and not name.startswith(".")
         )
-    return roots or [folder]
+    return roots or ([] if has_cases else [folder])
 
 
 # torch models

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
@@ -134,5 +132,7 @@ def block_orders(count: int, seed: int) -> tuple[BlockOrder, ...]:
     """
     if count < 0 or seed < 0:
         raise EvidenceError(f"cannot draw {count} block orders with seed {seed}: both must be 0 or more")
+    import numpy as np  # noqa: PLC0415 - thousands of small cases run without it
+
     coins = np.random.default_rng(seed).random(count)
     return tuple(BlockOrder.ABBA if coin < 0.5 else BlockOrder.BAAB for coin in coins)

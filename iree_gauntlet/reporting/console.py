@@ -10,6 +10,7 @@ from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text, progress_text
 from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.pace import MANY_STEPS, Pace, is_worth_a_line
 from iree_gauntlet.reporting.step_outcome import step_name
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _HEARTBEAT_SECONDS = 30.0
+_PROGRESS_SECONDS = 10.0
 _NAMED_STEPS = 4
 
 
@@ -40,10 +42,10 @@ class Console(Protocol):
         """Take how many further steps there are, of a run that did not know of them when it began."""
 
     def step_started(self, step: dict[str, Any]) -> None:
-        """Take a planned step that begins to run."""
+        """Take a step that begins to run: its `id`, `chain` and `stage`."""
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """Take a planned step and the journal's `result` event; it need not have been started (skipped)."""
+        """Take a step and the journal's `result` event; it need not have been started (skipped)."""
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Take the progress of a download in bytes; `total` is None where the server did not say."""
@@ -82,6 +84,9 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class PlainConsole:
     """One line for each finished step, without control sequences, flushed at once.
 
+    Of a run that begins with more than 200 steps, only those that did not come out as expected get a line, and every
+    10 s one says how far the run is.
+
     Where no step came to an end for a while (30 s), a line says what is running, so that a CI system does
     not take the run for dead and a reader of its log sees what hangs. As often, lines say how far the
     downloads are.
@@ -90,6 +95,7 @@ class PlainConsole:
         stream: where to write.
         heartbeat: seconds of silence before a line says what is running, and from one progress of downloads
             to the next.
+        progress: seconds from one line to the next that says how far a run of many steps is.
         clock: seconds, for elapsed times.
     """
 
@@ -98,6 +104,7 @@ class PlainConsole:
         stream: TextIO,
         *,
         heartbeat: float = _HEARTBEAT_SECONDS,
+        progress: float = _PROGRESS_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
@@ -106,10 +113,13 @@ class PlainConsole:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._running: dict[str, tuple[str, float]] = {}
+        self._progress = progress
+        self._running: dict[str, tuple[dict[str, Any], float]] = {}
         self._downloads = Downloads()
-        self._total = 0
-        self._done = 0
+        self._pace = Pace(clock(), 0)
+        self._many = False
+        self._last_pace = clock()
+        self._told = 0
         self._waiting = ""
         self._last_line = clock()
         self._last_progress = clock()
@@ -117,7 +127,9 @@ class PlainConsole:
     def run_started(self, run: dict[str, Any]) -> None:
         """Say what begins, and start the heartbeat."""
         with self._lock:
-            self._total = len(run["steps"])
+            self._pace = Pace(self._clock(), len(run["steps"]))
+            self._many = self._pace.total > MANY_STEPS
+            self._last_pace, self._told = self._clock(), 0
             self._write(started_text(run))
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -126,20 +138,22 @@ class PlainConsole:
     def steps_added(self, count: int) -> None:
         """Count them."""
         with self._lock:
-            self._total += count
+            self._pace.total += count
 
     def step_started(self, step: dict[str, Any]) -> None:
         """Remember that it runs; its line comes when it is finished."""
         with self._lock:
-            self._running[str(step["id"])] = (step_title(step), self._clock())
+            self._running[str(step["id"])] = (step, self._clock())
             self._waiting = ""
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """Write its line."""
+        """Write its line, where it is worth one."""
+        verdict = str(result["verdict"])
         with self._lock:
             self._running.pop(str(step["id"]), None)
-            self._done += 1
-            self._write(finished_text(step, result, self._done, self._total))
+            self._pace.finished(self._clock(), verdict)
+            if not self._many or is_worth_a_line(verdict):
+                self._write(finished_text(step, result, self._pace.done, self._pace.total))
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Write a line when a download begins; the heartbeat tells how it goes."""
@@ -191,7 +205,7 @@ class PlainConsole:
         write_text(self._stream, text + "\n")
 
     def _beat(self) -> None:
-        while not self._closing.wait(min(self._heartbeat / 4, 1.0)):
+        while not self._closing.wait(min(self._heartbeat / 4, self._progress / 4, 1.0)):
             with self._lock:
                 try:
                     self._tell(self._clock())
@@ -201,7 +215,10 @@ class PlainConsole:
                     return
 
     def _tell(self, now: float) -> None:
-        """Write what runs and how far the downloads are, where it is time to."""
+        """Write how far the run is, what runs and how far the downloads are, where it is time to."""
+        if self._many and now - self._last_pace >= self._progress and self._pace.done > self._told:
+            self._last_pace, self._told = now, self._pace.done
+            self._write(self._pace.line(now))
         if now - self._last_line >= self._heartbeat:
             self._write(self._state(now))
         if self._downloads.idle or now - self._last_progress < self._heartbeat:
@@ -214,13 +231,13 @@ class PlainConsole:
 
     def _state(self, now: float) -> str:
         longest = sorted(self._running.values(), key=lambda started: started[1])
-        names = [f"{title} ({duration(now - began)})" for title, began in longest[:_NAMED_STEPS]]
+        names = [f"{step_title(step)} ({duration(now - began)})" for step, began in longest[:_NAMED_STEPS]]
         more = len(longest) - len(names)
         running = ", ".join(names) + (f" and {more} more" if more else "")
         parts = [f"still running: {running}" if running else "nothing runs"]
         if self._waiting:
             parts.append(f"waiting {one_line(self._waiting)}")
-        return f"[{self._done}/{self._total}] {'; '.join(parts)}"
+        return f"[{self._pace.done}/{self._pace.total}] {'; '.join(parts)}"
 
 
 def write_text(stream: TextIO, text: str) -> None:

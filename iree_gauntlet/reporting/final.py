@@ -10,6 +10,7 @@ from rich.text import Text
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
 from iree_gauntlet.reporting.details import finding_lines
+from iree_gauntlet.reporting.diagnostic_groups import group_failures
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.headline import cache_line, headline
 from iree_gauntlet.reporting.live import STYLES
@@ -18,7 +19,7 @@ from iree_gauntlet.reporting.printing import printing
 from iree_gauntlet.reporting.report import report_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import rich.console
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["print_final"]
 
 _MOST_FAILURES = 20
+_MOST_GROUPS = 20
 _MOST_FINDINGS = 12
 _MOST_ROWS = 60
 _GAP = 2
@@ -46,8 +48,8 @@ def print_final(
 ) -> None:
     """Print the end of a run.
 
-    The length is bounded: 20 failures with 20 lines of output each, 60 rows of the table; what is left
-    out is counted, with where to find it. Commands are never broken over lines.
+    The length is bounded: 20 failures with 20 lines of output each, 20 diagnostics of more failures than that, 60 rows
+    of the table; what is left out is counted, with where to find it. Commands are never broken over lines.
 
     Args:
         outcome: what to print.
@@ -75,6 +77,8 @@ def _print_failures(console: rich.console.Console, outcome: RunOutcome, run_dir:
     if not bad:
         return
     _line(console, "")
+    if len(bad) > _MOST_FAILURES:
+        _print_groups(console, bad)
     _line(console, "What went wrong", "bold")
     for step in bad[:_MOST_FAILURES]:
         _print_failure(console, step, run_dir)
@@ -82,6 +86,19 @@ def _print_failures(console: rich.console.Console, outcome: RunOutcome, run_dir:
         more = len(bad) - _MOST_FAILURES
         _line(console, "")
         _line(console, f"and {more} more, all of them in {run_dir / 'summary.md'}", "bold")
+
+
+def _print_groups(console: rich.console.Console, bad: Sequence[StepOutcome]) -> None:
+    """What most of them failed of: `  41 compile: failed to legalize operation 'torch.onnx.If'`."""
+    groups = group_failures((step.chain, step.name, step.reason) for step in bad)
+    _line(console, f"{len(bad)} went wrong, by diagnostic", "bold")
+    width = len(str(groups[0].count))
+    for group in groups[:_MOST_GROUPS]:
+        _line(console, f"  {group.count:>{width}} {group.stage}: {group.text} ({one_line(group.examples[0])}…)")
+    if len(groups) > _MOST_GROUPS:
+        left = groups[_MOST_GROUPS:]
+        _line(console, f"  and {len(left)} more kinds, of {sum(group.count for group in left)} steps")
+    _line(console, "")
 
 
 def _print_failure(console: rich.console.Console, step: StepOutcome, run_dir: Path) -> None:
@@ -102,7 +119,7 @@ def _print_failure(console: rich.console.Console, step: StepOutcome, run_dir: Pa
 
 
 def _print_table(console: rich.console.Console, outcome: RunOutcome, run_dir: Path) -> None:
-    chains = _shown(outcome.chains)
+    chains = _shown(outcome)
     if not chains:
         return
     rows = []
@@ -130,7 +147,8 @@ def _print_table(console: rich.console.Console, outcome: RunOutcome, run_dir: Pa
     console.print(table)
     more = len(outcome.chains) - len(chains)
     if more:
-        _line(console, f"and {more} more, all of them in {run_dir / 'summary.md'}")
+        where = "summary.json" if outcome.many else "summary.md"
+        _line(console, f"and {more} more, all of them in {run_dir / where}")
     _line(console, "")
 
 
@@ -144,12 +162,17 @@ def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
     return list(widths)
 
 
-def _shown(chains: tuple[ChainOutcome, ...]) -> list[ChainOutcome]:
-    """The chains of the table, in plan order; where they are too many, those that went wrong go first."""
+def _shown(outcome: RunOutcome) -> list[ChainOutcome]:
+    """The chains of the table, in plan order; where they are too many, those that went wrong go first.
+
+    Of a suite of operators only those: what came out as expected has no figures worth a screen.
+    """
+    chains = outcome.chains
     if len(chains) <= _MOST_ROWS:
         return list(chains)
     ranked = sorted(range(len(chains)), key=lambda i: (chains[i].verdict not in BAD_VERDICTS, i))
-    return [chains[i] for i in sorted(ranked[:_MOST_ROWS])]
+    shown = [chains[i] for i in sorted(ranked[:_MOST_ROWS])]
+    return [chain for chain in shown if chain.verdict in BAD_VERDICTS] if outcome.many else shown
 
 
 def _line(console: rich.console.Console, text: str, style: str = "") -> None:

@@ -1,5 +1,9 @@
 """JUnit XML: a testsuite for each chain, a testcase for each step.
 
+Of a run with more than 200 chains (a suite of operators) it holds what CI systems show and people act on: no figures
+and commands of what came out as expected (`summary.json` has them), and what is the same in the whole run once, in the
+properties of the first testsuite.
+
 The junit-xml package writes times in exponent form, which the schema refuses: they are put right.
 """
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["junit_document"]
 
 _SIZE_LIMIT = 1 << 16
+# Of a step that failed, in a run of many: CI systems drop a report that is too big.
+_LEAN_SIZE_LIMIT = 3000
 
 
 def junit_document(outcome: RunOutcome) -> str:
@@ -50,7 +56,9 @@ def _suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.Te
         hostname=one_line(str(outcome.machine.get("host") or "")),
         id=str(index),
         timestamp=one_line(started),
-        properties={one_line(name): one_line(value, 4096) for name, value in _properties(chain, outcome)},
+        properties={
+            one_line(name): one_line(value, 4096) for name, value in _properties(chain, outcome, first=index == 0)
+        },
         file=one_line(next(iter(files), "")),
     )
 
@@ -60,7 +68,7 @@ def _case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
         name=one_line(step.name),
         classname=one_line(f"{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
         elapsed_sec=step.seconds,
-        stdout=_bounded(_system_out(step)),
+        stdout=_bounded(_system_out(step, lean=outcome.many), _SIZE_LIMIT),
     )
     message = one_line(step.reason) or str(step.verdict)
     match step.verdict:
@@ -73,7 +81,7 @@ def _case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
         case Verdict.ERROR:
             case.add_error_info(message, _detail(step, outcome), _error_type(step))
         case Verdict.XFAILED:
-            case.add_skipped_info(f"expected failure: {message}", _detail(step, outcome))
+            case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _detail(step, outcome))
         case Verdict.SKIPPED:
             case.add_skipped_info(message)
         case Verdict.PASSED:
@@ -92,7 +100,7 @@ def _error_type(step: StepOutcome) -> str:
 def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
     """Everything that a person needs to act on a verdict, bounded."""
     parts = [one_line(step.reason, 2000), *finding_lines(step)]
-    tail = last_lines(step.tail)
+    tail = last_lines(step.tail, count=8, width=200) if outcome.many else last_lines(step.tail)
     if tail:
         parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
         parts += [f"  {line}" for line in tail]
@@ -103,11 +111,13 @@ def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
     if step.origin.file:
         where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
         parts += ["", f"written in: {one_line(where)}"]
-    return _bounded("\n" + "\n".join(parts) + "\n")
+    return _bounded("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
 
 
-def _system_out(step: StepOutcome) -> str:
+def _system_out(step: StepOutcome, *, lean: bool) -> str:
     lines = [f"note: {one_line(note)}" for note in step.notes]
+    if lean:
+        return "\n" + "\n".join(lines) + "\n" if lines else ""
     lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
     lines += measured_lines(step)
     if step.command and step.verdict is Verdict.PASSED:
@@ -115,36 +125,27 @@ def _system_out(step: StepOutcome) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def _properties(chain: ChainOutcome, outcome: RunOutcome) -> list[tuple[str, str]]:
+def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
     """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
-    toolchain, machine = outcome.toolchain, outcome.machine
-    found: list[tuple[str, object]] = [
-        ("run", outcome.run),
-        ("run.suite", outcome.suite),
-        ("run.state", outcome.state),
-        ("gauntlet.version", outcome.version),
-        ("compiler.version", toolchain.get("compiler")),
-        ("compiler.commit", toolchain.get("compiler_commit")),
-        ("runtime.version", toolchain.get("runtime")),
-        ("runtime.commit", toolchain.get("runtime_commit")),
-        ("toolchain.identity", toolchain.get("identity")),
-        ("toolchain.source", toolchain.get("source")),
-        ("dialect", chain.dialect),
-        ("model", chain.model),
-        ("submodel", chain.submodel),
-        ("target", chain.target),
-        ("sku", chain.sku),
-        ("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))),
-        ("machine.cpu", machine.get("cpu")),
-        ("machine.cores", machine.get("cores")),
-        ("machine.memory", byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""),
-        ("machine.os", machine.get("os")),
-        ("machine.python", machine.get("python")),
-    ]
-    found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
+    found: list[tuple[str, object]] = []
+    if first or not outcome.many:
+        found += _of_the_toolchain(outcome)
+    if not outcome.many:
+        found += [
+            ("dialect", chain.dialect),
+            ("model", chain.model),
+            ("submodel", chain.submodel),
+            ("target", chain.target),
+            ("sku", chain.sku),
+            ("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))),
+        ]
+    if first or not outcome.many:
+        found += _of_the_machine(outcome)
+        found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
     for step in chain.steps:
-        found.append((f"{step.name}.flags", " ".join(step.flags)))
-        found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
+        if not outcome.many:
+            found.append((f"{step.name}.flags", " ".join(step.flags)))
+            found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
         if step.samples is not None and step.samples.real_ms:
             found.append((f"{step.name}.mean_ms", f"{step.samples.mean_ms:.6g}"))
             found.append((f"{step.name}.min_ms", f"{step.samples.min_ms:.6g}"))
@@ -156,6 +157,33 @@ def _properties(chain: ChainOutcome, outcome: RunOutcome) -> list[tuple[str, str
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
+def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
+    toolchain = outcome.toolchain
+    return [
+        ("run", outcome.run),
+        ("run.suite", outcome.suite),
+        ("run.state", outcome.state),
+        ("gauntlet.version", outcome.version),
+        ("compiler.version", toolchain.get("compiler")),
+        ("compiler.commit", toolchain.get("compiler_commit")),
+        ("runtime.version", toolchain.get("runtime")),
+        ("runtime.commit", toolchain.get("runtime_commit")),
+        ("toolchain.identity", toolchain.get("identity")),
+        ("toolchain.source", toolchain.get("source")),
+    ]
+
+
+def _of_the_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
+    machine = outcome.machine
+    return [
+        ("machine.cpu", machine.get("cpu")),
+        ("machine.cores", machine.get("cores")),
+        ("machine.memory", byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""),
+        ("machine.os", machine.get("os")),
+        ("machine.python", machine.get("python")),
+    ]
+
+
 def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
     for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
         element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
@@ -163,11 +191,11 @@ def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
             case.set("time", f"{step.seconds:.3f}")
 
 
-def _bounded(text: str) -> str:
-    """At most 64 Ki characters, cut at a line's end and said so: CI systems drop a report that is too big."""
-    if len(text) <= _SIZE_LIMIT:
+def _bounded(text: str, limit: int) -> str:
+    """At most so many characters, cut at a line's end and said so: CI systems drop a report that is too big."""
+    if len(text) <= limit:
         return text
-    kept = re.sub(r"[^\n]*\Z", "", text[:_SIZE_LIMIT]) or text[:_SIZE_LIMIT]
+    kept = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
     return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
 
 

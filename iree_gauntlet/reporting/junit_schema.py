@@ -27,10 +27,12 @@ def schema_document(root: ET.Element) -> str:
     """The whole document with its XML declaration, without what the schema lacks; encode it as UTF-8."""
     for element in root.iter():
         allowed = _ALLOWED.get(element.tag)
-        for name in [name for name in element.attrib if allowed is not None and name not in allowed]:
-            del element.attrib[name]
-        for name, value in element.attrib.items():
-            element.set(name, clean(value))
-        element.text = clean(element.text or "") or None
+        attributes = element.attrib
+        for name in list(attributes):
+            if allowed is not None and name not in allowed:
+                del attributes[name]
+            else:
+                attributes[name] = clean(attributes[name])
+        element.text = clean(element.text) or None if element.text else None
     ET.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'

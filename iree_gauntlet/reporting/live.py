@@ -15,6 +15,7 @@ from iree_gauntlet.reporting.console import finished_text, started_text, step_ti
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text, columns
 from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.pace import MANY_STEPS, Pace, is_worth_a_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,6 @@ STYLES = {
     "skipped": "dim",
     "inconclusive": "yellow",
 }
-# Above this many steps only what did not pass gets a line of its own: thousands of them would scroll away
-# what matters, and all are in the reports.
-_EVERY_STEP_BELOW = 200
 _MOST_STEPS = 8
 _MOST_DOWNLOADS = 5
 
@@ -59,11 +57,9 @@ class LiveConsole:
         # Guards the state only. It is never held while rich is called: rich's refreshing thread holds
         # rich's own lock when it asks for the state.
         self._lock = threading.Lock()
-        self._running: dict[str, tuple[str, float]] = {}
+        self._running: dict[str, tuple[dict[str, Any], float]] = {}
         self._downloads = Downloads()
-        self._verdicts: dict[str, int] = {}
-        self._total = 0
-        self._done = 0
+        self._pace = Pace(clock(), 0)
         self._waiting = ""
         self._began = clock()
         self._console = rich.console.Console(
@@ -87,20 +83,20 @@ class LiveConsole:
     def run_started(self, run: dict[str, Any]) -> None:
         """Say what begins, and start the live part."""
         with self._lock:
-            self._total = len(run["steps"])
             self._began = self._clock()
+            self._pace = Pace(self._began, len(run["steps"]))
         self._console.print(Text(started_text(run), style="bold"), soft_wrap=True)
         self._live.start()
 
     def steps_added(self, count: int) -> None:
         """Count them."""
         with self._lock:
-            self._total += count
+            self._pace.total += count
 
     def step_started(self, step: dict[str, Any]) -> None:
         """Show it among those that run."""
         with self._lock:
-            self._running[str(step["id"])] = (step_title(step), self._clock())
+            self._running[str(step["id"])] = (step, self._clock())
             self._waiting = ""
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
@@ -108,10 +104,9 @@ class LiveConsole:
         verdict = str(result["verdict"])
         with self._lock:
             self._running.pop(str(step["id"]), None)
-            self._done += 1
-            self._verdicts[verdict] = self._verdicts.get(verdict, 0) + 1
-            line = finished_text(step, result, self._done, self._total)
-            worth = self._total <= _EVERY_STEP_BELOW or verdict not in ("passed", "xfailed", "skipped")
+            self._pace.finished(self._clock(), verdict)
+            worth = self._pace.total <= MANY_STEPS or is_worth_a_line(verdict)
+            line = finished_text(step, result, self._pace.done, self._pace.total) if worth else ""
         if worth:
             text = Text(line)
             start = line.index(verdict)
@@ -157,11 +152,15 @@ class LiveConsole:
 
     def _lines(self) -> list[Text]:
         now = self._clock()
-        head = Text.assemble((f"{self._done}/{self._total} done", "bold"), f" · {duration(now - self._began)}")
+        pace = self._pace
+        many = pace.total > MANY_STEPS
+        left = pace.left(now) if many else ""
+        times = duration(now - self._began) + (f", {left}" if left else "")
+        head = Text.assemble((f"{pace.done}/{pace.total} done", "bold"), f" · {times}")
         for verdict, style in STYLES.items():
-            if verdict != "passed" and self._verdicts.get(verdict):
+            if (many or verdict != "passed") and pace.counts.get(verdict):
                 head.append(" · ")
-                head.append(f"{self._verdicts[verdict]} {verdict}", style)
+                head.append(f"{pace.counts[verdict]} {verdict}", style)
         lines = [head]
         # One line is the cursor's.
         room = max(0, self._console.height - 1 - len(lines) - bool(self._waiting))
@@ -176,7 +175,10 @@ class LiveConsole:
         """The steps that have run longest, and how many more there are."""
         running = sorted(self._running.values(), key=lambda started: started[1])
         shown = running[: min(_MOST_STEPS, room if len(running) <= room else max(0, room - 1))]
-        lines = [Text.assemble("  ", (f"{duration(now - began):>9}", "cyan"), f"  {title}") for title, began in shown]
+        lines = [
+            Text.assemble("  ", (f"{duration(now - began):>9}", "cyan"), f"  {step_title(step)}")
+            for step, began in shown
+        ]
         if len(running) > len(shown) and room:
             lines.append(Text(f"  and {len(running) - len(shown)} more run", style="dim"))
         return lines

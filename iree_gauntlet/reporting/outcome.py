@@ -35,6 +35,7 @@ _WORST_FIRST = (
 )
 _SURROUNDINGS = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_SURROUNDINGS = 5
+_MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
 _EXIT_CODES = {
@@ -126,6 +127,11 @@ class RunOutcome:
     markers: str = ""
 
     @property
+    def many(self) -> bool:
+        """So many chains that reports keep to what did not come out as expected; `summary.json` has all of it."""
+        return len(self.chains) > _MANY_CHAINS
+
+    @property
     def steps(self) -> tuple[StepOutcome, ...]:
         """All steps, in plan order of their chains."""
         return tuple(step for chain in self.chains for step in chain.steps)
@@ -180,7 +186,12 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         toolchain=dict(run.get("toolchain") or {}),
         machine=dict(run.get("machine") or {}),
         chains=_chains(steps),
-        exit_code=_exit_code(steps, interrupted=interrupted, readable=bool(record.runs)),
+        exit_code=_exit_code(
+            steps,
+            interrupted=interrupted,
+            # Of a merged run: what the shares would have said that were not given.
+            whole=bool(record.runs) and not run.get("missing_shards"),
+        ),
         state=state,
         resumed=max(len(record.runs) - 1, 0),
         torn=record.torn,
@@ -234,10 +245,10 @@ def _chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
     )
 
 
-def _exit_code(steps: list[StepOutcome], *, interrupted: bool, readable: bool) -> ExitCode:
+def _exit_code(steps: list[StepOutcome], *, interrupted: bool, whole: bool) -> ExitCode:
     if interrupted:
         return ExitCode.INTERRUPTED
-    if not readable:
+    if not whole:
         return ExitCode.ERROR
     if not steps:
         return ExitCode.NOTHING_SELECTED
@@ -273,6 +284,8 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
         times = len(record.runs) - 1
         noun = "once" if times == 1 else f"{times} times"
         remarks.append(f"the run was resumed {noun}; the results of all its parts are counted")
+    if record.runs:
+        remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
     planned = {str(step.get("id")) for step in record.steps}
     lost = sorted(set(record.results) - planned)
     if lost and record.runs:

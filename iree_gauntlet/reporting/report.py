@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.journal_format import read_journal
@@ -13,17 +15,17 @@ from iree_gauntlet.reporting.job_summary import (
 )
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
-from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
+from iree_gauntlet.reporting.report_files import STEP_SUMMARY, add_to_step_summary, write_report
 from iree_gauntlet.reporting.summary import summary_markdown
 from iree_gauntlet.reporting.summary_json import summary_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.reporting.outcome import RunOutcome
 
-__all__ = ["report_names", "write_job_summary", "write_reports"]
+__all__ = ["append_to_step_summary", "report_names", "write_job_summary", "write_reports"]
 
 _REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
 _JOURNAL_NAME = "journal.jsonl"
@@ -42,15 +44,37 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
     Raises:
         GauntletError: there is no journal, it cannot be read, or the reports cannot be written.
     """
-    outcome = outcome_of(read_journal(run_dir / _JOURNAL_NAME))
-    markdown = summary_markdown(outcome)
-    contents = (junit_document(outcome), markdown, summary_json(outcome))
-    for name, content in zip(_REPORT_NAMES, contents, strict=True):
-        write_report(run_dir / name, content, run_dir)
-    write_job_summary(outcome, run_dir, run_dir)
+    with _uncollected():
+        outcome = outcome_of(read_journal(run_dir / _JOURNAL_NAME))
+        # One after the other: of ten thousand cases each is large.
+        for name, document in zip(_REPORT_NAMES, (junit_document, summary_markdown, summary_json), strict=True):
+            write_report(run_dir / name, document(outcome), run_dir)
+        write_job_summary(outcome, run_dir, run_dir)
     if append_step_summary:
-        add_to_step_summary(environ, markdown)
+        append_to_step_summary(outcome, environ)
     return outcome
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles: reports make none, and among the millions of objects of a large run it takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def append_to_step_summary(outcome: RunOutcome, environ: Mapping[str, str]) -> None:
+    """Append the summary of a run to the file that `GITHUB_STEP_SUMMARY` names, where there is one.
+
+    Raises:
+        GauntletError: it cannot be written.
+    """
+    if environ.get(STEP_SUMMARY):
+        add_to_step_summary(environ, summary_markdown(outcome))
 
 
 def report_names(outcome: RunOutcome) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from iree_gauntlet.reporting.summary import append_step_summary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["add_to_step_summary", "write_report"]
+__all__ = ["STEP_SUMMARY", "add_to_step_summary", "write_report"]
 
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
@@ -43,7 +43,7 @@ def add_to_step_summary(environ: Mapping[str, str], markdown: str) -> None:
     Raises:
         GauntletError: it cannot be written.
     """
-    path = environ.get(_STEP_SUMMARY, "")
+    path = environ.get(STEP_SUMMARY, "")
     if not path:
         return
     try:
@@ -51,5 +51,5 @@ def add_to_step_summary(environ: Mapping[str, str], markdown: str) -> None:
     except OSError as error:
         raise GauntletError(
             f"{path}: cannot append the summary: {error.strerror}",
-            f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
+            f"{STEP_SUMMARY} must name a file that can be written, or not be set",
         ) from error

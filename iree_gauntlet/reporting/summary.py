@@ -1,4 +1,8 @@
-"""`summary.md`: what a run came to, in tables, ready for a CI system's summary page."""
+"""`summary.md`: what a run came to, in tables, ready for a CI system's summary page.
+
+Of a run with more than 200 chains (a suite of operators) it begins with what did not come out as expected, grouped by
+diagnostic, and its tables hold no more than that.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import last_lines
 from iree_gauntlet.reporting.details import finding_lines
+from iree_gauntlet.reporting.diagnostic_groups import group_failures
 from iree_gauntlet.reporting.figures import byte_size, duration
 from iree_gauntlet.reporting.headline import cache_line, headline
 from iree_gauntlet.reporting.markdown import code, escape, fenced, shortened, table
@@ -15,6 +20,7 @@ from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
 from iree_gauntlet.reporting.speeds import speed_section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
@@ -26,6 +32,10 @@ __all__ = ["STEP_SUMMARY_LIMIT", "append_step_summary", "summary_markdown"]
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
 STEP_SUMMARY_LIMIT = 1 << 20
 _SMALLEST_USEFUL = 4096
+_MOST_FAILURES = 200
+_MOST_ROWS = 500
+_MOST_GROUPS = 50
+_GROUPED_FROM = 20
 _CUT = "*Cut here: this page may not be longer. The whole summary is `summary.md` in the run's folder.*"
 
 _COLUMNS = (
@@ -41,23 +51,23 @@ def summary_markdown(outcome: RunOutcome) -> str:
     parts += [f"> {escape(remark)}" for remark in outcome.remarks]
     if not outcome.chains:
         parts.append("No step was planned.")
-    for target in dict.fromkeys((chain.target, chain.sku) for chain in outcome.chains):
-        chains = [chain for chain in outcome.chains if (chain.target, chain.sku) == target]
-        parts += _target_section(*target, chains)
+    failures = _failure_groups("What went wrong, by diagnostic", outcome.bad_steps) + _failures(outcome.bad_steps)
+    if outcome.many:
+        parts += failures
+    chains_of: dict[tuple[str, str], list[ChainOutcome]] = {}
+    for chain in outcome.chains:
+        chains_of.setdefault((chain.target, chain.sku), []).append(chain)
+    for target, chains in chains_of.items():
+        parts += _target_section(*target, chains, many=outcome.many)
     parts += speed_section(outcome.steps)
-    parts += _failures([step for step in outcome.steps if step.verdict in BAD_VERDICTS])
-    parts += _grouped(
-        "Expected failures",
-        [(step.reason, step) for step in outcome.steps if step.verdict is Verdict.XFAILED],
-    )
-    parts += _grouped(
-        "Skipped",
-        [
-            (f"behind {step.behind}, which did not come out well" if step.behind else step.reason, step)
-            for step in outcome.steps
-            if step.verdict is Verdict.SKIPPED
-        ],
-    )
+    if not outcome.many:
+        parts += failures
+    expected = [step for step in outcome.steps if step.verdict is Verdict.XFAILED]
+    if outcome.many:
+        parts += _failure_groups("Expected failures, by diagnostic", expected, least=1)
+    else:
+        parts += _grouped("Expected failures", [(step.reason, step) for step in expected])
+    parts += _grouped("Skipped", [(_why_skipped(step, outcome), step) for step in _skipped(outcome)])
     parts += _grouped("Notes", [(note, step) for step in outcome.steps for note in step.notes])
     parts += _environment(outcome)
     return "\n\n".join(parts) + "\n"
@@ -94,10 +104,26 @@ def _facts(outcome: RunOutcome) -> str:
     return f"{' · '.join(fact for fact in facts if fact)}\\\n{cache_line(outcome)}"
 
 
-def _target_section(target: str, sku: str, chains: list[ChainOutcome]) -> list[str]:
+def _skipped(outcome: RunOutcome) -> list[StepOutcome]:
+    return [step for step in outcome.steps if step.verdict is Verdict.SKIPPED]
+
+
+def _why_skipped(step: StepOutcome, outcome: RunOutcome) -> str:
+    if not step.behind:
+        return step.reason
+    behind = "a step that" if outcome.many else f"{step.behind}, which"
+    return f"behind {behind} did not come out well"
+
+
+def _target_section(target: str, sku: str, chains: list[ChainOutcome], *, many: bool) -> list[str]:
     title = f"## {escape(target)}" + (f" ({escape(sku)})" if sku else "")
+    bad = [chain for chain in chains if chain.verdict in BAD_VERDICTS] if many else chains
+    left = len(chains) - len(bad[:_MOST_ROWS])
+    rest = [f"{left} more in `summary.json`, {len(chains) - len(bad)} of them as expected."] if left else []
+    if not bad:
+        return [title, f"All {len(chains)} as expected; each is in `summary.json`."]
     rows = []
-    for chain in chains:
+    for chain in bad[:_MOST_ROWS] if many else bad:
         figures = chain_figures(chain)
         verdict = escape(figures.verdict)
         rows.append(
@@ -108,14 +134,31 @@ def _target_section(target: str, sku: str, chains: list[ChainOutcome]) -> list[s
                 f"**{verdict}**" if chain.verdict in BAD_VERDICTS else verdict,
             ]
         )
-    return [title, table(_COLUMNS, rows, _RIGHT)]
+    return [title, table(_COLUMNS, rows, _RIGHT), *(rest if many else [])]
 
 
-def _failures(steps: list[StepOutcome]) -> list[str]:
+def _failure_groups(title: str, steps: Sequence[StepOutcome], *, least: int = _GROUPED_FROM) -> list[str]:
+    """A section that says what steps failed of, the most frequent first; nothing for fewer steps than `least`."""
+    if len(steps) < least:
+        return []
+    groups = group_failures((step.chain, step.name, step.reason) for step in steps)
+    rows = [
+        (
+            *(str(group.count), escape(group.stage), escape(group.text)),
+            ", ".join(map(escape, group.examples[:2])) + (", …" if group.count > 2 else ""),
+        )
+        for group in groups[:_MOST_GROUPS]
+    ]
+    left = groups[_MOST_GROUPS:]
+    rest = [f"and {len(left)} more kinds, of {sum(group.count for group in left)} steps"] if left else []
+    return [f"## {title}", table(("cases", "stage", "diagnostic", "for example"), rows, frozenset({0})), *rest]
+
+
+def _failures(steps: Sequence[StepOutcome]) -> list[str]:
     if not steps:
         return []
     parts = ["## What went wrong"]
-    for step in steps:
+    for step in steps[:_MOST_FAILURES]:
         parts.append(f"### {step.verdict}: {escape(step.title)}")
         parts.append(escape(step.reason, 1000))
         found = finding_lines(step)
@@ -133,6 +176,9 @@ def _failures(steps: list[StepOutcome]) -> list[str]:
         ]
         if any(links):
             parts.append(" · ".join(link for link in links if link))
+    if len(steps) > _MOST_FAILURES:
+        more = len(steps) - _MOST_FAILURES
+        parts.append(f"*{more} more went wrong; `junit.xml` and `summary.json` have each of them.*")
     return parts
 
 

@@ -2,7 +2,7 @@
 
 The document, `"schema": 1`. Within one schema number keys are only added. Times are in seconds unless the
 key says `_ms`; a figure that was not measured is null; NaN and infinities are the strings `"nan"`, `"inf"`,
-`"-inf"`, so that every JSON reader takes the file.
+`"-inf"`, so that every JSON reader takes the file. Of a run with more than 200 chains, each chain is on one line.
 
     {
       "schema": 1,
@@ -49,19 +49,21 @@ from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.outcome import exit_meaning
 
 if TYPE_CHECKING:
+    from iree_gauntlet.cases import Origin
     from iree_gauntlet.reporting.chain_figures import ChainFigures
     from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.reporting.records import Check
+    from iree_gauntlet.reporting.records import CacheUse, Check, OutputComparison
     from iree_gauntlet.reporting.step_outcome import StepOutcome
 
 __all__ = ["SCHEMA", "summary_json"]
 
 SCHEMA = 1
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def summary_json(outcome: RunOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
-    document = {
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "run": outcome.run,
         "suite": outcome.suite,
@@ -86,9 +88,21 @@ def summary_json(outcome: RunOutcome) -> str:
         "targets": [{"name": name, "sku": sku} for name, sku in outcome.targets],
         "toolchain": outcome.toolchain,
         "machine": outcome.machine,
-        "chains": [_chain(chain) for chain in outcome.chains],
     }
-    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    if not outcome.many:
+        document["chains"] = [_chain(chain) for chain in outcome.chains]
+        return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    head = json.dumps(_strict(document), indent=1, allow_nan=False).removesuffix("\n}")
+    chains = ",\n".join(f"  {_line(_chain(chain))}" for chain in outcome.chains)
+    return f'{head},\n "chains": [\n{chains}\n ]\n}}\n'
+
+
+def _line(chain: dict[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(chain)
+    except ValueError:
+        # NaN or an infinity, which few have.
+        return _ENCODER.encode(_strict(chain))
 
 
 def _chain(chain: ChainOutcome) -> dict[str, Any]:
@@ -103,7 +117,7 @@ def _chain(chain: ChainOutcome) -> dict[str, Any]:
         "sku": chain.sku,
         "verdict": str(chain.verdict),
         "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
-        "quality": None if worst is None else asdict(worst),
+        "quality": None if worst is None else _fields(worst),
         "time_ms": _time(figures),
         "dispatch_count": _figure(figures.dispatch_count, figures.dispatches),
         "binary_size_bytes": _figure(figures.binary_size_bytes, figures.size),
@@ -128,15 +142,15 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "timed_out": step.timed_out,
         "command": step.command,
         "device": step.device,
-        "cache": None if step.cache is None else asdict(step.cache),
-        "checks": [asdict(check) for check in step.checks],
-        "outputs": [asdict(output) for output in step.outputs],
+        "cache": None if step.cache is None else _fields(step.cache),
+        "checks": [_fields(check) for check in step.checks],
+        "outputs": [_fields(output) for output in step.outputs],
         "real_time_ms": list(step.samples.real_ms) if step.samples else [],
         "cpu_time_ms": list(step.samples.cpu_ms) if step.samples else [],
         "statistics": step.statistics,
         "notes": list(step.notes),
         "log": step.log,
-        "origin": asdict(step.origin),
+        "origin": _fields(step.origin),
     }
 
 
@@ -167,14 +181,22 @@ def _figure(measured: float | None, check: Check | None) -> dict[str, Any] | Non
     }
 
 
+def _fields(record: Check | OutputComparison | CacheUse | Origin) -> dict[str, Any]:
+    """What a flat dataclass holds."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
 def _strict(value: Any) -> Any:
     """The same document in what JSON can say."""
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    if isinstance(value, float):
+    kind = type(value)
+    if kind is str or kind is bool or kind is int:
+        return value
+    if kind is float:
         if not math.isfinite(value):
             return f"{value}"
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if kind is dict:
+        return {str(key): _strict(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [_strict(item) for item in value]
     return value

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
+from iree_gauntlet.running.agenda import Limits
 from iree_gauntlet.running.modules import ModuleMaker
 from iree_gauntlet.running.performance import check_compile_statistics, run_benchmark
 from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.quiet_stretch import QuietStretch
 from iree_gauntlet.running.results import Result, with_expectation
-from iree_gauntlet.running.scheduler import Limits, Scheduler
+from iree_gauntlet.running.scheduler import Scheduler
 from iree_gauntlet.running.threshold import check_threshold
 
 if TYPE_CHECKING:
@@ -36,7 +39,11 @@ __all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
 
 
 class Listener(Protocol):
-    """What is told of a run while it goes on; called from several threads."""
+    """What is told of a run while it goes on; called from several threads.
+
+    A step is told by its `id`, `chain` and `stage`, all of it stands in the journal's `run` event; a result is what the
+    journal has of it, not to be changed.
+    """
 
     def step_started(self, step: dict[str, Any]) -> None:
         """A step begins."""
@@ -85,7 +92,8 @@ class Engine:
         options: how to run.
         available_memory: bytes that are free now.
         shared: modules that several machines share; None where there are none.
-        performers: what executes steps of a stage, in place of what spec files mean by it.
+        performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
+            step is not its own, and is executed as ever.
     """
 
     def __init__(
@@ -101,7 +109,7 @@ class Engine:
         options: RunOptions,
         available_memory: Callable[[], int],
         shared: SharedModules | None = None,
-        performers: Mapping[Stage, Callable[[Step], Result]] | None = None,
+        performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
     ) -> None:
         self._performers = performers or {}
         self._store = store
@@ -110,8 +118,9 @@ class Engine:
         self._journal = journal
         self._listener = listener
         self._options = options
-        self._available_memory = available_memory
+        self._memory = _Memory(available_memory)
         self._cancelled = cancelled
+        self._quiet = QuietStretch(locks, listener.waiting)
         self._processes = Processes(supervisor, run_dir)
         self._maker = ModuleMaker(
             modules,
@@ -152,7 +161,11 @@ class Engine:
             BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
         """
         limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
-        return Scheduler(steps, finished, limits, self._work, self._skip, self._abort).run()
+        scheduler = Scheduler(steps, finished, limits, self._work, self._skip, self._abort, self._quiet.rest)
+        try:
+            return scheduler.run()
+        finally:
+            self._quiet.rest()
 
     def _abort(self) -> None:
         if not self._cancelled.is_set():
@@ -166,32 +179,34 @@ class Engine:
     def _fits(self, step: Step) -> bool:
         """Whether there is memory for a compile beside others: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
-        return self._available_memory() > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+        return self._memory.available() > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
 
     def _work(self, step: Step) -> Verdict:
         if self._cancelled.is_set():
             return Verdict.ERROR
         began = time.monotonic()
         self._journal.start(step.id)
-        self._listener.step_started(asdict(step))
+        self._listener.step_started(_told(step))
         try:
             result = self._locked(step)
         except GauntletError as error:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
+        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
+            result = _with_gone_input(step, result)
         if self._cancelled.is_set():
             # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         result = with_expectation(step, result, lenient=self._options.lenient)
-        return self._finish(step, replace(result, seconds=round(time.monotonic() - began, 6)))
+        return self._finish(step, result, round(time.monotonic() - began, 6))
 
     def _skip(self, step: Step, reason: str) -> Verdict:
-        return self._finish(step, Result(Verdict.SKIPPED, reason))
+        return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
 
-    def _finish(self, step: Step, result: Result) -> Verdict:
-        record = result.as_dict()
+    def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
+        record = result.as_dict() | {"seconds": seconds}
         self._journal.result(step.id, record)
-        self._listener.step_finished(asdict(step), record)
+        self._listener.step_finished(_told(step), record)
         return result.verdict
 
     def _locked(self, step: Step) -> Result:
@@ -200,23 +215,23 @@ class Engine:
             return Result(Verdict.SKIPPED, step.skip)
         if step.blocked:
             return Result(Verdict.ERROR, step.blocked, notes=step.notes)
-        gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
-        if gone:
-            what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
-            return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again; `--resume` makes what is missing.",))
         device = step.resources.device
         with ExitStack() as stack:
-            if step.resources.cores:
-                exclusive = step.resources.exclusive
-                stack.enter_context(self._locks.quiet_machine(exclusive=exclusive, on_wait=self._listener.waiting))
+            if step.resources.exclusive or not step.resources.cores:
+                self._quiet.rest()
+            if step.resources.exclusive and step.resources.cores:
+                stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._listener.waiting))
+            elif step.resources.cores:
+                stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
                 stack.enter_context(self._locks.device_lock(device, self._listener.waiting))
             return self._execute(step)
 
     def _execute(self, step: Step) -> Result:
         performer = self._performers.get(step.stage)
-        if performer is not None:
-            return performer(step)
+        performed = performer(step) if performer is not None else None
+        if performed is not None:
+            return performed
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
@@ -273,12 +288,47 @@ class Engine:
         return future.result()
 
 
+class _Memory:
+    """How much memory is free, asked not more often than it could have changed by what was started last.
+
+    Args:
+        ask: bytes that are free now.
+    """
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self._ask = ask
+        self._asked = -math.inf
+        self._bytes = 0
+
+    def available(self) -> int:
+        """Bytes that are free, or were a moment ago."""
+        now = time.monotonic()
+        if now - self._asked > _MEMORY_SECONDS:
+            self._asked, self._bytes = now, self._ask()
+        return self._bytes
+
+
+def _with_gone_input(step: Step, result: Result) -> Result:
+    """The result of a step that did not pass: where an input of its tool is not there, that is why."""
+    gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
+    if not gone:
+        return result
+    what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
+    hint = "Run again; `--resume` makes what is missing."
+    return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
+
+
+def _told(step: Step) -> dict[str, Any]:
+    return {"id": step.id, "chain": step.chain, "stage": step.stage}
+
+
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
     """What a run exits with whose steps came to these."""
     return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
 
 
 _CANCEL_POLL_SECONDS = 0.2
+_MEMORY_SECONDS = 0.05
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8
 _EXIT_CODES = {

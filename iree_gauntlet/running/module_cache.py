@@ -413,6 +413,16 @@ def _note_use(place: Path) -> None:
 
 def _place(source: Path, destination: Path) -> None:
     """Put a file at a path by hard link or copy, in one step, replacing what is there."""
+    try:
+        os.link(source, destination)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Something is there already, or the file system has no links.
+        _replace(source, destination)
+
+
+def _replace(source: Path, destination: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
     try:
         temporary = folder / "module"

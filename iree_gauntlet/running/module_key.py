@@ -51,6 +51,8 @@ _SCOPED_OUTPUT_FLAGS = frozenset(
     }
 )
 _HASH = re.compile(r"(?:sha256:)?[0-9a-f]{32,}")
+# What parts a file from the rest of a value.
+_PARTED = re.compile("[,=@]")
 _SHOWN_CHANGES = 3
 _SHOWN_CHARACTERS = 80
 
@@ -116,6 +118,8 @@ def _replace_files(text: str, base: Path, hash_file: Callable[[Path], str]) -> s
     whole = _replace_file(text, base, hash_file)
     if whole is not None:
         return whole
+    if not _PARTED.search(text):
+        return text
     return ",".join(_replace_item(item, base, hash_file) for item in text.split(","))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from iree_gauntlet.running.module_cache import Entry, ModuleCache
@@ -51,6 +52,7 @@ class ModuleMaker:
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
         shared: the store of several machines; None where there is none.
+        keeps_failures: whether a compile that fails by its own account is kept too, and not tried again.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ModuleMaker:
         *,
         made_again: Path | None,
         shared: SharedModules | None = None,
+        keeps_failures: bool = False,
     ) -> None:
         self._cache = cache
         self._processes = processes
@@ -71,6 +74,7 @@ class ModuleMaker:
         self._cancelled = cancelled
         self._made_again = made_again
         self._shared = shared
+        self._keeps_failures = keeps_failures
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters or compile step."""
@@ -151,6 +155,9 @@ class ModuleMaker:
         return result
 
     def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
+        failure = entry.metadata.get("failure")
+        if failure is not None:
+            return self._failed_before(step, failure, key)
         for role, path in step.outputs:
             if role in entry.files:
                 entry.materialise(role, Path(path))
@@ -161,6 +168,20 @@ class ModuleMaker:
             cache={"hit": True, "key": key, "reason": reason},
             statistics=metadata.get("statistics"),
             notes=(*step.notes, *metadata.get("notes", ())),
+        )
+
+    def _failed_before(self, step: Step, failure: Mapping[str, Any], key: str) -> Result:
+        """What the compiler had against the same program, with the same flags, before."""
+        for _, path in step.outputs:
+            Path(path).unlink(missing_ok=True)
+        return Result(
+            Verdict.FAILED,
+            failure["reason"],
+            command=self._processes.typed(step),
+            exit_code=failure["exit_code"],
+            cache={"hit": True, "key": key, "reason": "failed before; --force-recompile tries again"},
+            notes=step.notes,
+            tail=tuple(failure["tail"]),
         )
 
     def _by_tool(
@@ -185,6 +206,8 @@ class ModuleMaker:
             if step.stage is Stage.PARAMETERS and result.verdict is Verdict.FAILED:
                 # Not the product under test: our own program, or what the spec asks of it.
                 result = replace(result, verdict=Verdict.ERROR)
+            if self._keeps_failures and result.verdict is Verdict.FAILED:
+                self._keep_failure(step, result, ingredients, lines)
             return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
@@ -194,6 +217,10 @@ class ModuleMaker:
         notes = [*step.notes]
         if previous is not None:
             notes.append(_comparison_note(step, previous))
+            if "failure" in previous.metadata:
+                # What stands in the store is never written over.
+                with contextlib.suppress(FileNotFoundError):
+                    self._cache.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
         metadata = {
             "statistics": statistics,
@@ -214,6 +241,13 @@ class ModuleMaker:
             tail=tuple(outcome.tail),
         )
         return self._processes.complete(step, outcome, result)
+
+    def _keep_failure(self, step: Step, result: Result, ingredients: Mapping[str, str], lines: Sequence[str]) -> None:
+        """Keeps a failure without files; where the cache cannot, the next run compiles again."""
+        failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
+        diagnostics = "\n".join(lines)[-_MOST_DIAGNOSTICS:]
+        metadata = {"failure": failure, "diagnostics": diagnostics, "command": self._processes.typed(step)}
+        self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=self._clock())
 
     def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
@@ -260,6 +294,8 @@ def _with_shared(result: Result, found: Found) -> Result:
 
 def _comparison_note(step: Step, previous: Entry) -> str:
     role = step.outputs[0][0]
+    if role not in previous.files:
+        return "made again: it had failed before"
     same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
     if same:
         return "made again: the same bytes as in the cache"

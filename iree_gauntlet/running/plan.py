@@ -6,7 +6,7 @@ Everything that it needs to know comes in through `Surroundings`: no network, no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
@@ -104,6 +104,7 @@ class _Planner:
         self._steps: dict[str, Step] = {}
         self._places = Places(surroundings.run_dir, self._owners)
         self._files: dict[str, StepInput] = {}
+        self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
         self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
         self._chains: dict[str, list[Case]] = {}
         for case in (*self._required, *self._selected):
@@ -173,8 +174,8 @@ class _Planner:
         found = self._artifact(url)
         return found if found.role == role else StepInput(role, found.path, url, found.sha256)
 
-    def _step(self, case: Case, stage: Stage, role: str = "main") -> Step:
-        """What all steps of a case have in common."""
+    def _step(self, case: Case, stage: Stage, role: str = "main", **more: Any) -> Step:
+        """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
         expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == "main"]
         return Step(
@@ -190,6 +191,8 @@ class _Planner:
             timeout=self._timeout(case, stage),
             origin=case.origin,
             expect_failure=f"{expected[0].reason} ({expected[0].origin.file})" if expected else "",
+            expect_crash=expected[0].crash if expected else None,
+            **more,
         )
 
     def _add(self, step: Step) -> None:
@@ -202,7 +205,11 @@ class _Planner:
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
     def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> Translation:
-        result = self._world.translate(flags, tool)
+        """Flags as the tool spells them, asked once however many cases have the same."""
+        key = (tool, tuple(flags))
+        result = self._translations.get(key)
+        if result is None:
+            result = self._translations[key] = self._world.translate(flags, tool)
         for unknown in result.unknown:
             self._problems.add(Problem(origin.file, 0, "", unknown.message, unknown.hint))
         return result
@@ -228,14 +235,16 @@ class _Planner:
         """(role, URL) of the files that the planned stages of a case read."""
         if _is_idle(case):
             return
-        for module in self._owned(case):
-            yield "program", module.program.url
+        skipped = dict(case.skips)
+        for module in self._owned(case) if Stage.COMPILE not in skipped else ():
+            if not module.program.name:
+                yield "program", module.program.url
             for flag, url in module.file_flags:
                 yield FILE_ROLE + flag, url
         everything = self._stages == {Stage.FETCH}
         required = case.id in self._required_ids
         stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
-        if not everything and (case.kind is Kind.COMPILE or stage not in self._stages):
+        if stage in skipped or (not everything and (case.kind is Kind.COMPILE or stage not in self._stages)):
             return
         for item in case.parameters:
             yield "parameters", item.url
@@ -259,25 +268,25 @@ class _Planner:
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
             return
-        step = self._step(case, Stage.COMPILE, module.role)
+        benchmark = case.kind is Kind.BENCHMARK
+        blocks = module.role == "main" and module.origin.file == case.origin.file and not benchmark
+        step = self._step(
+            case,
+            Stage.COMPILE,
+            module.role,
+            needs=needs,
+            blocked=case.blocked_reason if blocks else "",
+            skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
+        )
         step = compile_step(
             step,
             module,
             imported,
             case.working_directory or step.folder,
             self._world,
-            lambda flags, tool: self._translated(flags, tool, module.origin),
+            lambda flags, tool: self._translated(flags, tool, module.flags_origin or module.origin),
         )
-        benchmark = case.kind is Kind.BENCHMARK
-        blocks = module.role == "main" and module.origin.file == case.origin.file and not benchmark
-        self._add(
-            replace(
-                step,
-                needs=needs,
-                blocked=case.blocked_reason if blocks else "",
-                skip=case.skip_reason if benchmark else "",
-            )
-        )
+        self._add(step)
 
     def _parameters(self, case: Case, scope: str, made: MadeValues) -> None:
         """Makes an archive for the parameters that a module's program names, once for all tests that want it."""
@@ -316,29 +325,31 @@ class _Planner:
         return (*modules, *made, *(self._file(role, url) for role, url in files if url))
 
     def _threshold(self, case: Case) -> None:
-        translation = self._translated(case.run_flags, "iree-run-module", case.origin)
+        translation = self._translated(case.run_flags, "iree-run-module", case.flags_origin or case.origin)
         notes = tuple(translation.notes)
-        step = self._step(case, Stage.THRESHOLD)
-        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, step.folder)
+        folder = self._places.folder(case.chain, Stage.THRESHOLD)
+        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, folder)
         if not case.expected_outputs:
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
-        actual = [("actual_output", f"{step.folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
+        actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
-            replace(
-                step,
+            self._step(
+                case,
+                Stage.THRESHOLD,
                 needs=(
                     *self._module_needs((*case.modules, *case.extra_modules)),
                     *self._made_needs(case),
                     *self._fetch_needs([case.chain]),
                 ),
-                command=Command(argv, case.working_directory or step.folder),
+                command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
                 outputs=tuple(actual),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
                 blocked=case.blocked_reason,
-                skip=case.skip_reason,
+                skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
                 notes=notes,
+                allclose=case.allclose,
             )
         )
 
@@ -365,7 +376,7 @@ class _Planner:
         )
 
     def _benchmark(self, case: Case) -> None:
-        translation = self._translated(case.run_flags, "iree-benchmark-module", case.origin)
+        translation = self._translated(case.run_flags, "iree-benchmark-module", case.flags_origin or case.origin)
         argv = benchmark_argv(self._world.benchmark_module, case, translation.flags, self._paths)
         step = self._step(case, Stage.BENCHMARK)
         self._add(
@@ -379,7 +390,7 @@ class _Planner:
                 goldens=tuple(golden for golden in case.goldens if golden.metric is Metric.TIME_MS),
                 golden_keys=case.golden_keys,
                 blocked=case.blocked_reason,
-                skip=case.skip_reason,
+                skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),
                 notes=tuple(translation.notes),
             )
         )

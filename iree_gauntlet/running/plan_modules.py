@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import replace
@@ -23,6 +24,8 @@ __all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step"]
 
 # Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
 FILE_ROLE = "file "
+# No path has a NUL in it.
+_FOLDER = "\0folder"
 
 
 def import_step(step: Step, module: Module, world: Surroundings) -> Step:
@@ -97,13 +100,16 @@ def compile_step(
         translate: spells flags as the compiler does, and notes those that it does not know.
     """
     statistics = f"{step.folder}/statistics.json"
-    source = _source(module, world)
-    program = source.path
+    source = _source(module, world, working_directory)
+    program = module.program.name or source.path
     if imported:
         # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
         program, working_directory = os.path.relpath(imported, step.folder), step.folder
     splat = f"{step.folder}/splat.irpa" if module.splat else ""
-    translation = translate(compile_flags(module, statistics, splat), "iree-compile")
+    # In the place of the step's folder, which differs from step to step: so many cases have the same flags.
+    marked = compile_flags(module, f"{_FOLDER}/statistics.json", f"{_FOLDER}/splat.irpa")
+    translation = translate(marked, "iree-compile")
+    flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
     files = [
         (flag, StepInput(FILE_ROLE + flag, str(world.artifact_path(url)), url, world.artifact_hash(url)))
         for flag, url in module.file_flags
@@ -112,15 +118,18 @@ def compile_step(
     ingredients = {
         "kind": "compile",
         "program": source.sha256,
-        "flags": join_flags(world.flag_ingredients(translation.flags, working_directory)),
+        "flags": join_flags(world.flag_ingredients(flags, working_directory)),
         "compiler": world.compiler,
-        "host": world.host_of(translation.flags),
+        "host": world.host_of(flags),
         **{item.role: item.sha256 for _, item in files},
     }
     if imported:
         ingredients |= {"import": _options(module), "importer": world.importer}
+    elif module.program.name:
+        # It is part of what the compiler writes into the module.
+        ingredients["name"] = module.program.name
     named = (f"{flag}={item.path}" for flag, item in files)
-    argv = (world.compile, program, *translation.flags, *named, "-o", outputs[0][1])
+    argv = (world.compile, program, *flags, *named, "-o", outputs[0][1])
     return replace(
         step,
         origin=module.origin,
@@ -128,13 +137,21 @@ def compile_step(
         inputs=(replace(source, path=imported or source.path), *(item for _, item in files)),
         outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
         cache=_lookup(world, step.id, ingredients, argv),
-        notes=tuple(translation.notes),
+        notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
     )
 
 
-def _source(module: Module, world: Surroundings) -> StepInput:
+def _source(module: Module, world: Surroundings, working_directory: str = "") -> StepInput:
     url = module.program.url
-    return StepInput("program", str(world.artifact_path(url)), url, world.artifact_hash(url))
+    if not module.program.name:
+        return StepInput("program", str(world.artifact_path(url)), url, world.artifact_hash(url))
+    path = f"{working_directory}/{module.program.name}"
+    try:
+        # Small and never fetched: to hash it costs less than to look up what was remembered of it.
+        with open(path, "rb") as file:  # noqa: PTH123 - one of thousands
+            return StepInput("program", path, url, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError:
+        return StepInput("program", path, url)
 
 
 def _options(module: Module) -> str:

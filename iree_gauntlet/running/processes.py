@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Command, Step
     from iree_gauntlet.running.supervisor import Outcome, Supervisor
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "is_plain_path"]
 
 # Bytes of a log that are looked through for the first error.
 _MOST_LOG = 1 << 20
@@ -55,7 +55,7 @@ class Processes:
             stderr=folder / f"{name}stderr.txt",
             timeout=step.timeout,
             # Beside the outputs, where there is room for them; a path with a space goes to the system's folder.
-            tmpdir=folder if _PLAIN_PATH.fullmatch(str(folder)) else None,
+            tmpdir=folder if is_plain_path(str(folder)) else None,
         )
 
     def typed(self, step: Step) -> str:
@@ -88,3 +88,8 @@ class Processes:
             timed_out=outcome.timed_out,
             log=result.log or self.log(step),
         )
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path can hold temporary files: a shell leaves it alone."""
+    return _PLAIN_PATH.fullmatch(path) is not None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
@@ -42,6 +43,7 @@ class Result:
         tail: its last lines.
         fetched: files of a fetch.
         disk_full: whether the disk was full when the process ended; not part of the record.
+        out_of_memory: whether the process ran into its limit of memory; not part of the record.
     """
 
     verdict: Verdict
@@ -64,17 +66,21 @@ class Result:
     tail: tuple[str, ...] = ()
     fetched: tuple[dict[str, Any], ...] = ()
     disk_full: bool = False
+    out_of_memory: bool = False
 
     @property
     def crashed(self) -> bool:
         """The tool's own fault ended it by a signal."""
-        return self.signal not in ("", *_SENT_SIGNALS) and not self.timed_out and not self.disk_full
+        blameless = self.timed_out or self.disk_full or self.out_of_memory
+        return self.signal not in ("", *_SENT_SIGNALS) and not blameless
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for the journal."""
-        record = asdict(self)
-        del record["disk_full"]
-        return record
+        """Plain data for the journal; what it holds is the result's own, not a copy."""
+        return dict(zip(_RECORDED, _recorded(self), strict=True))
+
+
+_RECORDED = tuple(field.name for field in fields(Result) if field.name not in ("disk_full", "out_of_memory"))
+_recorded = attrgetter(*_RECORDED)
 
 
 def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, disk_full: bool) -> Result:
@@ -97,6 +103,8 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
             Verdict.ERROR,
             f"{tool} ran out of disk space; free some (see `doctor`) and run again",
         )
+    elif outcome.out_of_memory:
+        verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
     elif outcome.signal == "SIGKILL":
         verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
     elif outcome.signal in _SENT_SIGNALS:
@@ -115,6 +123,7 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
         disk_full=disk_full,
+        out_of_memory=outcome.out_of_memory,
     )
 
 
@@ -136,17 +145,23 @@ def shorten(text: str) -> str:
 def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
     """Turns the verdict of a step that is expected to fail.
 
-    A failure, or a crash of the tool, is what was expected; a time-out or an error of our own surroundings is
-    not. A pass is an unexpected one, which fails the run unless `lenient`.
+    A failure, or a crash of the tool, is what was expected, or one of them only where the expectation says which; a
+    time-out or an error of our own surroundings is not. A pass is an unexpected one, which fails the run unless
+    `lenient`.
     """
     if not step.expect_failure:
         return result
+    expected = shorten(step.expect_failure)
     if result.verdict is Verdict.FAILED or (result.verdict is Verdict.ERROR and result.crashed):
-        return replace(result, verdict=Verdict.XFAILED, reason=f"{result.reason}; expected: {step.expect_failure}")
+        crashed = result.verdict is Verdict.ERROR
+        if step.expect_crash is None or step.expect_crash is crashed:
+            return replace(result, verdict=Verdict.XFAILED, reason=f"{result.reason}; expected: {expected}")
+        how, other = ("an ordinary failure", "a crash") if crashed else ("a crash", "an ordinary failure")
+        return replace(result, reason=f"{result.reason}, but {how} is expected ({expected}): list it as {other}")
     if result.verdict is Verdict.PASSED:
         if lenient:
-            note = f"passed although expected to fail: {step.expect_failure}"
+            note = f"passed although expected to fail: {expected}"
             return replace(result, notes=(*result.notes, note))
-        reason = f"passed, but is expected to fail: {step.expect_failure}; remove the expectation"
+        reason = f"passed, but is expected to fail: {expected}; remove the expectation"
         return replace(result, verdict=Verdict.XPASSED, reason=reason)
     return result

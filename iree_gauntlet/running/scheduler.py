@@ -1,42 +1,28 @@
-"""Which step runs when: a graph of steps on a few threads, and exclusive steps alone afterwards.
+"""Runs the steps of a plan on a few threads: a graph of steps, and exclusive steps alone afterwards.
 
-Knows nothing of what a step does: `work` does it and returns its verdict.
+Knows nothing of what a step does: `work` does it and returns its verdict. What may run when, the agenda knows. A thread
+that is done with a step takes the next one itself, so that thousands of small steps need no hand-over.
 """
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.running.agenda import FETCHES_AT_ONCE, Agenda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from iree_gauntlet.cases import Verdict
+    from iree_gauntlet.running.agenda import Limits
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["Limits", "Scheduler"]
+__all__ = ["Scheduler"]
 
-_FETCHES_AT_ONCE = 4
-_GOOD = (Verdict.PASSED, Verdict.XPASSED)
-_BAD = (Verdict.FAILED, Verdict.ERROR, Verdict.XPASSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may run at once.
-
-    Attributes:
-        jobs: steps that use cores.
-        fail_fast: start nothing more after the first failure or error.
-        fits: whether the memory for one more step is free while others run.
-    """
-
-    jobs: int
-    fail_fast: bool
-    fits: Callable[[Step], bool]
+# How often it is looked whether there is memory now for a step that waits for it.
+_POLL_SECONDS = 0.5
 
 
 class Scheduler:
@@ -47,8 +33,9 @@ class Scheduler:
         finished: verdicts of steps that are not to be run again, by id.
         limits: what may run at once.
         work: runs a step and returns its verdict; called from several threads.
-        skip: records a step that does not run, with the reason.
+        skip: records a step that does not run, with the reason; called from several threads, one at a time.
         abort: ends what runs, when an exception (a signal's, or a bug's) leaves the scheduler.
+        pause: a thread that worked has nothing to do for now; called on that thread.
     """
 
     def __init__(
@@ -59,21 +46,25 @@ class Scheduler:
         work: Callable[[Step], Verdict],
         skip: Callable[[Step, str], Verdict],
         abort: Callable[[], None],
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._waiting = {step.id: step for step in steps if step.id not in finished}
-        self._verdicts = dict(finished)
-        self._known = {step.id for step in steps}
-        self._limits = limits
+        self._agenda = Agenda(steps, finished, limits)
+        self._jobs = limits.jobs
         self._work = work
         self._skip = skip
         self._abort = abort
-        self._running: dict[Future[Verdict], Step] = {}
-        self._stopped_by = ""
+        self._pause = pause
+        # Guards the agenda.
+        self._mutex = threading.Lock()
         self._cancelled = threading.Event()
+        # Nothing is left to do, or to wait for.
+        self._over = threading.Event()
+        self._error: BaseException | None = None
 
     def cancel(self) -> None:
         """Starts nothing more; `run` returns when what runs has ended."""
         self._cancelled.set()
+        self._over.set()
 
     def run(self) -> dict[str, Verdict]:
         """Runs everything and returns the verdicts by step id.
@@ -81,92 +72,63 @@ class Scheduler:
         Raises:
             Whatever `work` raises, after what runs beside it has ended.
         """
-        with ThreadPoolExecutor(self._limits.jobs + _FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
+        with ThreadPoolExecutor(self._jobs + FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
             try:
-                while not self._cancelled.is_set():
-                    self._skip_what_cannot_run()
-                    for step in self._startable():
-                        self._running[pool.submit(self._work, step)] = self._waiting.pop(step.id)
-                    if not self._running:
-                        break
-                    self._collect()
+                self._start_all(pool)
+                # The time limit lets a signal's exception through between two waits.
+                while not self._over.wait(_POLL_SECONDS):
+                    self._start_all(pool)
+                self._raise_error()
             except BaseException:
                 # The pool waits for its threads before it lets the exception out.
+                self._cancelled.set()
                 self._abort()
                 raise
             finally:
                 self._cancelled.set()
-        while self._running:
-            self._collect()
-        return self._verdicts
+                # No thread is about to start another one when the pool closes.
+                with self._mutex:
+                    pass
+        self._raise_error()
+        return self._agenda.verdicts
 
-    def _collect(self) -> None:
-        # The time limit lets a signal's exception through between two waits.
-        done, _ = wait(self._running, timeout=0.5, return_when=FIRST_COMPLETED)
-        for future in done:
-            step = self._running.pop(future)
-            verdict = future.result()
-            self._verdicts[step.id] = verdict
-            if self._limits.fail_fast and verdict in _BAD and not self._stopped_by:
-                self._stopped_by = step.id
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
-    def _skip_what_cannot_run(self) -> None:
-        progress = True
-        while progress:
-            progress = False
-            for step in list(self._waiting.values()):
-                reason = self._obstacle(step)
-                if reason:
-                    self._verdicts[step.id] = self._skip(self._waiting.pop(step.id), reason)
-                    progress = True
+    def _start_all(self, pool: ThreadPoolExecutor) -> None:
+        with self._mutex:
+            for step in self._taken():
+                pool.submit(self._chain, step, pool)
 
-    def _obstacle(self, step: Step) -> str:
-        if self._stopped_by:
-            return f"stopped by --fail-fast after {self._stopped_by}"
-        for need in step.needs:
-            verdict = self._verdicts.get(need)
-            if verdict is not None and verdict not in _GOOD:
-                return f"{need} {_PAST[verdict]}"
-            if verdict is None and need not in self._known:
-                return f"{need} is not part of this run"
-        return ""
+    def _chain(self, first: Step, pool: ThreadPoolExecutor) -> None:
+        """What a thread does: a step, and then whatever may run when that is done."""
+        try:
+            step: Step | None = first
+            while step is not None:
+                step = self._next(step, self._work(step), pool)
+            self._pause()
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            if self._error is None:
+                self._error = error
+            self.cancel()
 
-    def _startable(self) -> list[Step]:
-        """Steps to start now: what fits beside what runs, and an exclusive one only when nothing else is left."""
-        running = list(self._running.values())
-        if any(step.resources.exclusive for step in running):
+    def _next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
+        """Notes what a step came to; of the steps that may run now, one for this thread, and threads for the rest."""
+        with self._mutex:
+            self._agenda.finish(step, verdict)
+            steps = self._taken()
+            for other in steps[1:]:
+                pool.submit(self._chain, other, pool)
+            return steps[0] if steps else None
+
+    def _taken(self) -> list[Step]:
+        """Steps to start now, after those were skipped that cannot run."""
+        if self._cancelled.is_set():
             return []
-        busy = sum(step.resources.cores > 0 for step in running)
-        fetching = sum(step.stage is Stage.FETCH for step in running)
-        devices = {step.resources.device for step in running}
-        chosen: list[Step] = []
-        for step in self._waiting.values():
-            if step.resources.exclusive or any(need not in self._verdicts for need in step.needs):
-                continue
-            if step.stage is Stage.FETCH:
-                if fetching < _FETCHES_AT_ONCE:
-                    fetching += 1
-                    chosen.append(step)
-                continue
-            if step.resources.cores == 0:
-                chosen.append(step)
-                continue
-            device = step.resources.device
-            shared = not device or device.startswith("local-") or device not in devices
-            if shared and busy < self._limits.jobs and (busy == 0 or self._limits.fits(step)):
-                busy += 1
-                devices.add(device)
-                chosen.append(step)
-        if not chosen and not running:
-            exclusive = [step for step in self._waiting.values() if step.resources.exclusive]
-            chosen = [step for step in exclusive if all(need in self._verdicts for need in step.needs)][:1]
-        return chosen
-
-
-_PAST = {
-    Verdict.FAILED: "failed",
-    Verdict.ERROR: "ended in an error",
-    Verdict.SKIPPED: "was skipped",
-    Verdict.XFAILED: "failed as expected",
-    Verdict.INCONCLUSIVE: "was inconclusive",
-}
+        while (found := self._agenda.next_skip()) is not None:
+            self._agenda.settle(found[0], self._skip(*found))
+        steps = self._agenda.take()
+        if not self._agenda.running:
+            self._over.set()
+        return steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from iree_gauntlet.cases import Golden, OnnxImport, Origin, Stage
+    from iree_gauntlet.cases import Allclose, Golden, OnnxImport, Origin, Stage
 
 __all__ = ["CacheLookup", "Command", "Resources", "Step", "StepInput"]
 
@@ -87,6 +87,7 @@ class Step:
         resources: what it needs.
         timeout: seconds until it is ended.
         expect_failure: why it is expected to fail; empty where it is expected to pass.
+        expect_crash: of an expected failure, whether it is a crash of the tool; None where either will do.
         skip: why it does not run; empty where it runs.
         blocked: what is missing that it needs; empty where nothing is.
         goldens: figures that it is held against.
@@ -94,6 +95,7 @@ class Step:
         notes: what was changed on the way (flags translated, a golden left out and why).
         origin: where the case is written.
         onnx: how the program is imported (import steps).
+        allclose: how outputs are compared, where it is not by iree-run-module's own rule (threshold steps).
     """
 
     id: str
@@ -120,6 +122,8 @@ class Step:
     golden_keys: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     onnx: OnnxImport | None = None
+    expect_crash: bool | None = None
+    allclose: Allclose | None = None
 
     def output(self, role: str) -> str:
         """Path of the output of a role; KeyError where it has none."""

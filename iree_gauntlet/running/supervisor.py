@@ -62,6 +62,7 @@ class Outcome:
         truncated: whether there is more output than the tail shows.
         output_bytes: size of both streams.
         stuck: it outlived SIGKILL (a driver holds it) and is still there.
+        out_of_memory: it ran into a limit of memory that it was given.
         notes: what else a person should know.
     """
 
@@ -76,6 +77,7 @@ class Outcome:
     truncated: bool = False
     output_bytes: int = 0
     stuck: bool = False
+    out_of_memory: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -3,6 +3,8 @@
 The verdict is the tool's: `iree-run-module` runs with the spec's flags and compares. A second run of the same
 module keeps its outputs, so that the figures of every output can be reported; they are compared here by the
 same rule, and the two verdicts must agree.
+
+Cases that say `numpy.allclose` are run once, with their outputs kept, and compared here: no tool has that rule.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_arguments, read_output
 from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.running.allclose import compare_allclose
 from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iree_gauntlet.cases import Allclose
     from iree_gauntlet.measuring.arrays import Tensor
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Command, Step
+    from iree_gauntlet.running.supervisor import Outcome
 
 __all__ = ["check_threshold"]
 
@@ -40,28 +45,62 @@ _LONG_RUN_SECONDS = 120.0
 def check_threshold(step: Step, processes: Processes) -> Result:
     """Runs a threshold step."""
     assert step.command is not None, "planned with a command"
+    if step.allclose is not None:
+        return _check_allclose(step, step.command, step.allclose, processes)
     outcome = processes.run(step)
     log = processes.log(step, "stdout.txt")
     passed = outcome.exit_code == 0
     complaints = [line for line in processes.stdout(step).splitlines() if line.startswith("[FAILED]")]
     if not passed and not complaints:
-        lines = processes.error_lines(step)
-        reason = _status_line(lines)
-        result = after_process(
-            outcome,
-            tool=_TOOL,
-            timeout=step.timeout,
-            reason=reason,
-            disk_full=disk_full(Path(step.folder), lines),
-        )
-        log = processes.log(step)
-        return processes.complete(step, outcome, replace(result, log=log, notes=(*step.notes, *result.notes)))
+        return processes.complete(step, outcome, _not_run(step, outcome, processes))
     verdict = Verdict.PASSED if passed else Verdict.FAILED
     result = Result(verdict, notes=step.notes, log=log, tail=() if passed else tuple(outcome.tail))
     if not passed:
         result = replace(result, reason=shorten(complaints[0].removeprefix("[FAILED] ")))
     if step.outputs and not (passed and outcome.seconds > _LONG_RUN_SECONDS):
         result = _with_figures(step, step.command, processes, result, _of_other_types(complaints))
+    return processes.complete(step, outcome, result)
+
+
+def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
+    """What a run that did not come to its end came to."""
+    lines = processes.error_lines(step)
+    result = after_process(
+        outcome,
+        tool=_TOOL,
+        timeout=step.timeout,
+        reason=_status_line(lines),
+        disk_full=disk_full(Path(step.folder), lines),
+    )
+    return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
+
+
+def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
+    """Runs with the outputs kept, and compares them by NumPy's rule."""
+    try:
+        expected = read_arguments(
+            (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED)),
+            Path(command.cwd),
+        )
+        paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
+        kept = [flag for flag in command.argv if not flag.startswith(_EXPECTED)]
+        # What is run is what the journal says.
+        step = replace(step, command=replace(command, argv=(*kept, *(f"--output=@{path}" for path in paths))))
+        outcome = processes.run(step)
+        if outcome.exit_code != 0:
+            return processes.complete(step, outcome, _not_run(step, outcome, processes))
+        actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
+    except GauntletError as error:
+        return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=step.notes)
+    comparisons = compare_allclose(actual, expected, allclose)
+    failing = [comparison for comparison in comparisons if not comparison.passed]
+    result = Result(
+        Verdict.FAILED if failing else Verdict.PASSED,
+        shorten(f"output {failing[0].index}: {failing[0].message}") if failing else "",
+        outputs=tuple(comparison.as_dict() for comparison in comparisons),
+        notes=step.notes,
+        log=processes.log(step, "stdout.txt"),
+    )
     return processes.complete(step, outcome, result)
 
 

@@ -42,5 +42,5 @@ def asked_for_help(value: str, usage: str, shown: Task[Any]) -> bool:
     """Whether a positional argument is a wish for help, which is fulfilled: Invoke takes it for the value."""
     if value not in ("--help", "-h"):
         return False
-    sys.stdout.write(f"Usage: {usage}\n\n{inspect.cleandoc(shown.__doc__ or '')}\n")
+    sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {inspect.cleandoc(shown.__doc__ or '')}\n")
     return True

@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
-from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
 from iree_gauntlet.running.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
@@ -29,9 +29,11 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.options import IREE_NAMES, SELECTION_NAMES, replaces_disturbed
+from iree_gauntlet.tasks.operator_servers import OperatorRun, batch_size, batched, operator_performers
+from iree_gauntlet.tasks.options import BATCH_NAMES, IREE_NAMES, SELECTION_NAMES, replaces_disturbed
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
+from iree_gauntlet.tasks.shards import SHARD_NAMES, only_shard
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
 
@@ -97,20 +99,19 @@ def execute(
     selection = select(options, defaults)
     selection.require_sound()
     wanted = tuple(stages if stages is not None else selection.stages)
-    for marker in selection.cases.unknown_markers:
-        known = ", ".join(selection.cases.known_markers)
-        sys.stderr.write(f"warning: no case has the marker {marker!r}; known: {known}\n")
+    for warning in selection.warnings():
+        sys.stderr.write(f"warning: {warning}\n")
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     downloads = _Downloads(console)
     try:
         machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
-        run_dir, plan = _planned(options, selection, wanted, machine)
+        run_dir, plan, shard = _planned(options, selection, wanted, machine)
         while not _claim(run_dir, options):
-            run_dir, plan = _planned(options, selection, wanted, machine)
-        kept = {name: options[name] for name in (*SELECTION_NAMES, *IREE_NAMES)}
+            run_dir, plan, shard = _planned(options, selection, wanted, machine)
+        kept = {name: options.get(name) for name in (*SELECTION_NAMES, *IREE_NAMES, *SHARD_NAMES, *BATCH_NAMES)}
         asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
-        _run(plan, run_dir, machine, selection, asked, options, confirm, console, downloads)
+        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, console, downloads)
     finally:
         console.close()
     outcome = write_reports(run_dir, environ=os.environ)
@@ -121,18 +122,20 @@ def execute(
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
     # Last, so that a summary file that cannot be written hides no verdict.
-    write_reports(run_dir, environ=os.environ, append_step_summary=not brief)
+    if not brief:
+        append_to_step_summary(outcome, os.environ)
     return ExitCode(int(outcome.exit_code))
 
 
 def _planned(
     options: Mapping[str, Any], selection: Selection, stages: Sequence[Stage], machine: Machine
-) -> tuple[Path, Plan]:
-    """The folder of the run, and what is to be done in it."""
+) -> tuple[Path, Plan, dict[str, Any] | None]:
+    """The folder of the run, what is to be done in it, and what share of everything that is."""
     run_dir = _run_folder(options, selection)
     plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, options))
     if plan.problems:
         raise SpecError(list(plan.problems))
+    plan, shard = only_shard(plan, options)
     if options["last_failed"]:
         plan = _only_last_failed(plan, newest_run(runs_folder()))
     restricted = begun_with(run_dir) if options["resume"] else None
@@ -144,7 +147,7 @@ def _planned(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
             "`plan` shows what each task would do with a selection.",
         )
-    return run_dir, plan
+    return run_dir, plan, shard
 
 
 def _claim(run_dir: Path, options: Mapping[str, Any]) -> bool:
@@ -165,6 +168,7 @@ def _claim(run_dir: Path, options: Mapping[str, Any]) -> bool:
 
 def _run(
     plan: Plan,
+    shard: dict[str, Any] | None,
     run_dir: Path,
     machine: Machine,
     selection: Selection,
@@ -178,6 +182,8 @@ def _run(
     finished: dict[str, Verdict] = {}
     if options["resume"]:
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
+    batches = batched(plan.steps, options, machine, run_dir, finished)
+    plan = replace(plan, steps=batches.steps)
     cancelled = threading.Event()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
@@ -185,8 +191,16 @@ def _run(
         "resumed": bool(options["resume"]),
         "last_failed": bool(options["last_failed"]) or (options["resume"] and begun_with(run_dir) is not None),
         "asked": asdict(asked),
+        "shard": shard,
+        "batch": batch_size(options),
     }
-    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+    made_again = run_dir / "made-again" if options["force_recompile"] else None
+    operators = OperatorRun(run_dir, _jobs(options), made_again, cancelled)
+    with (
+        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        Supervisor() as supervisor,
+        operator_performers(batches, machine, supervisor, operators) as (performers, end_servers),
+    ):
         journal.run(event)
         console.run_started(event)
         if options["offline"]:
@@ -206,17 +220,19 @@ def _run(
             RunOptions(
                 jobs=_jobs(options),
                 fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
-                made_again=run_dir / "made-again" if options["force_recompile"] else None,
+                made_again=made_again,
                 lenient=bool(options["lenient"]),
                 release=toolchain.compiler_release if toolchain else "",
                 confirm=confirm,
             ),
             lambda: psutil.virtual_memory().available,
             machine.shared,
+            performers,
         )
 
         def cancel() -> None:
             downloads.cancelled = True
+            end_servers()
             engine.cancel()
 
         with interruptible(cancel):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["golden_collection", "xfail_collection"]
 
+# Of those that run something, what a run that is made again wants to know.
+_AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
+
 
 @gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
 def record_task(_context: Any, options: dict[str, Any]) -> None:
@@ -61,14 +64,25 @@ def update_task(_context: Any, options: dict[str, Any]) -> None:
     (
         Option("run", "", "Run that counts: its folder or name (default: the newest)."),
         Option("suite", "", "Suite to change (default: the run's)."),
+        Option(
+            "rerun",
+            3,
+            "How often cases of operator suites that came out otherwise than expected are run again; what does not "
+            "come out the same every time is told and left as it is. 0 trusts the run.",
+        ),
         Option("output", "", "Write the diff to this file, to apply it later."),
-        Option("write", False, "Change the suite file."),
+        Option("write", False, "Change the suite or the configs."),
+        *CACHE,
+        *(option for option in RUNNING if option.name in _AGAIN),
     ),
 )
 def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
-    """Propose a suite's expected failures as a run has found them, as a diff of the suite.
+    """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
 
-    What passes now is removed, what fails newly is added with its stage and first diagnostic.
+    What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
+
+    Examples: xfail.update --write
+              xfail.update --run 20261121-051800-custom --rerun 0 --output xfail.patch
     """
 
     def work() -> ExitCode:

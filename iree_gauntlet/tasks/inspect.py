@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ def _uncollected() -> Iterator[None]:
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(options, Defaults(targets=FAMILIES))
-    _warn_of_markers(selection)
+    _warn(selection)
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    for case in selection.cases.cases:
+    for case in only_shard_of_cases(selection.cases, options):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     _report_problems(selection.cases.problems)
     code = ExitCode.USAGE if selection.cases.problems else ExitCode.OK
@@ -75,13 +76,13 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
     selection = select(options, defaults)
     selection.require_sound()
-    _warn_of_markers(selection)
+    _warn(selection)
     name, cases, stages = selection.name, selection.cases, stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
     machine = make_machine(options, Silent(), need_toolchain=False)
     run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{name}"
-    plan = make_plan(cases, stages, make_surroundings(machine, run_dir, options))
+    plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, options)), options)
     if _format(options) == "json":
         head = {
             "schema": 1,
@@ -105,7 +106,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
     selection = select(options, Defaults(targets=FAMILIES))
-    _warn_of_markers(selection)
+    _warn(selection)
     problems = [*selection.cases.problems, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
     warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
@@ -115,12 +116,15 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
         problems += more
     for file, text in sorted(warnings):
         sys.stdout.write(f"warning: {file}: {text}\n")
+    for problem in selection.cases.warnings:
+        sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
         raise SpecError(problems)
-    warned = f", {len({file for file, _ in warnings})} with warnings" if warnings else ""
+    warned_of = {file for file, _ in warnings} | {problem.file for problem in selection.cases.warnings}
+    warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{files} spec files are sound{warned}\n")
     return ExitCode.OK
 
@@ -136,10 +140,9 @@ def _missing(case: Case) -> Iterator[str]:
             yield f"{field}: the file {path} is missing"
 
 
-def _warn_of_markers(selection: Selection) -> None:
-    for marker in selection.cases.unknown_markers:
-        known = ", ".join(selection.cases.known_markers)
-        sys.stderr.write(f"warning: no case has the marker {marker!r}; known: {known}\n")
+def _warn(selection: Selection) -> None:
+    for text in selection.warnings():
+        sys.stderr.write(f"warning: {text}\n")
 
 
 def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
@@ -213,7 +216,11 @@ def _step_record(step: Step) -> dict[str, Any]:
             "device": step.resources.device,
         },
         "timeout_seconds": step.timeout,
-        "expectation": {"outcome": "fail" if step.expect_failure else "pass", "reason": step.expect_failure},
+        "expectation": {
+            "outcome": "fail" if step.expect_failure else "pass",
+            "reason": step.expect_failure,
+            "crash": step.expect_crash,
+        },
         "goldens": [{**asdict(golden), "limit": golden.limit} for golden in step.goldens],
         "skip": step.skip,
         "blocked": step.blocked,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.artifacts.remotes import places
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.tasks.workspace import urls_of
@@ -91,6 +90,8 @@ def _needs_network(store: ArtifactStore, url: str) -> bool:
         # Whether it is the right one shows when the file is taken out of it.
         wheels = store.root.joinpath("wheels", *source.local_name.split("/")[1:3])
         return next(wheels.glob("*.whl"), None) is None
+    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
+
     return not any(_on_this_machine(place) for place in places(url, store.configuration))
 
 

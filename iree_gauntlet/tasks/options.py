@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
+    "BATCH",
+    "BATCH_NAMES",
     "CACHE",
     "FORMAT",
     "IREE",
@@ -63,6 +65,11 @@ SELECTION = (
         "",
         "Folder of torch models' module definitions (default: that of the tests, or the one above it).",
     ),
+    Option(
+        "config",
+        [],
+        "Config of an operator suite, in place of all in its folder configs/ or the suite's (repeatable).",
+    ),
     Option("target", [], "Where to run: cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942 (repeatable)."),
     Option("backend", "", "The same as --target, under the sharktank benchmarks' name."),
     Option("rocm_chip", "", "Chip of ROCm targets (default gfx942)."),
@@ -88,6 +95,12 @@ IREE = (
 IREE_NAMES = tuple(option.name for option in IREE)
 
 TOOLCHAIN = (*CACHE, *IREE)
+
+BATCH = (
+    Option("batch", 0, "Operator suites: compile this many cases as one module, for a quick answer (0: one by one)."),
+)
+
+BATCH_NAMES = tuple(option.name for option in BATCH)
 
 RUNNING = (
     Option("jobs", 0, "Steps at once before benchmarks (default: the cores of this machine).", short="j"),

@@ -25,6 +25,7 @@ from iree_gauntlet.tasks.golden_tasks import golden_collection, xfail_collection
 from iree_gauntlet.tasks.matrix_tasks import matrix_task
 from iree_gauntlet.tasks.micro_tasks import micro_task
 from iree_gauntlet.tasks.options import (
+    BATCH,
     FORMAT,
     RUNNING,
     SELECTION,
@@ -33,7 +34,10 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
+from iree_gauntlet.tasks.report_tasks import report_task
 from iree_gauntlet.tasks.several_words import several_in_one
+from iree_gauntlet.tasks.shard_tasks import shard_collection
+from iree_gauntlet.tasks.shards import SHARD
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
 from iree_gauntlet.tasks.toolchain_tasks import toolchain_collection
 from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
@@ -48,7 +52,7 @@ _THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
 _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
-_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING)
+_RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 
 
 def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
@@ -60,7 +64,7 @@ def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage
     finish(work)
 
 
-@gauntlet_task("list", (*SELECTION, FORMAT))
+@gauntlet_task("list", (*SELECTION, *SHARD, FORMAT))
 def list_task(_context: Any, options: dict[str, Any]) -> None:
     """Show which models, submodels, targets and markers there are."""
     from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
@@ -145,29 +149,6 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
     finish(work)
 
 
-@gauntlet_task(
-    "report",
-    (Option("run", None, "Folder of the run, its name in runs/, or `latest`."),),
-    positional=("run",),
-)
-def report_task(_context: Any, options: dict[str, Any]) -> None:
-    """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
-
-    Examples: report latest
-              report runs/20261121-051800-cpu
-    """
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.report import report  # noqa: PLC0415
-
-        if options["run"] in ("--help", "-h"):  # Invoke takes it for the run
-            sys.stdout.write(f"Usage: report RUN\n\nDocstring:\n  {report_task.__doc__}\n")
-            return ExitCode.OK
-        return report(options)
-
-    finish(work)
-
-
 @gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))
 def doctor_task(_context: Any, options: dict[str, Any]) -> None:
     """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
@@ -187,6 +168,7 @@ def _namespace() -> Collection:
     )  # fmt: skip
     collection.add_collection(golden_collection())
     collection.add_collection(xfail_collection())
+    collection.add_collection(shard_collection())
     collection.add_collection(cache_collection())
     collection.add_collection(toolchain_collection())
     collection.configure({"auto_dash_names": True})

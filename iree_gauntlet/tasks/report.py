@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.tasks.bisect import report_bisection
 from iree_gauntlet.tasks.matrix import report_matrix
+from iree_gauntlet.tasks.merge import merge_runs
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
 from iree_gauntlet.tasks.workspace import runs_folder, shown
 
@@ -32,11 +34,35 @@ _JOURNAL = "journal.jsonl"
 def report(options: Mapping[str, Any]) -> ExitCode:
     """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
 
+    With `merge`, of one run that is made of several.
+
     Raises:
-        UsageError: there is no such run.
+        UsageError: there is no such run, or several that cannot be merged.
         GauntletError: its record cannot be read.
     """
-    named = str(options["run"])
+    named = _names(str(options["run"]))
+    if options.get("merge"):
+        into = Path(options["merge"])
+        merge_runs([_folder(name) for name in named], into, lenient=bool(options.get("lenient")))
+        return _run(into)
+    if len(named) > 1:
+        raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")
+    folder = _folder(named[0])
+    make = next((make for record, make in _REPORTS.items() if (folder / record).is_file()), _run)
+    return make(folder)
+
+
+def _names(text: str) -> list[str]:
+    """The words of what `several_in_one` made one word of; a folder's name, blanks and all, is one."""
+    if Path(text).is_dir() or (runs_folder() / text).is_dir():
+        return [text]
+    try:
+        return shlex.split(text) or [text]
+    except ValueError:
+        return [text]
+
+
+def _folder(named: str) -> Path:
     folder = _newest() if named == _LATEST else Path(named)
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
@@ -44,8 +70,7 @@ def report(options: Mapping[str, Any]) -> ExitCode:
         runs = sorted((path for path in runs_folder().glob("*") if path.is_dir()), key=_age, reverse=True)
         names = ", ".join(path.name for path in runs[:5]) or "none"
         raise UsageError(f"there is no run {folder}", f"Newest runs: {names}.")
-    make = next((make for record, make in _REPORTS.items() if (folder / record).is_file()), _run)
-    return make(folder)
+    return folder
 
 
 def _age(path: Path) -> int:
@@ -65,7 +90,14 @@ def _run(folder: Path) -> ExitCode:
     record = read_journal(folder / _JOURNAL)
     if record.runs and "micro" in record.runs[-1]:
         write_micro_reports(record, folder, sys.stdout)
-    return ExitCode(int(outcome.exit_code))
+    code = ExitCode(int(outcome.exit_code))
+    if not (record.runs and record.runs[-1].get("missing_shards")):
+        return code
+    # What was never seen cannot be as expected.
+    worst = ExitCode.worst([code, ExitCode.ERROR])
+    if worst is not code:
+        sys.stderr.write(f"exit code {int(worst)}: shards are missing, this is not the whole run\n")
+    return worst
 
 
 def _comparison(folder: Path) -> ExitCode:

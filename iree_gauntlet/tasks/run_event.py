@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,5 +67,5 @@ def run_event(
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
         "machine": machine_facts().as_dict(),
         "resumed": False,
-        "steps": [asdict(step) for step in plan.steps],
+        "steps": list(plan.steps),
     }

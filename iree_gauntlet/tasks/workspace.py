@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class Selection:
         name: of the suite, or `custom`; part of a run's name.
         stages: of the suite, or all.
         targets: where.
-        specs: every spec that was read.
+        specs: every spec file that was read.
         cases: what was selected.
     """
 
@@ -77,6 +78,15 @@ class Selection:
         problems = [*self.cases.problems, *self.source_problems()]
         if problems:
             raise SpecError(problems)
+
+    def warnings(self) -> list[str]:
+        """What is probably not as it was meant, one line each."""
+        known = ", ".join(self.cases.known_markers)
+        found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
+        for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
+            entries = "1 entry names" if count == 1 else f"{count} entries name"
+            found.append(f"{file}: {entries} no case that is here; `lint` lists them")
+        return found
 
     def source_problems(self) -> list[Problem]:
         """URLs of the selected cases that mean no source."""
@@ -96,6 +106,9 @@ class Selection:
 def urls_of(case: Case) -> Iterator[tuple[str, str]]:
     """(field of the spec, URL) of every file that a case itself names."""
     torch = case.order is ArgumentOrder.MODULES_FIRST
+    if case.modules and case.modules[0].program.name:
+        yield from _urls_of_operator(case)
+        return
     for module in (*case.modules, *case.extra_modules):
         if module.program.url and module.origin.file == case.origin.file:
             yield module.origin.field, module.program.url
@@ -108,6 +121,12 @@ def urls_of(case: Case) -> Iterator[tuple[str, str]]:
         for index, argument in enumerate(arguments):
             if argument.url:
                 yield f"{field}[{index}].{'url' if torch else 'source'}", argument.url
+
+
+def _urls_of_operator(case: Case) -> Iterator[tuple[str, str]]:
+    """Of an operator's case, whose own files were looked for when it was read."""
+    for field, arguments in (("flat_args", case.inputs), ("expected_output", case.expected_outputs)):
+        yield from ((f"{field}[{index}]", item.url) for index, item in enumerate(arguments) if item.url)
 
 
 def project_folder() -> Path:
@@ -146,6 +165,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
     """
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
+    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
     from iree_gauntlet.dialects.suite import DEFAULT_STAGES  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
@@ -158,7 +178,8 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
     modules = Path(options["module_directory"]) if options["module_directory"] else None
     if modules is not None and not modules.is_dir():
         raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
-    specs = read_specs(folders, external, modules)
+    configs = [Path(config) for config in options["config"]] or list(suite.configs if suite else ())
+    specs = read_specs(folders, external, modules, configs)
     includes = _includes(options, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, options["device"])
@@ -169,7 +190,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
         targets=tuple(targets),
-        specs=tuple(specs),
+        specs=tuple(spec for spec in specs if isinstance(spec, Spec)),
         cases=cases,
     )
 

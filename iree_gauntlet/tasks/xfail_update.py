@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.dialects.toml_file import read_toml
@@ -15,6 +16,8 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
+from iree_gauntlet.tasks.op_xfail import is_operator_run
+from iree_gauntlet.tasks.op_xfail_update import config_changes
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 from iree_gauntlet.tasks.workspace import runs_folder, shown, suite_path
 
@@ -30,10 +33,14 @@ _JOURNAL = "journal.jsonl"
 # What a broken golden comes to belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 _LONGEST_REASON = 160
+# What runs are called that are no suite's.
+_NO_SUITE = "custom"
 
 
 def update(options: Mapping[str, Any]) -> ExitCode:
     """Shows, and with `write` makes, the expected failures that a run speaks for.
+
+    Those of operator suites are in their configs, all others in the suite.
 
     Raises:
         UsageError: there is no such run, it did not come to its end, or it was not a suite's.
@@ -44,7 +51,19 @@ def update(options: Mapping[str, Any]) -> ExitCode:
     record = read_journal(run / _JOURNAL)
     if record.end is None or record.end.get("interrupted"):
         raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
-    path = _suite_of(run, options)
+    changes: list[FileChange] = []
+    suite = _suite_of(run, record, options)
+    if is_operator_run(record):
+        changes += config_changes(run, record, suite, options)
+    elif suite is None:
+        raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
+    if suite is not None:
+        changes.append(_suite_change(run, record, suite))
+    hand_out(changes, options)
+    return ExitCode.OK
+
+
+def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
     suite = read_suite(path)
     if suite.name != record.runs[-1]["suite"]:
         what = f"{shown(run)} is a run of the suite {record.runs[-1]['suite']!r}, {path} is {suite.name!r}"
@@ -53,8 +72,7 @@ def update(options: Mapping[str, Any]) -> ExitCode:
     release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
     added = _new_failures(record, release)
     text, _ = read_toml(path)
-    hand_out([FileChange(path, text, with_expected_failures(text, removed=removed, added=added))], options)
-    return ExitCode.OK
+    return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
 def _run(options: Mapping[str, Any]) -> Path:
@@ -67,12 +85,12 @@ def _run(options: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _suite_of(run: Path, options: Mapping[str, Any]) -> Path:
+def _suite_of(run: Path, record: JournalRecord, options: Mapping[str, Any]) -> Path | None:
     asked = asked_for(run)
-    named = options["suite"] or asked.selection.get("suite") or asked.defaults.get("suite")
-    if not named:
-        raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
-    return suite_path(str(named))
+    named = options["suite"] or asked.selection.get("suite")
+    if not named and not (is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
+        named = asked.defaults.get("suite")
+    return suite_path(str(named)) if named else None
 
 
 def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
@@ -101,7 +119,7 @@ def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage,
     for step in record.steps:
         result = record.results.get(step["id"])
         verdict = result["verdict"] if result else "unfinished"
-        if result is None or verdict not in ("failed", "error"):
+        if result is None or verdict not in ("failed", "error") or step["dialect"] == DIALECT:
             continue
         case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
         reason = " ".join(str(result["reason"]).split())[:_LONGEST_REASON] or "no reason was given"

@@ -1,0 +1,214 @@
+"""What the engine costs a case: `python benchmarks/operator_scale.py [CASES]` in an environment with the toolkit.
+
+Synthetic operator cases, a tenth of the number and the number (10,000), each a compile and a threshold step, every
+fifth an expected failure of its compile. What performs them returns at once, so that all the time is the toolkit's
+own: scheduling, the journal with its syncs, locks, the console's lines, and then the three reports. `engine -j 2` has
+two threads that do nothing but contend for what they share, Python's own lock above all: the worst case. Each number
+has a process of its own; peak memory is the kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case
+beside that of the smaller number: 1 where a case costs the same, however many there are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.reporting.console import PlainConsole
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.running.engine import Engine, RunOptions
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import MachineLocks
+from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.running.results import Result
+from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.running.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOBS = (1, 2)
+_CONFIG = "cpu_llvm_sync"
+_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-input-demote-f64-to-f32=false",
+    "--iree-opt-level=O0",
+)
+_DIAGNOSTIC = "failed to legalize operation 'torch.onnx.If' that was explicitly marked illegal"
+_AIM = 100.0  # microseconds a step, of the engine and of the reports each
+
+
+def main() -> None:
+    """Measure and print the table."""
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(_measured(int(sys.argv[2]))))
+        return
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    print(f"{'part':<12} {'cases':>7} {'seconds':>8} {'us/step':>8} {'ratio':>6} {'peak MB':>8}")
+    few, many = (_in_a_process(size) for size in (count // 10, count))
+    for part in ("plan", *(f"engine -j {jobs}" for jobs in _JOBS), "reports"):
+        for found in (few, many):
+            figures = found[part]
+            ratio = (figures["seconds"] / found["cases"]) / (few[part]["seconds"] / few["cases"])
+            each = figures["seconds"] / found["cases"] / 2 * 1e6
+            verdict = "" if part == "plan" or each <= _AIM else f"  above {_AIM:g}"
+            print(
+                f"{part:<12} {found['cases']:>7} {figures['seconds']:8.3f} {each:8.1f} {ratio:6.2f}"
+                f" {figures['peak'] / 1e6:8.1f}{verdict}"
+            )
+    for found in (few, many):
+        sizes = ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in found["files"].items())
+        growth = found["engine -j 1"]["growth"] / 1e6
+        print(f"{found['cases']} cases: {sizes}; growth of the engine's memory {growth:.1f} MB")
+
+
+def _in_a_process(count: int) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, "--one", str(count)], check=True, stdout=subprocess.PIPE)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _measured(count: int) -> dict[str, Any]:
+    """Seconds and peak memory of the parts, and the sizes of the files."""
+    found: dict[str, Any] = {"cases": count}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for jobs in _JOBS:
+            run_dir = folder / "runs" / f"20261121-05180{jobs}-ops"
+            run_dir.mkdir(parents=True)
+            with _part(found, "plan"):
+                steps = [step for number in range(count) for step in _case(number, run_dir)]
+            with _part(found, f"engine -j {jobs}"):
+                _run(steps, folder, run_dir, jobs)
+        del steps
+        with _part(found, "reports"):
+            write_reports(run_dir, environ={})
+        assert len(read_journal(run_dir / "journal.jsonl").results) == 2 * count
+        found["files"] = {path.name: path.stat().st_size for path in sorted(run_dir.iterdir()) if path.is_file()}
+    return found
+
+
+@contextmanager
+def _part(found: dict[str, Any], name: str) -> Iterator[None]:
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status("VmRSS")
+    began = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - began
+    peak = _status("VmHWM")
+    found[name] = {"seconds": seconds, "peak": peak, "growth": peak - before}
+
+
+def _status(field: str) -> int:
+    """A figure of this process in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def _run(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
+    cancelled = threading.Event()
+    console = PlainConsole(io.StringIO())
+    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        event = {"run": run_dir.name, "suite": "ops", "steps": steps}
+        journal.run(event)
+        console.run_started(event)
+        engine = Engine(
+            run_dir,
+            ArtifactStore(folder / "cache", Registry.read(folder / "registry.toml")),
+            ModuleCache(folder / "cache"),
+            supervisor,
+            MachineLocks(folder / "locks", patience=60.0, cancelled=cancelled),
+            cancelled,
+            journal,
+            console,
+            RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, release="", confirm=None),
+            lambda: 64 << 30,
+            performers={Stage.COMPILE: _compiled, Stage.THRESHOLD: _judged},
+        )
+        engine.run(steps, {})
+    console.close()
+
+
+def _compiled(step: Step) -> Result:
+    cache = {"hit": True, "key": step.cache.key, "reason": "in the cache"}
+    command = " ".join(step.command.argv) if step.command else ""
+    if step.expect_failure:
+        reason = f"iree-compile failed with exit code 1: {_DIAGNOSTIC}"
+        tail = (f"model.mlir:9:10: error: {_DIAGNOSTIC}", "note: see current operation: …")
+        return Result(Verdict.FAILED, reason, command=command, exit_code=1, cache=cache, tail=tail)
+    figures = {"dispatch_count": 1, "binary_size_bytes": 9_000}
+    return Result(Verdict.PASSED, command=command, exit_code=0, cache=cache, statistics=figures)
+
+
+def _judged(step: Step) -> Result:
+    return Result(Verdict.PASSED, command=" ".join(step.command.argv) if step.command else "", exit_code=0)
+
+
+def _case(number: int, run_dir: Path) -> tuple[Step, Step]:
+    """The two steps of a case, as large as those of the ONNX suite."""
+    name = f"test_operator_{number}_with_attributes"
+    model = "onnx/node/generated"
+    chain = f"{model}/{name}@{_CONFIG}"
+    place = f"/home/me/iree-test-suites/onnx_ops/{model}/{name}"
+    folders = {stage: f"{run_dir}/steps/{chain}/{stage}" for stage in (Stage.COMPILE, Stage.THRESHOLD)}
+    module = f"{folders[Stage.COMPILE]}/module.vmfb"
+    common: dict[str, Any] = {
+        "chain": chain,
+        "dialect": "op_tests",
+        "model": model,
+        "submodel": name,
+        "target": _CONFIG,
+        "sku": "",
+        "origin": Origin(f"{place}/run_module_io_flags.txt"),
+        "timeout": 600.0,
+    }
+    ingredients = (
+        ("kind", "compile"),
+        ("program", f"{number:064x}"),
+        ("flags", " ".join(_FLAGS)),
+        ("compiler", "c" * 64),
+    )
+    compiled = Step(
+        id=f"{chain}:compile",
+        stage=Stage.COMPILE,
+        folder=folders[Stage.COMPILE],
+        command=Command(("/home/me/venv/bin/iree-compile", "model.mlir", *_FLAGS, "-o", module), place),
+        outputs=(("module", module), ("statistics", f"{folders[Stage.COMPILE]}/statistics.json")),
+        cache=CacheLookup(f"{number:064x}", hit=True, reason="in the cache", ingredients=ingredients),
+        expect_failure="" if number % 5 else "expected_compile_failures of cpu_llvm_sync",
+        **common,
+    )
+    judged = Step(
+        id=f"{chain}:threshold",
+        stage=Stage.THRESHOLD,
+        folder=folders[Stage.THRESHOLD],
+        needs=(compiled.id,),
+        command=Command(
+            (
+                *("/home/me/venv/bin/iree-run-module", f"--module={module}", "--device=local-sync"),
+                *("--input=3x4x5xf32=@input_0.bin", "--expected_output=3x4x5xf32=@output_0.bin"),
+            ),
+            place,
+        ),
+        inputs=(StepInput("module", str(run_dir)), StepInput("input", str(run_dir))),
+        resources=Resources(device="local-sync"),
+        **common,
+    )
+    return compiled, judged
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,403 @@
+"""Changing the lists of expected failures of an operator suite's config; every other byte stays as it is.
+
+The lists are edited where they stand in the text: comments, order, indentation, line ends and the way in which the
+last comma is written are the author's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.dialects.json5_spans import is_blank, read_spans
+from iree_gauntlet.dialects.json5_text import plain_json
+from iree_gauntlet.errors import GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iree_gauntlet.dialects.json5_spans import Container, Member
+
+__all__ = ["EXPECTED_LISTS", "Addition", "Removal", "with_changes"]
+
+EXPECTED_LISTS = (
+    "expected_compile_failures",
+    "expected_compile_crashes",
+    "expected_run_failures",
+    "expected_run_crashes",
+)
+_LONGEST_REASON = 160
+# What ends a line or cannot be seen, to whatever reader of JSON5.
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]+")
+# Space and comments up to the end of a line, and that end. A comment of several lines begins something else.
+_REST_OF_LINE = re.compile(r"(?:[ \t]|/\*[^\n]*?\*/)*(?://[^\n]*?)?\r?\n")
+_REMARKS = re.compile(r"(?:[ \t]*/\*[^\n]*?\*/)*")
+_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
+_INDENTATION = re.compile(r"[ \t]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """An entry that is to go from a list, wherever it stands in it."""
+
+    list: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """An entry that is to come into a list, with the comment on its line."""
+
+    list: str
+    entry: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A member with the text around it that goes where it goes; a container's text is its segments' in a row.
+
+    Attributes:
+        lead: what stands before it, from the end of the segment before.
+        text: the member.
+        gap: between it and its comma.
+        comma: whether it has one.
+        trail: what follows on its line, with the line's end, where nothing else stands there.
+        value: of a list's entry.
+    """
+
+    lead: str
+    text: str
+    gap: str
+    comma: bool
+    trail: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.lead}{self.text}{self.gap}{',' if self.comma else ''}{self.trail}"
+
+    @property
+    def ends_line(self) -> bool:
+        return self.trail.endswith("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What stands between a container's brackets: the rest of its first line, its members, what is behind them."""
+
+    head: str
+    segments: tuple[_Segment, ...]
+    tail: str
+
+    def __str__(self) -> str:
+        return f"{self.head}{''.join(map(str, self.segments))}{self.tail}"
+
+    def begins_line(self, place: int) -> bool:
+        """Whether what comes before the segment of an index would stand at the beginning of a line."""
+        return self.segments[place - 1].ends_line if place else self.head.endswith("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How a document is written: the end of its lines, one step of indentation, whether a last comma is written."""
+
+    newline: str
+    step: str
+    last_comma: bool
+
+
+def with_changes(text: str, changes: Sequence[Removal | Addition]) -> str:
+    """The text of a config with other expected failures.
+
+    An entry goes with the comment on its line, and with a comment directly above it that is about nothing that stays:
+    a comment is taken to be about the entries below it up to the next comment or blank line. A new entry comes to
+    where the order of a sorted list asks for it, else to the list's end. A list that is missing becomes a field.
+
+    Args:
+        text: of a config that reads without problems.
+        changes: to the lists of `EXPECTED_LISTS`.
+
+    Raises:
+        GauntletError: an entry to be removed is not there, one to be added is, or the text cannot be edited so that
+            it means just that.
+    """
+    expected = _changed(_read(text), changes)
+    document = read_spans(text)
+    style = _style(text, document)
+    fields = {member.key: member for member in document.members}
+    lists = dict.fromkeys(change.list for change in changes)
+    edits: list[tuple[int, int, str]] = []
+    for name in lists:
+        member = fields.get(name)
+        if member is not None and member.container is not None:
+            own = [change for change in changes if change.list == name]
+            inner = _edited(text, member.container, own, style)
+            edits.append((member.container.opening + 1, member.container.closing, inner))
+    for start, end, inner in sorted(edits, reverse=True):
+        text = text[:start] + inner + text[end:]
+    for name in lists:
+        if name not in fields:
+            added = [change for change in changes if change.list == name and isinstance(change, Addition)]
+            text = _with_field(text, name, added, style)
+    if json.dumps(_read(text), sort_keys=True) != json.dumps(expected, sort_keys=True):
+        raise GauntletError(
+            "the config cannot be edited so that it means the same otherwise",
+            "Change its lists by hand; the changes are listed above.",
+        )
+    return text
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(plain_json(text).removeprefix("\ufeff"), object_pairs_hook=_without_twins)
+    except ValueError as error:
+        raise GauntletError(f"the config cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+    if not isinstance(document, dict):
+        raise GauntletError("the config is no object", "`lint` shows what is wrong with it.")
+    return document
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return document
+
+
+def _changed(document: dict[str, Any], changes: Sequence[Removal | Addition]) -> dict[str, Any]:
+    """What the changed text is to mean; a list's order is looked at by `_edited` alone, so that it is sorted here."""
+    lists: dict[str, list[str]] = {}
+    for change in changes:
+        before = document.get(change.list, [])
+        if change.list not in EXPECTED_LISTS or not isinstance(before, list):
+            raise GauntletError(
+                f"{change.list} is no list of expected failures", f"Known: {', '.join(EXPECTED_LISTS)}."
+            )
+        entries = lists.setdefault(change.list, list(before))
+        if isinstance(change, Removal) == (change.entry not in entries):
+            what = "is not in" if isinstance(change, Removal) else "is already in"
+            raise GauntletError(f"{change.entry} {what} {change.list}", "The config was changed since: run again.")
+        if isinstance(change, Removal):
+            lists[change.list] = [entry for entry in entries if entry != change.entry]
+        else:
+            key = _order(before)
+            place = len(entries) if key is None else sum(key(entry) < key(change.entry) for entry in entries)
+            entries.insert(place, change.entry)
+    return document | lists
+
+
+def _order(entries: Sequence[Any]) -> Callable[[str], str] | None:
+    """By what a list is sorted; None where it is not."""
+    keys: tuple[Callable[[str], str], ...] = (str, str.casefold)
+    for key in keys:
+        if all(isinstance(entry, str) for entry in entries) and list(entries) == sorted(entries, key=key):
+            return key
+    return None
+
+
+def _style(text: str, document: Container) -> _Style:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    indents = [_indentation(text, member.start) for member in document.members]
+    step = next((indent for indent in indents if indent), "  ")
+    lasts = [
+        container.members[-1].comma is not None
+        for container in (document, *(member.container for member in document.members if member.container))
+        if container.members and "\n" in text[container.members[-1].end : container.closing]
+    ]
+    return _Style(newline, step, any(lasts))
+
+
+def _indentation(text: str, position: int) -> str:
+    """The space before a position, where nothing else stands before it on its line."""
+    found = _INDENTATION.search(text, 0, position)
+    start = found.start() if found else position
+    return text[start:position] if start == 0 or text[start - 1] == "\n" else ""
+
+
+def _edited(text: str, container: Container, changes: Sequence[Removal | Addition], style: _Style) -> str:
+    """What stands between the brackets of a list, changed."""
+    parts = _parts(text, container)
+    last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
+    key = _order([segment.value for segment in parts.segments])
+    gone = {change.entry for change in changes if isinstance(change, Removal)}
+    if gone:
+        parts = _without(parts, gone)
+    outer = _indentation_of_line(text, container.opening)
+    indent = (container.members and _indentation(text, container.members[0].start)) or outer + style.step
+    for change in changes:
+        if isinstance(change, Addition):
+            place = len(parts.segments)
+            if key is not None:
+                place = sum(key(segment.value or "") < key(change.entry) for segment in parts.segments)
+            new = _Segment(indent, _quoted(change.entry), _comment(change.reason), True, outer, change.entry)
+            parts = _inserted(parts, place, new, style.newline)
+    return str(_with_commas(parts, last_comma=last_comma))
+
+
+def _with_field(text: str, name: str, added: Sequence[Addition], style: _Style) -> str:
+    """The text with a list more: behind the one before it in `EXPECTED_LISTS`, else as its last field."""
+    document = read_spans(text)
+    parts = _parts(text, document)
+    keys = [member.key for member in document.members]
+    before = [keys.index(other) for other in EXPECTED_LISTS[: EXPECTED_LISTS.index(name)] if other in keys]
+    place = before[-1] + 1 if before else len(keys)
+    outer = _indentation_of_line(text, document.opening)
+    indent = (document.members and _indentation(text, document.members[0].start)) or outer + style.step
+    entries = sorted(added, key=lambda change: change.entry)
+    last_comma = parts.segments[-1].comma if parts.segments else style.last_comma
+    if parts.begins_line(place) or not parts.segments:
+        lines = [
+            f"{indent}{style.step}{_quoted(change.entry)}"
+            f"{',' if style.last_comma or number < len(entries) else ''}{_line_comment(_comment(change.reason))}"
+            for number, change in enumerate(entries, start=1)
+        ]
+        value = style.newline.join(["[", *lines, f"{indent}]"])
+    else:
+        value = (
+            f"[{', '.join(f'{_quoted(change.entry)}{_block_comment(_comment(change.reason))}' for change in entries)}]"
+        )
+    parts = _inserted(parts, place, _Segment(indent, f"{_quoted(name)}: {value}", "", True, outer), style.newline)
+    inner = str(_with_commas(parts, last_comma=last_comma))
+    return text[: document.opening + 1] + inner + text[document.closing :]
+
+
+def _indentation_of_line(text: str, position: int) -> str:
+    line = text[text.rfind("\n", 0, position) + 1 : position]
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _parts(text: str, container: Container) -> _Parts:
+    members = container.members
+    opening = _REST_OF_LINE.match(text, container.opening + 1, members[0].start if members else container.closing)
+    position = opening.end() if opening else container.opening + 1
+    head = text[container.opening + 1 : position]
+    segments = []
+    for number, member in enumerate(members):
+        following = members[number + 1].start if number + 1 < len(members) else container.closing
+        segment, position = _segment(text, member, position, following)
+        segments.append(segment)
+    return _Parts(head, tuple(segments), text[position : container.closing])
+
+
+def _segment(text: str, member: Member, position: int, following: int) -> tuple[_Segment, int]:
+    if member.comma is None:
+        remark = _REMARKS.match(text, member.end, following)
+        gap_end = after = remark.end() if remark else member.end
+    else:
+        gap_end, after = member.comma, member.comma + 1
+    rest = _REST_OF_LINE.match(text, after, following)
+    end = rest.end() if rest else after
+    segment = _Segment(
+        lead=text[position : member.start],
+        text=text[member.start : member.end],
+        gap=text[member.end : gap_end],
+        comma=member.comma is not None,
+        trail=text[after:end],
+        value=member.text,
+    )
+    return segment, end
+
+
+def _without(parts: _Parts, gone: set[str]) -> _Parts:
+    kept: list[_Segment] = []
+    left = ""  # what stays of the text around what has gone since the last one that is kept
+    beside = False  # whether what has gone stood on the line of what comes next
+    for number, segment in enumerate(parts.segments):
+        lead = segment.lead.lstrip(" \t") if beside else segment.lead
+        if segment.value not in gone:
+            if number and (left or not kept):
+                left, lead = _one_gap(left, lead, first=not kept)
+            kept.append(replace(segment, lead=left + lead))
+            left, beside = "", False
+            continue
+        fresh = kept[-1].ends_line if kept else parts.head.endswith("\n")
+        before = f"{chr(10) if fresh else ' '}{left}{lead}"
+        beside = not segment.ends_line
+        if beside:
+            left += lead
+        elif "\n" in before and is_blank(before.rpartition("\n")[2]):
+            # The whole line goes, and the comment above it where that is about nothing else.
+            lead = _lead_that_stays(parts.segments, number, gone) if lead == segment.lead else lead
+            left = f"{left}{lead}"
+            left = left[: left.rfind("\n") + 1]
+        else:
+            left = f"{left}{lead}".rstrip(" \t") + segment.trail
+    if is_blank(left):
+        left = ""
+    tail = left + parts.tail
+    return _Parts("", (), "") if not kept and is_blank(parts.head + tail) else _Parts(parts.head, tuple(kept), tail)
+
+
+def _one_gap(left: str, lead: str, *, first: bool) -> tuple[str, str]:
+    """What stays of what went, and what follows: of blank lines that meet, or come first, some go."""
+    if is_blank(left) and "\n" in left and (first or _BLANK_LINES.match(lead)):
+        left = ""
+    if first and not left:
+        lead = _BLANK_LINES.sub("", lead)
+    return left, lead
+
+
+def _lead_that_stays(segments: Sequence[_Segment], number: int, gone: set[str]) -> str:
+    """What stands above an entry that goes, without a comment directly above that is about nothing else."""
+    lead = segments[number].lead
+    lines = lead[: lead.rfind("\n") + 1].splitlines(keepends=True)
+    for following in segments[number + 1 :]:
+        if not is_blank(following.lead) or "\n" in following.lead:
+            break
+        if following.value not in gone:
+            return "".join(lines)
+    while lines and not is_blank(lines[-1]):
+        lines.pop()
+    return "".join(lines)
+
+
+def _inserted(parts: _Parts, place: int, new: _Segment, newline: str) -> _Parts:
+    """With a new segment before another one.
+
+    Args:
+        parts: of a container.
+        place: index of the segment before which it comes.
+        new: its `lead` is the indentation for a line of its own, its `gap` a remark, its `trail` the indentation of
+            the container's own line.
+        newline: how lines end.
+    """
+    before, after = parts.segments[:place], parts.segments[place:]
+    head, tail = parts.head, parts.tail
+    if not parts.segments and "\n" not in head:
+        head, tail = f"{f'{head}{tail}'.rstrip()}{newline}", new.trail
+        parts = _Parts(head, (), tail)
+    if parts.begins_line(place):
+        line = replace(new, gap="", trail=f"{_line_comment(new.gap)}{newline}")
+        return _Parts(head, (*before, line, *after), tail)
+    inline = replace(new, lead=" ", gap=_block_comment(new.gap), trail="")
+    if not before and is_blank(after[0].lead):
+        # It takes the place of the first one.
+        inline = replace(inline, lead=after[0].lead)
+        after = (replace(after[0], lead=" "), *after[1:])
+    return _Parts(head, (*before, inline, *after), tail)
+
+
+def _with_commas(parts: _Parts, *, last_comma: bool) -> _Parts:
+    last = len(parts.segments) - 1
+    segments = [replace(item, comma=last_comma or number < last) for number, item in enumerate(parts.segments)]
+    return replace(parts, segments=tuple(segments))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _comment(reason: str) -> str:
+    """A reason on one bounded line, with nothing in it that ends a comment of any kind."""
+    text = " ".join(_UNFIT.sub(" ", reason).split()).replace("*/", "* /")
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+def _line_comment(text: str) -> str:
+    return f" // {text}" if text else ""
+
+
+def _block_comment(text: str) -> str:
+    return f" /* {text} */" if text else ""

@@ -1,0 +1,182 @@
+"""Configs of operator suites: how its cases are compiled and run, what is skipped, what is expected to fail.
+
+An entry of a list names the folder of a case from the suite's root. What is said in the comment on an entry's line
+is the reason that reports give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.json5_text import comments_of, plain_json
+from iree_gauntlet.dialects.json_places import line_of, lines_of_items
+from iree_gauntlet.dialects.op_schema import OpConfig
+from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of
+from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["EXAMPLE", "SuiteConfig", "aimless_entries", "read_config"]
+
+EXAMPLE = """{
+  "config_name": "cpu_llvm_sync",
+  "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
+  "iree_run_module_flags": ["--device=local-sync"]
+}"""
+
+_RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
+# The stages that the entries of a list do without, and those at which they are expected to fail; whether by a crash.
+_SKIPS: dict[str, tuple[Stage, ...]] = {
+    "skip_compile_tests": (Stage.COMPILE, *_RUNS),
+    "skip_run_tests": _RUNS,
+}
+_FAILURES: dict[str, tuple[tuple[Stage, ...], bool]] = {
+    "expected_compile_crashes": ((Stage.COMPILE,), True),
+    "expected_compile_failures": ((Stage.COMPILE,), False),
+    "expected_run_crashes": (_RUNS, True),
+    "expected_run_failures": (_RUNS, False),
+}
+_LISTS = (*_SKIPS, *_FAILURES)
+# Looking for the nearest of thousands of names takes a while.
+_MOST_GUESSES = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuiteConfig:
+    """A config, read.
+
+    Attributes:
+        path: the file.
+        name: the file as the user names it.
+        text: as JSON, every value in its place.
+        document: what it says; None where it cannot be understood.
+        target: what its flags are for; the config's name is its own.
+        skips: (stage, reason) of the stages that an entry does without.
+        expected: what is expected of an entry.
+        problems: what is wrong with it.
+        aimless: its entries that name no case; they do no harm, as what is not here does not run.
+    """
+
+    path: Path
+    name: str
+    text: str = ""
+    document: OpConfig | None = None
+    target: Target = field(default_factory=lambda: Target("cpu"))
+    skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
+    expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    aimless: tuple[Problem, ...] = ()
+
+
+def read_config(path: Path, name: str) -> SuiteConfig:
+    """Reads a config.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+    """
+    comments: dict[int, str] = {}
+
+    def plain(text: str) -> str:
+        comments.update(comments_of(text))
+        return plain_json(text)
+
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return SuiteConfig(path, name, problems=tuple(problems))
+    try:
+        document = OpConfig.model_validate(content)
+    except ValidationError as error:
+        return SuiteConfig(path, name, problems=tuple(problems_of(error, OpConfig, name, text)))
+    found = target_of_flags(document.iree_compile_flags)
+    target = Target(found.family, found.chip, config=document.config_name)
+    reason = _reasons(text, comments) if comments else lambda where, _: f"in {where}"
+    skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
+    for where, stages in _SKIPS.items():
+        for index, entry in enumerate(getattr(document, where)):
+            why = f"{reason(where, index)} ({name})"
+            skips.setdefault(entry, tuple((stage, why) for stage in stages))
+    expected: dict[str, tuple[Expectation, ...]] = {}
+    for where, (stages, crash) in _FAILURES.items():
+        for index, entry in enumerate(getattr(document, where)):
+            before = expected.get(entry, ())
+            origin = Origin(name, f"{where}[{index}]")
+            # The list of crashes comes first, and counts.
+            if all(item.stage is not stages[0] for item in before):
+                found_here = (Expectation(stage, reason(where, index), origin, crash) for stage in stages)
+                expected[entry] = (*before, *found_here)
+    return SuiteConfig(path, name, text, document, target, skips, expected, tuple(_in_lists(name, text, document)))
+
+
+def _reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
+    """What the comment on an entry's line says, by list and index."""
+    lines = {where: lines_of_items(text, [where]) for where in _LISTS}
+    return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
+
+
+def _in_lists(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
+    """Entries that stand twice in a list, and in lists that contradict each other."""
+    where_else: dict[str, dict[str, int]] = {}
+    for where in _LISTS:
+        for index, entry in enumerate(getattr(document, where)):
+            lists = where_else.setdefault(entry, {})
+            if where in lists:
+                message = f"{entry!r} stands in this list before ([{lists[where]}])"
+                yield _problem(name, text, where, index, message, "Remove one of the two.")
+            lists.setdefault(where, index)
+    for entry, lists in where_else.items():
+        skip = next((item for item in _SKIPS if item in lists), None)
+        if skip is None or len(lists) == 1:
+            continue
+        skipped = _SKIPS[skip]
+        for where in _FAILURES:
+            if where in lists and _FAILURES[where][0][0] in skipped:
+                message = f"{entry!r} stands in {skip} too: what does not run cannot fail"
+                yield _problem(name, text, where, lists[where], message, "Remove it from one of the two.")
+
+
+def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
+    """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here.
+
+    Args:
+        config: whose.
+        known: names of cases that were found.
+        is_case: whether there is a case of a name that was not found, since less was looked at than the whole suite.
+    """
+    document = config.document
+    if document is None:
+        return
+    guesses = 0
+    lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
+    for where, entries in lists.items():
+        lost = [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
+        lines = lines_of_items(config.text, [where]) if lost else []
+        for index, entry in lost:
+            near = _nearest(entry, known) if guesses < _MOST_GUESSES else ""
+            guesses += 1
+            message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
+            hint = "Write the case's folder from the suite's root, or remove the entry."
+            if where == "golden_times_ms":
+                yield _problem(config.name, config.text, where, entry, message, hint)
+            else:
+                yield Problem(config.name, lines[index], f"{where}[{index}]", message, hint)
+
+
+def _nearest(entry: str, known: Collection[str]) -> str:
+    """The case that is spelled most like an entry: of the same folder where there are any."""
+    folder, _, name = entry.rpartition("/")
+    beside = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
+    return beside.get(nearest(name, beside), "") if beside else nearest(entry, known)
+
+
+def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
+    field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
+    return Problem(name, line_of(text, [where, place]), field_name, message, hint)

@@ -1,0 +1,166 @@
+"""Documents of operator suites: configs, and the `run_module_io.json` of the torch variant.
+
+Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+
+__all__ = ["ELEMENT_TYPES", "ExpectedOutput", "FormulaArgument", "FormulaFields", "OpConfig", "TorchOp", "tensor_of"]
+
+# NumPy's names of element types, and IREE's.
+ELEMENT_TYPES = {
+    "bool": "i1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "ui8",
+    "uint16": "ui16",
+    "uint32": "ui32",
+    "uint64": "ui64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+}
+_CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_MOST_SEED = (1 << 32) - 1
+
+
+def _config_name(text: str) -> str:
+    if not _CONFIG_NAME.fullmatch(text):
+        raise ValueError(f"expected a name of letters, digits, '_', '-', '+' and '.', found {text!r}")
+    return text
+
+
+def _element_type(text: str) -> str:
+    if text not in ELEMENT_TYPES:
+        near = nearest(text, ELEMENT_TYPES)
+        guess = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"unknown element type {text!r}{guess} ({', '.join(ELEMENT_TYPES)})")
+    return text
+
+
+def _number(value: object) -> object:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number, true or false, found {value!r}")
+    return value
+
+
+def _number_or_null(value: object) -> object:
+    return None if value is None else _number(value)
+
+
+def _is_object(value: object) -> str:
+    return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
+
+
+ConfigName = Annotated[str, AfterValidator(_config_name)]
+ElementType = Annotated[str, AfterValidator(_element_type)]
+Number = Annotated[Any, AfterValidator(_number)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Entries = Annotated[list[Text], Field(default_factory=list)]
+
+
+class OpConfig(Document):
+    """How the cases of a suite are compiled and run, and what is expected of them.
+
+    The lists name case folders, relative to the suite's root.
+    """
+
+    config_name: ConfigName
+    iree_compile_flags: list[Flag]
+    iree_run_module_flags: list[Flag]
+    skip_compile_tests: Entries
+    skip_run_tests: Entries
+    expected_compile_failures: Entries
+    expected_run_failures: Entries
+    expected_compile_crashes: Entries
+    expected_run_crashes: Entries
+    golden_times_ms: dict[Text, Positive] = Field(default_factory=dict)
+    tolerance_factor: Positive = 1.0
+
+
+class FormulaFields(Document):
+    """`(coeff * numpy.random.rand(*shape) + offset).astype(dtype)`."""
+
+    shape: list[Count]
+    dtype: ElementType = "float32"
+    coeff: Finite = 1.0
+    offset: Finite = 0.0
+
+
+class FormulaArgument(Document):
+    """A made-up argument."""
+
+    Formula: FormulaFields
+
+
+class TensorMeta(Document):
+    """What a raw file holds."""
+
+    dtype: ElementType
+    shape: list[Count]
+
+
+class ExpectedOutput(Document):
+    """An expected output that is no file of the case's folder: a URL, or one value."""
+
+    url: Text | None = None
+    value: Annotated[Any, AfterValidator(_number_or_null)] = None
+    meta: TensorMeta | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ExpectedOutput:
+        if (self.url is None) == (self.value is None):
+            raise FieldError("url", "expected one of 'url' and 'value'")
+        if self.url is not None and self.url.split("?")[0].endswith(".bin") and self.meta is None:
+            raise FieldError("meta", "is missing: a .bin file does not say its shape and type")
+        return self
+
+
+FlatArgument = Annotated[
+    Annotated[FormulaArgument, Tag(f"{BRANCH}object")] | Annotated[Number, Tag(f"{BRANCH}plain")],
+    Discriminator(_is_object),
+]
+Expected = Annotated[
+    Annotated[ExpectedOutput, Tag(f"{BRANCH}object")] | Annotated[Text, Tag(f"{BRANCH}plain")],
+    Discriminator(_is_object),
+]
+
+
+class TorchOp(Document):
+    """`run_module_io.json`."""
+
+    function_name: Text = "main"
+    flat_args: list[FlatArgument] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] = 0
+    rtol: Tolerance = 1e-05
+    atol: Tolerance = 1e-08
+    equal_nan: bool = False
+    mode: Literal["compare", "quality", "benchmark"] = "compare"
+    file_name: Text = "test.mlir"
+    vmfb_name: Text = "out.vmfb"
+    expected_output: list[Expected] | None = None
+    azure_blob: bool = True
+
+    @model_validator(mode="after")
+    def _comparable(self) -> TorchOp:
+        if self.mode != "benchmark" and not self.expected_output:
+            raise FieldError("expected_output", "is missing: a case that compares needs what is expected")
+        return self
+
+
+def tensor_of(shape: list[int], dtype: str) -> str:
+    """IREE's name of a tensor type: `64x64xbf16`."""
+    return "x".join((*map(str, shape), ELEMENT_TYPES[dtype]))

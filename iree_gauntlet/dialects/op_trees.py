@@ -1,0 +1,219 @@
+"""Trees of operator suites: the folders of cases, the roots from which configs name them, and the configs.
+
+A case is a folder with `run_module_io_flags.txt` (ONNX operators) or `run_module_io.json` (torch operators). Its root
+is the nearest folder at or above it that holds configs: JSON files in a folder `configs`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, aimless_entries, read_config
+from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["CONFIGS", "FLAGFILE", "TORCH_FILE", "CaseFolder", "OpSpec", "OpSuite", "is_case_folder", "read_op_specs"]
+
+FLAGFILE = "run_module_io_flags.txt"
+TORCH_FILE = "run_module_io.json"
+CONFIGS = "configs"
+
+# The torch variant's cases lie in this folder of the root, and its configs leave it out.
+_GENERATED = "generated/"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFolder:
+    """A folder of a case.
+
+    Attributes:
+        path: absolute.
+        files: names of the files in it.
+        found_from: the spec folder in which it was found, absolute.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    found_from: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpSuite:
+    """Cases with one root.
+
+    Attributes:
+        root: absolute.
+        configs: how they are compiled and run; one that cannot be read is among them.
+    """
+
+    root: str
+    configs: tuple[SuiteConfig, ...]
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that its configs are for."""
+        return tuple(dict.fromkeys(config.target.family for config in self.configs if config.document))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpSpec:
+    """The folder of a case.
+
+    Attributes:
+        suite: what it belongs to.
+        folder: where it is.
+        name: its file of inputs and outputs, as the user names it.
+        keys: the names that configs have for it.
+        model: path of the folder above it, from the suite's root.
+        stem: its own name.
+    """
+
+    suite: OpSuite
+    folder: CaseFolder
+    name: str
+    keys: tuple[str, ...]
+    model: str
+    stem: str
+
+    @property
+    def submodel(self) -> str:
+        """What `--submodel` selects."""
+        return self.stem
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that it may be for."""
+        return self.suite.families
+
+    @property
+    def document(self) -> None:
+        """Nothing: a case is read when it is selected."""
+
+    @property
+    def defines_module(self) -> bool:
+        """Never: it is compiled and run."""
+        return False
+
+
+def is_case_folder(files: Iterable[str]) -> bool:
+    """Whether a folder with these files is one of a case."""
+    return any(name in (FLAGFILE, TORCH_FILE) for name in files)
+
+
+def read_op_specs(
+    folders: Sequence[CaseFolder], with_configs: Iterable[str], asked: Sequence[Path], working_folder: str
+) -> list[OpSpec]:
+    """The cases of operator suites, in a stable order.
+
+    Args:
+        folders: of the cases.
+        with_configs: absolute paths of folders, below the spec folders, that have a folder `configs`.
+        asked: configs that are to be used; by default, all in the `configs` of each root.
+        working_folder: from which the user names files.
+
+    Raises:
+        UsageError: there are no configs, or one that was asked for does not exist.
+    """
+    candidates = {path for path in with_configs if _configs_in(path)}
+    above: dict[str, str] = {}
+    roots: dict[str, list[CaseFolder]] = {}
+    for folder in folders:
+        parent = folder.path.rpartition("/")[0]
+        if parent not in above:
+            above[parent] = _root_of(folder, candidates)
+        roots.setdefault(above[parent], []).append(folder)
+    prefix = f"{working_folder.rstrip('/')}/"
+    keys = {folder.path: _keys(folder, root) for root, inside in roots.items() for folder in inside}
+    used = {root: tuple(asked) or _configs_in(root) for root in roots}
+    configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
+    specs = []
+    for root, inside in roots.items():
+        suite = OpSuite(root, tuple(configs[path] for path in used[root]))
+        for folder in inside:
+            model, _, stem = keys[folder.path][0].rpartition("/")
+            file = FLAGFILE if FLAGFILE in folder.files else TORCH_FILE
+            name = f"{folder.path}/{file}".removeprefix(prefix)
+            specs.append(OpSpec(suite, folder, name, keys[folder.path], model or Path(root).name, stem))
+    return specs
+
+
+def _configs_in(root: str) -> tuple[Path, ...]:
+    """The configs of a folder; a JSON file of another kind that lies beside them is none."""
+    folder = Path(root, CONFIGS)
+    if not folder.is_dir():
+        return ()
+    return tuple(path for path in sorted(folder.glob("*.json")) if _is_config(path))
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        return b"config_name" in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _root_of(folder: CaseFolder, candidates: set[str]) -> str:
+    """The nearest folder at or above a case that holds configs; the spec folder where none does."""
+    path = folder.path
+    inside = path == folder.found_from or path.startswith(f"{folder.found_from}/")
+    while path:
+        if path in candidates:
+            return path
+        if path == folder.found_from:
+            inside = False
+        if not inside and _configs_in(path):
+            return path
+        path = path.rpartition("/")[0]
+    return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
+
+
+def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
+    """Names of a case: its path from the root; of the torch variant also without the folder `generated`."""
+    path = folder.path[len(root) :].lstrip("/")
+    if TORCH_FILE in folder.files and path.startswith(_GENERATED):
+        return (path, path.removeprefix(_GENERATED))
+    return (path,)
+
+
+def _read_configs(
+    used: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
+) -> dict[Path, SuiteConfig]:
+    """The configs that the roots use, each read once and held against the cases of all of them."""
+    roots_of: dict[Path, list[str]] = {}
+    for root, paths in used.items():
+        if not paths:
+            hint = f"Write {root.removeprefix(prefix)}/{CONFIGS}/NAME.json, or give one as --config:\n{EXAMPLE}"
+            raise UsageError(f"the operator suite {root.removeprefix(prefix)} has no config", hint)
+        for path in paths:
+            roots_of.setdefault(path, []).append(root)
+    named: dict[tuple[str, str], SuiteConfig] = {}
+    configs: dict[Path, SuiteConfig] = {}
+    for path, roots in roots_of.items():
+        if not path.is_file():
+            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
+        config = read_config(path, str(path).removeprefix(prefix))
+        known = {key for root in roots for names in keys[root] for key in names}
+        problems = list(config.problems)
+        name = config.target.config
+        others = {named.setdefault((root, name), config).name for root in roots} if config.document else set()
+        for other in sorted(others - {config.name}):
+            message = f"{name!r} is the name of {other} too"
+            problems.append(problem_at(config.name, config.text, ["config_name"], message, "Give each its own name."))
+        aimless = tuple(aimless_entries(config, known, partial(_is_case, roots)))
+        configs[path] = replace(config, problems=tuple(problems), aimless=aimless)
+    return configs
+
+
+def _is_case(roots: Sequence[str], entry: str) -> bool:
+    """Whether an entry is the folder of a case, also one outside of the spec folder."""
+    if entry.startswith("/") or ".." in entry.split("/"):
+        return False
+    paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
+    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in (FLAGFILE, TORCH_FILE))  # noqa: PTH113

@@ -1,0 +1,178 @@
+"""`xfail.update` for runs of operator suites: a diff of each config, of what comes out the same every time."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.dialects.op_config_edit import with_changes
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.measuring.goldens import release_of
+from iree_gauntlet.tasks.earlier_runs import asked_for
+from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
+from iree_gauntlet.tasks.options import BATCH, RUNNING, SELECTION, TOOLCHAIN
+from iree_gauntlet.tasks.proposed_changes import FileChange
+from iree_gauntlet.tasks.shards import CHAINS, SHARD
+from iree_gauntlet.tasks.workspace import Defaults, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.dialects.op_config_edit import Addition, Removal
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.tasks.earlier_runs import Asked
+    from iree_gauntlet.tasks.op_xfail import Found, Listed
+
+__all__ = ["config_changes"]
+
+_JOURNAL = "journal.jsonl"
+# Folder of a run that holds the runs which were made to see whether it comes out the same again.
+_AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A case whose lists may change."""
+
+    listed: Listed
+    found: Found
+    changes: Sequence[Removal | Addition]
+    words: str
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the outcome of its compile is in question."""
+        return any("_compile_" in change.list for change in self.changes)
+
+
+def config_changes(
+    run: Path, record: JournalRecord, suite: Path | None, options: Mapping[str, Any]
+) -> list[FileChange]:
+    """What the configs of a run's operator suites are to become, by the run and by running again what differs.
+
+    Args:
+        run: its folder.
+        record: of the run.
+        suite: file of its suite; None where it was none's.
+        options: of `xfail.update`; `rerun` says how often it is run again, 0 trusts the run.
+
+    Raises:
+        UsageError: what the run was about is not there any more, or another IREE is.
+        GauntletError: a config cannot be edited, or cannot be read.
+    """
+    asked = asked_for(run)
+    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
+    candidates = _candidates(found_in(record), listed_cases(asked, suite), release)
+    count = int(options["rerun"])
+    if count < 0:
+        raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
+    if candidates and count:
+        candidates = _steady(run, record, asked, candidates, options)
+    by_config: dict[Path, list[Removal | Addition]] = {}
+    for candidate in candidates.values():
+        sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
+        by_config.setdefault(candidate.listed.config, []).extend(candidate.changes)
+    return [_file_change(path, changes) for path, changes in by_config.items()]
+
+
+def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], release: str) -> dict[str, _Candidate]:
+    candidates = {}
+    for chain, outcome in found.items():
+        if not outcome.unexpected:
+            continue
+        case = listed.get(chain)
+        if case is None:
+            sys.stderr.write(f"left out  {chain}: its case or config is not there any more\n")
+        elif outcome.unjudged:
+            sys.stderr.write(f"not added {case.entry}: {outcome.unjudged}\n")
+        else:
+            changes, words = changes_of(case, outcome, release)
+            if changes:
+                candidates[chain] = _Candidate(case, outcome, changes, words)
+    return candidates
+
+
+def _steady(
+    run: Path, record: JournalRecord, asked: Asked, candidates: Mapping[str, _Candidate], options: Mapping[str, Any]
+) -> dict[str, _Candidate]:
+    """Those that come out the same every time; the others are told."""
+    count = int(options["rerun"])
+    words = f"{len(candidates)} case{'s' if len(candidates) > 1 else ''}, {count} time{'s' if count > 1 else ''}"
+    sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
+    # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
+    parts = {
+        True: [chain for chain, candidate in candidates.items() if candidate.compiles],
+        False: [chain for chain, candidate in candidates.items() if not candidate.compiles],
+    }
+    outcomes = {chain: [candidate.found] for chain, candidate in candidates.items()}
+    for _ in range(count):
+        for compiles, chains in parts.items():
+            if chains:
+                again = _run_again(run, record, asked, chains, options, forced=compiles)
+                for chain in chains:
+                    outcomes[chain].append(again[chain])
+    steady = {}
+    for chain, seen in outcomes.items():
+        if len({found.words for found in seen}) == 1:
+            steady[chain] = candidates[chain]
+        else:
+            verdicts = ", ".join(found.words for found in seen)
+            listed = candidates[chain].listed
+            sys.stderr.write(f"flaky    {listed.entry}: {verdicts}: left as it is  [{listed.config.name}]\n")
+    return steady
+
+
+def _run_again(
+    run: Path,
+    record: JournalRecord,
+    asked: Asked,
+    chains: Collection[str],
+    options: Mapping[str, Any],
+    *,
+    forced: bool,
+) -> dict[str, Found]:
+    """What some chains of a run come to in another one, which is kept in the run's folder `again`."""
+    # What runs brings the engine; a diff without reruns need not wait for it.
+    from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
+
+    # Inside of the run, so that it stays the newest one.
+    folder = _free_folder(run.resolve() / _AGAIN)
+    words = {option.name: option.default for option in (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)}
+    words |= asked.selection | {name: options[name] for name in options.keys() & words.keys() if options[name]}
+    words |= {"run_dir": str(folder), "force_recompile": forced, "suite": asked.selection["suite"], CHAINS: chains}
+    # Each by itself, as it is judged.
+    words |= {option.name: option.default for option in BATCH}
+    with redirect_stdout(sys.stderr):  # the diff alone goes to standard output
+        code = execute(words, Defaults(**asked.defaults), asked.stages, brief=True)
+    again = read_journal(folder / _JOURNAL)
+    if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
+        raise KeyboardInterrupt
+    identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]
+    if identities[0] != identities[1]:
+        raise UsageError(
+            f"{shown(run)} was run with another IREE than the one that is here now",
+            "Give that IREE with --iree, or --rerun 0 to trust the run.",
+        )
+    return found_in(again)
+
+
+def _free_folder(parent: Path) -> Path:
+    number = 1
+    while (parent / str(number)).exists():
+        number += 1
+    return parent / str(number)
+
+
+def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GauntletError(f"{path}: cannot be read: {error}", "`lint` shows what is wrong with it.") from error
+    try:
+        return FileChange(path, text, with_changes(text, changes))
+    except GauntletError as error:
+        raise GauntletError(f"{path}: {error.what}", error.hint) from error

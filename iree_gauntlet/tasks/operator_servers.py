@@ -1,0 +1,147 @@
+"""Setting up what performs the steps of operator suites, for the length of a run."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.running.batches import Batched, with_batches
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.supervisor import Supervisor
+    from iree_gauntlet.tasks.surroundings import Machine
+
+__all__ = ["OperatorRun", "batch_size", "batched", "operator_performers"]
+
+_LEAST_MEMORY = 4 << 30
+_MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRun:
+    """What a run of operator suites needs to know.
+
+    Attributes:
+        run_dir: the run's folder.
+        jobs: steps at once.
+        made_again: as for `ModuleMaker`.
+        cancelled: set to end the run.
+    """
+
+    run_dir: Path
+    jobs: int
+    made_again: Path | None
+    cancelled: threading.Event
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one compile or run may take, so that all at once fit into the machine."""
+        return max(_LEAST_MEMORY, int(psutil.virtual_memory().total * _MEMORY_SHARE / self.jobs))
+
+
+def batch_size(options: Mapping[str, Any]) -> int:
+    """Cases that are compiled as one module; 0 for none.
+
+    Raises:
+        UsageError: `--batch` is below 0.
+    """
+    size = int(options.get("batch") or 0)
+    if size < 0:
+        raise UsageError(f"--batch {size}: expected a number of cases", "Leave it out to compile each by itself.")
+    return size
+
+
+def batched(
+    steps: Sequence[Step], options: Mapping[str, Any], machine: Machine, run_dir: Path, finished: Collection[str]
+) -> Batched:
+    """The steps of a plan, with batches where they are asked for.
+
+    Raises:
+        UsageError: `--batch` is below 0, or there is nothing that could compile a batch.
+    """
+    size = batch_size(options)
+    if size < 2 or not any(step.dialect == DIALECT for step in steps):
+        return Batched(tuple(steps), {})
+    from iree_gauntlet.running.operator_suites import is_small  # noqa: PLC0415 - other runs do without
+
+    if machine.toolchain is None or not machine.toolchain.python:
+        raise UsageError(
+            "--batch: this IREE has no Python bindings, through which programs are put together",
+            "Leave --batch out, or choose another IREE with --iree.",
+        )
+    return with_batches(steps, size, run_dir, is_small, finished)
+
+
+@contextmanager
+def operator_performers(
+    plan: Batched, machine: Machine, supervisor: Supervisor, run: OperatorRun
+) -> Iterator[tuple[Mapping[Stage, Callable[[Step], Result | None]], Callable[[], None]]]:
+    """Performers for the engine, and what ends their work; none where there are no such steps or no Python bindings."""
+    toolchain = machine.toolchain
+    mine = [step for step in plan.steps if step.dialect == DIALECT]
+    if not mine or toolchain is None or not toolchain.python:
+        yield {}, lambda: None
+        return
+    from iree_gauntlet.running.batch_compile import BatchCompiler  # noqa: PLC0415 - other runs do without
+    from iree_gauntlet.running.compile_server import CompileServer  # noqa: PLC0415
+    from iree_gauntlet.running.modules import ModuleMaker  # noqa: PLC0415
+    from iree_gauntlet.running.operator_suites import OperatorSteps, ServedCompiles  # noqa: PLC0415
+    from iree_gauntlet.running.processes import is_plain_path  # noqa: PLC0415
+    from iree_gauntlet.running.run_server import RunServers  # noqa: PLC0415
+
+    with (
+        _scratch(run.run_dir if is_plain_path(str(run.run_dir)) else None) as scratch,
+        CompileServer(toolchain.python, scratch) as compiles,
+        RunServers(toolchain.python, run.jobs, memory_bytes=run.memory_bytes) as runs,
+    ):
+        if any(step.stage is Stage.THRESHOLD and not step.skip for step in mine):
+            runs.start()
+        processes = ServedCompiles(supervisor, run.run_dir, compiles, run.memory_bytes)
+        maker = ModuleMaker(
+            machine.modules,
+            processes,
+            lambda url: machine.store.fetch(url).sha256,
+            lambda: datetime.now(UTC),
+            run.cancelled,
+            made_again=run.made_again,
+            shared=machine.shared,
+            keeps_failures=True,
+        )
+        batches = None
+        if plan.members:
+            batches = BatchCompiler(
+                compiles,
+                machine.modules,
+                plan.members,
+                memory_bytes=run.memory_bytes,
+                clock=lambda: datetime.now(UTC),
+                forced=run.made_again is not None,
+            )
+        by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
+
+        def cancel() -> None:
+            compiles.cancel()
+            runs.cancel()
+
+        yield OperatorSteps(maker, runs, processes, by_id, batches).performers, cancel
+
+
+@contextmanager
+def _scratch(parent: Path | None) -> Iterator[Path]:
+    """A folder for the compiler's temporary files, in the system's where no other is given."""
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)

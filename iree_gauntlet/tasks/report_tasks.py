@@ -1,0 +1,41 @@
+"""The `report` task as the command line has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.tasks.ending import asked_for_help, finish
+from iree_gauntlet.tasks.options import Option, gauntlet_task
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["report_task"]
+
+
+@gauntlet_task(
+    "report",
+    (
+        Option(
+            "run", None, "Folder of the run, its name in runs/, or `latest`; several, in quotes with `inv`, to merge."
+        ),
+        Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
+        Option("lenient", False, "Merge runs of different IREEs too."),
+    ),
+    positional=("run",),
+)
+def report_task(_context: Any, options: dict[str, Any]) -> None:
+    """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
+
+    Examples: report latest
+              report runs/20261121-051800-cpu
+              report shard-1 shard-2 shard-3 --merge runs/whole
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.report import report  # noqa: PLC0415
+
+        return report(options)
+
+    if not asked_for_help(options["run"], "report RUN… [--merge DIR]", report_task):
+        finish(work)

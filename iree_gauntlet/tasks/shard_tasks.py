@@ -1,0 +1,43 @@
+"""The `shard` tasks as the command line has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.tasks.ending import asked_for_help, finish
+from iree_gauntlet.tasks.options import Option, gauntlet_task
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["shard_collection"]
+
+
+@gauntlet_task(
+    "costs",
+    (
+        Option("runs", None, "Folders of runs, or their names in runs/; several in quotes with `inv`."),
+        Option("output", "", "File to write, for --shard-costs (default: standard output)."),
+    ),
+    positional=("runs",),
+)
+def costs_task(_context: Any, options: dict[str, Any]) -> None:
+    """Write the seconds that each chain took in some runs (their median), to balance shards by.
+
+    Example: shard.costs runs/20261121-051800-ops runs/20261122-051800-ops --output ops-costs.json
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.shards import record_costs  # noqa: PLC0415
+
+        return record_costs(options)
+
+    if not asked_for_help(options["runs"], "shard.costs RUN… --output FILE", costs_task):
+        finish(work)
+
+
+def shard_collection() -> Collection:
+    """The tasks on shards under their common name."""
+    return Collection("shard", costs_task)

@@ -1,0 +1,126 @@
+"""Many programs become one, their symbols made unique, so that one compile does for all of them.
+
+Locations stay as they are, so that a diagnostic says which program it belongs to.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Merged", "import_bindings", "merge_programs"]
+
+_DIALECTS = "iree.compiler.dialects"
+_PRIVATE = '"private"'
+_FUNCTIONS = ("func.func", "util.func")
+
+
+class Merged:
+    """What came of a merge.
+
+    Attributes:
+        module: the programs as one, MLIR bytecode; empty where some are no part of it.
+        functions: public functions of each program, under their new names.
+        refused: what each of the programs that are no part of it has against it, by its index.
+    """
+
+    def __init__(self) -> None:
+        self.module = b""
+        self.functions: list[list[str]] = []
+        self.refused: dict[int, str] = {}
+
+
+def import_bindings() -> Any:
+    """The compiler's `ir` module without what imports NumPy, which costs more than a merge."""
+    if _DIALECTS not in sys.modules:
+        # Operations of all dialects are taken as operations, and not as the classes that it has for some.
+        sys.modules[_DIALECTS] = ModuleType(_DIALECTS)
+        sys.modules[_DIALECTS].__path__ = []
+    from iree.compiler import _mlir_libs  # noqa: PLC0415  needs the empty package that find_package makes
+
+    return _mlir_libs._mlir.ir  # noqa: SLF001  the name under which the wheel's own `ir` takes it
+
+
+def merge_programs(programs: Sequence[str], prefixes: Sequence[str]) -> Merged:
+    """Merge programs into one module.
+
+    Every symbol at the top of a program gets the program's prefix, and all references to it, those inside of
+    functions and globals included. The module's own name goes.
+
+    Args:
+        programs: paths of MLIR, as text or bytecode.
+        prefixes: one for each of them, all different.
+    """
+    ir = import_bindings()
+    merged = Merged()
+    with ir.Context() as context:
+        # As iree-compile parses.
+        context.allow_unregistered_dialects = True
+        whole = ir.Module.create(ir.Location.unknown())
+        attributes: dict[str, Any] | None = None
+        for index, (path, prefix) in enumerate(zip(programs, prefixes, strict=True)):
+            names: list[str] = []
+            merged.functions.append(names)
+            try:
+                # From the file: its path stands in the locations, which diagnostics print.
+                part = ir.Module.parseFile(path)
+            except (OSError, ir.MLIRError) as error:
+                merged.refused[index] = str(error)
+                continue
+            own = _attributes(part.operation)
+            if attributes is None:
+                attributes = own
+                for name, value in own.items():
+                    whole.operation.attributes[name] = value
+            if own != attributes:
+                merged.refused[index] = f"{path}: error: its module has other attributes than the first program's"
+                continue
+            names += _take_over(ir, whole, part, prefix)
+        if not merged.refused:
+            buffer = io.BytesIO()
+            whole.operation.write_bytecode(buffer)
+            merged.module = buffer.getvalue()
+    return merged
+
+
+def _attributes(operation: Any) -> dict[str, Any]:
+    return {name: operation.attributes[name] for name in _names(operation.attributes) if name != "sym_name"}
+
+
+def _names(attributes: Any) -> Iterable[str]:
+    # Releases differ in what iterating over it gives: names, or names with values.
+    return [item if isinstance(item, str) else item.name for item in attributes]
+
+
+def _take_over(ir: Any, whole: Any, part: Any, prefix: str) -> list[str]:
+    """Move a program's operations into the whole, renamed.
+
+    Returns:
+        The new names of its public functions.
+    """
+    functions = []
+    operations = list(part.operation.regions[0].blocks[0].operations)
+    for operation in operations:
+        attributes = operation.operation.attributes
+        if "sym_name" not in attributes:
+            continue
+        old = ir.StringAttr(attributes["sym_name"]).value
+        new = prefix + old
+        ir.SymbolTable.replace_all_symbol_uses(old, new, part.operation)
+        ir.SymbolTable.set_symbol_name(operation, new)
+        if operation.operation.name in _FUNCTIONS and _is_entry(operation.operation):
+            functions.append(new)
+    for operation in operations:
+        whole.body.append(operation)
+    return functions
+
+
+def _is_entry(function: Any) -> bool:
+    attributes = function.attributes
+    public = "sym_visibility" not in attributes or str(attributes["sym_visibility"]) != _PRIVATE
+    return public and len(function.regions[0].blocks) > 0

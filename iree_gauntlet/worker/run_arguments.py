@@ -1,0 +1,258 @@
+"""Values as written behind `--input=` and `--expected_output=` of iree-run-module, as bytes for a device.
+
+What operator suites use is read here, by the tool's own rules (runtime/src/iree/tooling/function_io.c,
+runtime/src/iree/hal/string_util.c): `3x4xf32=@a.bin`, `@a.npy`, `2x2xi32=1 2 3 4`, one value for all, none for zeros.
+Whatever else a text may say, and every mistake in it, raises `UnsupportedError`: the tool itself then reads it, and
+says what it thinks of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import mmap
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ELEMENT_TYPES", "TYPE_NAMES", "UnsupportedError", "Value", "byte_count", "read_value", "storage_of"]
+
+# IREE's number of an element type is its numerical type in the highest byte and its bits in the lowest
+# (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h); beside it the NumPy type that holds its bits.
+ELEMENT_TYPES = {
+    "i1": (0x13000008, "?"),
+    **{f"i{bits}": (0x10000000 | bits, f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"si{bits}": (0x11000000 | bits, f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": (0x12000000 | bits, f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": (0x21000000 | bits, f"<f{bits // 8}") for bits in (16, 32, 64)},
+    "bf16": (0x22000010, "<u2"),
+    "cf64": (0x23000040, "<c8"),
+    "cf128": (0x23000080, "<c16"),
+    "f8E5M2": (0x24000008, "u1"),
+    "f8E4M3FN": (0x25000008, "u1"),
+    "f8E5M2FNUZ": (0x26000008, "u1"),
+    "f8E4M3FNUZ": (0x27000008, "u1"),
+    "f8E8M0FNU": (0x28000008, "u1"),
+    "i4": (0x10000004, "u1"),
+    "si4": (0x11000004, "u1"),
+    "ui4": (0x12000004, "u1"),
+}
+TYPE_NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
+
+_FLOATS = ("f16", "f32", "f64", "bf16")
+# Written as bytes, or not to be rounded here.
+_WITHOUT_NUMBERS = frozenset(name for name in ELEMENT_TYPES if name.startswith(("cf", "f8"))) | {
+    "i1",
+    "i4",
+    "si4",
+    "ui4",
+}
+_NPY_KINDS = {"b": "i", "i": "si", "u": "ui", "f": "f", "c": "cf"}
+_NPY_MAGIC = b"\x93NUMPY"
+_MOST_RANK = 128
+# Files from here on are mapped, not read.
+_MAPPED_BYTES = 1 << 20
+_SEPARATORS = re.compile(r"[\s,\[\]]+")
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[+-]?[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?")
+
+
+class UnsupportedError(Exception):
+    """What is asked is not done here; the text says what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor's contents.
+
+    Attributes:
+        shape: dimensions.
+        element_type: IREE's name.
+        contents: dense, row-major; several values a byte for types below 8 bits.
+    """
+
+    shape: tuple[int, ...]
+    element_type: str
+    contents: bytes | memoryview
+
+
+def storage_of(shape: Sequence[int], element_type: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the NumPy array that holds a tensor; types below 8 bits are flat bytes."""
+    dims, _, dtype = _storage(tuple(shape), element_type)
+    return dims, dtype
+
+
+def byte_count(shape: tuple[int, ...], element_type: str) -> int:
+    """Bytes of a tensor's contents."""
+    return _storage(shape, element_type)[1]
+
+
+def read_value(text: str, folder: str) -> Value | None:
+    """Reads an argument; None for one that says that nothing is expected.
+
+    Args:
+        text: what stands behind the flag.
+        folder: where relative paths begin.
+
+    Raises:
+        UnsupportedError: it is not read here.
+    """
+    text = text.strip()
+    if text == "(ignored)":
+        return None
+    if text.startswith("@"):
+        if not text.endswith(".npy"):
+            raise UnsupportedError(f"argument {text!r}")
+        return _read_npy(os.path.join(folder, text[1:]))  # noqa: PTH118 - a good part of a small case's time
+    type_text, equals, contents = text.partition("=")
+    if not equals and "x" not in text:
+        raise UnsupportedError(f"argument {text!r}")
+    shape, element_type = _parse_type(type_text)
+    if contents[:1] == "+":
+        raise UnsupportedError(f"argument {text!r}")
+    if contents[:1] == "@":
+        path = os.path.join(folder, contents[1:])  # noqa: PTH118 - see above
+        return Value(shape, element_type, _read(path, 0, byte_count(shape, element_type)))
+    return Value(shape, element_type, _parse_values(contents, shape, element_type))
+
+
+@lru_cache(maxsize=4096)
+def _parse_type(text: str) -> tuple[tuple[int, ...], str]:
+    *dims, element_type = text.strip().split("x")
+    sizes = [dim.strip() for dim in dims]
+    if element_type not in ELEMENT_TYPES or not all(dim.isascii() and dim.isdigit() for dim in sizes):
+        raise UnsupportedError(f"type {text!r}")
+    if len(sizes) > _MOST_RANK:
+        raise UnsupportedError(f"type {text!r}")
+    return tuple(map(int, sizes)), element_type
+
+
+@lru_cache(maxsize=4096)
+def _storage(shape: tuple[int, ...], element_type: str) -> tuple[tuple[int, ...], int, np.dtype[Any]]:
+    """Shape, bytes and type of the array that holds a tensor."""
+    number, code = ELEMENT_TYPES[element_type]
+    dtype = np.dtype(code)
+    count = 1
+    for dim in shape:
+        count *= dim
+    bits = number & 0xFF
+    if bits < 8:
+        size = (count * bits + 7) // 8
+        return (size,), size, dtype
+    return shape, count * dtype.itemsize, dtype
+
+
+def _read(path: str, offset: int, count: int) -> bytes | memoryview:
+    """So many bytes of a file, from an offset on."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    try:
+        if count >= _MAPPED_BYTES:
+            if os.fstat(file).st_size < offset + count:
+                raise UnsupportedError(f"{path}: shorter than its type says")
+            return memoryview(mmap.mmap(file, offset + count, access=mmap.ACCESS_READ))[offset:]
+        data = os.pread(file, count, offset)
+    except OSError as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    finally:
+        os.close(file)
+    if len(data) < count:
+        raise UnsupportedError(f"{path}: shorter than its type says")
+    return data
+
+
+def _read_npy(path: str) -> Value:
+    # A header has a multiple of 64 bytes, and most are the shortest.
+    head = bytes(_read_some(path, 128))
+    if len(head) < 10 or not head.startswith(_NPY_MAGIC) or head[6] != 1:
+        raise UnsupportedError(f"{path}: not a .npy of version 1")
+    start = 10 + int.from_bytes(head[8:10], "little")
+    header = head[10:start] if start <= len(head) else bytes(_read_some(path, start))[10:]
+    shape, element_type = _parse_npy_header(header)
+    return Value(shape, element_type, _read(path, start, byte_count(shape, element_type)))
+
+
+def _read_some(path: str, most: int) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    try:
+        return os.pread(file, most, 0)
+    except OSError as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    finally:
+        os.close(file)
+
+
+@lru_cache(maxsize=4096)
+def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], str]:
+    try:
+        said = ast.literal_eval(header.decode("latin-1").strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise UnsupportedError("a damaged .npy header") from error
+    match said:
+        case {"descr": str(descr), "fortran_order": False, "shape": tuple(shape)} if len(shape) <= _MOST_RANK and all(
+            type(dim) is int and dim >= 0 for dim in shape
+        ):
+            pass
+        case _:
+            raise UnsupportedError("a .npy that is no array of plain numbers in C order")
+    plain = descr[1:] if descr[:1] in ("|", "<") else descr
+    kind, width = plain[:1], plain[1:]
+    if kind not in _NPY_KINDS or width not in ("1", "2", "4", "8", "16"):
+        raise UnsupportedError(f"a .npy of {descr}")
+    element_type = "i1" if plain == "b1" else f"{_NPY_KINDS[kind]}{int(width) * 8}"
+    if element_type not in ELEMENT_TYPES:
+        raise UnsupportedError(f"a .npy of {descr}")
+    return shape, element_type
+
+
+def _parse_values(text: str, shape: tuple[int, ...], element_type: str) -> bytes | memoryview:
+    """Numbers in their plain decimal forms; hexadecimal, octal and special ones are left to the tool."""
+    _, size, dtype = _storage(shape, element_type)
+    tokens = [token for token in _SEPARATORS.split(text) if token]
+    if not tokens:
+        return bytes(size)
+    capacity = size // dtype.itemsize
+    kind = "f" if element_type in _FLOATS else dtype.kind
+    if len(tokens) not in (1, capacity) or capacity == 0 or element_type in _WITHOUT_NUMBERS:
+        raise UnsupportedError(f"values {text!r} of {element_type}")
+    form = _FLOAT if kind == "f" else _INTEGER
+    if not all(form.fullmatch(token) for token in tokens):
+        raise UnsupportedError(f"values {text!r} of {element_type}")
+    values = _floats(tokens, element_type) if kind == "f" else _integers(tokens, dtype)
+    return np.broadcast_to(values, (capacity,)).tobytes()
+
+
+def _integers(tokens: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    limits = np.iinfo(dtype)
+    numbers = [int(token) for token in tokens]
+    if not all(limits.min <= number <= limits.max for number in numbers):
+        raise UnsupportedError(f"values out of the range of {dtype}")
+    return np.array(numbers, dtype)
+
+
+def _floats(tokens: Sequence[str], element_type: str) -> np.ndarray[Any, Any]:
+    numbers = np.array([float(token) for token in tokens])
+    if element_type == "f64":
+        return numbers
+    with np.errstate(all="ignore"):
+        # Small floats go through f32, as in the tool: the two roundings are part of the result.
+        singles = numbers.astype("<f4")
+        if element_type == "f16":
+            return singles.astype("<f2")
+    if element_type == "f32":
+        return singles
+    bits = singles.view("<u4")
+    if (bits & 0xFFFF).any():
+        raise UnsupportedError("values that bf16 rounds")
+    return (bits >> 16).astype("<u2")
