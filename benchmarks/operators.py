@@ -114,7 +114,7 @@ def main() -> None:
             note("pytest, wrappers", _peer(folder, place, cases, config))
             note("cold, exact", _gauntlet(folder, place, config, "exact", "cold"))
             note("warm", _gauntlet(folder, place, config, "exact", "warm"))
-            _edit(folder / cases[len(cases) // 2], number)
+            _edit(folder / "suite" / cases[len(cases) // 2], number)
             note("one case edited", _gauntlet(folder, place, config, "exact", "edited"))
             note("cold, --batch 32", _gauntlet(folder, place, config, "batch", "cold", "--batch", "32"))
             shutil.rmtree(place)

@@ -42,8 +42,6 @@ def test_commands_run_in_the_case_folder_as_upstream_does(tmp_path: Path) -> Non
         "iree-compile",
         "model.mlir",
         *COMPILE_FLAGS,
-        f"--iree-scheduling-dump-statistics-file={place}/compile/statistics.json",
-        "--iree-scheduling-dump-statistics-format=json",
         "-o",
         f"{place}/compile/module.vmfb",
     ]

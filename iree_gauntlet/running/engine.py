@@ -16,12 +16,10 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.running.agenda import Limits
 from iree_gauntlet.running.modules import ModuleMaker
-from iree_gauntlet.running.performance import check_compile_statistics, run_benchmark
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.quiet_stretch import QuietStretch
 from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
-from iree_gauntlet.running.threshold import check_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -238,10 +236,16 @@ class Engine:
             case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE:
                 return self._maker.make(step)
             case Stage.THRESHOLD:
+                from iree_gauntlet.running.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+
                 return check_threshold(step, self._processes)
             case Stage.COMPSTAT:
+                from iree_gauntlet.running.performance import check_compile_statistics  # noqa: PLC0415
+
                 return check_compile_statistics(step, self._options.release)
             case Stage.BENCHMARK:
+                from iree_gauntlet.running.performance import run_benchmark  # noqa: PLC0415
+
                 return run_benchmark(step, self._processes, self._options.confirm, self._cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")

@@ -256,7 +256,8 @@ class ModuleMaker:
             figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
         if step.stage is Stage.COMPILE:
             figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
-            figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
+            if "statistics" in outputs:
+                figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
         return figures
 
 

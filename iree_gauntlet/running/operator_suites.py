@@ -19,7 +19,6 @@ from iree_gauntlet.running.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.running.compile_server import CompileJob, served
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.served_threshold import check_served_threshold
-from iree_gauntlet.running.threshold import check_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +155,12 @@ class OperatorSteps:
         return made
 
     def _check(self, step: Step) -> Result:
-        return check_served_threshold(step, self.runs, self.processes) or check_threshold(step, self.processes)
+        result = check_served_threshold(step, self.runs, self.processes)
+        if result is None:
+            from iree_gauntlet.running.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+
+            result = check_threshold(step, self.processes)
+        return result
 
 
 def _module(step: Step) -> Path:

@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT, archive_name
-from iree_gauntlet.running.commands import compile_flags, import_argv, makes_dumps, parameters_argv, shape_text
+from iree_gauntlet.running.commands import (
+    STATISTICS_FILE,
+    compile_flags,
+    import_argv,
+    makes_dumps,
+    parameters_argv,
+    shape_text,
+)
 from iree_gauntlet.running.module_key import join_flags
 from iree_gauntlet.running.steps import CacheLookup, Command, Step, StepInput
 
@@ -99,7 +106,8 @@ def compile_step(
         world: the surroundings.
         translate: spells flags as the compiler does, and notes those that it does not know.
     """
-    statistics = f"{step.folder}/statistics.json"
+    # Of an operator by itself nobody asks how many dispatches it has, unless the flags do.
+    counted = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
     source = _source(module, world, working_directory)
     program = module.program.name or source.path
     if imported:
@@ -107,14 +115,15 @@ def compile_step(
         program, working_directory = os.path.relpath(imported, step.folder), step.folder
     splat = f"{step.folder}/splat.irpa" if module.splat else ""
     # In the place of the step's folder, which differs from step to step: so many cases have the same flags.
-    marked = compile_flags(module, f"{_FOLDER}/statistics.json", f"{_FOLDER}/splat.irpa")
+    marked = compile_flags(module, f"{_FOLDER}/statistics.json" if counted else "", f"{_FOLDER}/splat.irpa")
     translation = translate(marked, "iree-compile")
     flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
     files = [
         (flag, StepInput(FILE_ROLE + flag, str(world.artifact_path(url)), url, world.artifact_hash(url)))
         for flag, url in module.file_flags
     ]
-    outputs = [("module", f"{step.folder}/module.vmfb"), ("statistics", statistics)]
+    outputs = [("module", f"{step.folder}/module.vmfb")]
+    outputs += [("statistics", f"{step.folder}/statistics.json")] if counted else []
     ingredients = {
         "kind": "compile",
         "program": source.sha256,
