@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,6 +84,10 @@ def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
     record = suite.project.journal
     missed = [name for name, result in record.results.items() if result["cache"] and result["cache"]["hit"] is False]
     assert missed == ["node/neg@cpu_sync:compile"]
+    # A failure that was kept is tried again where that is asked for.
+    suite.run("--submodel", "misspelt", "--force-recompile")
+    forced = suite.project.result("node/misspelt@cpu_sync:compile")
+    assert (forced["verdict"], forced["cache"]["hit"], forced["cpu_seconds"] > 0) == ("failed", False, True)
 
 
 def test_batches_and_native_tools_give_the_same_verdicts(suite: OperatorSuite) -> None:
@@ -174,3 +179,30 @@ def test_a_killed_run_leaves_nothing_and_is_resumed(suite: OperatorSuite) -> Non
     assert done.code == 0, done.text
     assert set(suite.verdicts.values()) == {"passed"}
     assert len(suite.verdicts) == 16
+
+
+def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -> None:
+    for index in range(4):
+        suite.unary(f"neg{index}", "Neg", "1 -2 3 -4")
+    disk = suite.project.folder / "runs"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "none", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        (disk / "ballast").write_bytes(bytes(340_000))
+        done = suite.run()
+        assert done.code == 3, done.text
+        reasons = {
+            result["reason"] for result in suite.project.journal.results.values() if result["verdict"] == "error"
+        }
+        assert reasons
+        assert all("space" in reason for reason in reasons), reasons
+        # Nothing of it is taken for a failure of the compiler, then or later.
+        assert "failed" not in suite.verdicts.values()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    done = suite.run()
+    assert (done.code, set(suite.verdicts.values())) == (0, {"passed"}), done.text

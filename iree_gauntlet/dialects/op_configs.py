@@ -154,14 +154,17 @@ def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callab
     document = config.document
     if document is None:
         return
-    guesses = 0
     lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
-    for where, entries in lists.items():
-        lost = [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
+    aimless = {
+        where: [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
+        for where, entries in lists.items()
+    }
+    # So many are no slips: a part of the suite is not here. A guess takes its time.
+    guesses = sum(map(len, aimless.values())) <= _MOST_GUESSES
+    for where, lost in aimless.items():
         lines = lines_of_items(config.text, [where]) if lost else []
         for index, entry in lost:
-            near = _nearest(entry, known) if guesses < _MOST_GUESSES else ""
-            guesses += 1
+            near = _nearest(entry, known) if guesses else ""
             message = f"{entry!r} names no case" + (f"; did you mean {near!r}?" if near else "")
             hint = "Write the case's folder from the suite's root, or remove the entry."
             if where == "golden_times_ms":

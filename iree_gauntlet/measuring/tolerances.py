@@ -6,13 +6,11 @@ garbage as 0 and takes negative numbers; here both are errors, since nobody mean
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.measuring.inline_values import parse_c_float
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,8 +61,7 @@ class Tolerances:
         """(atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""
         absolute, relative = self.written(element_type)
         if element_type in _SINGLE:
-            with np.errstate(over="ignore"):
-                absolute = float(np.float32(absolute))
+            absolute = ctypes.c_float(absolute).value
         return absolute, relative
 
 
@@ -96,6 +93,8 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
 
 def _number(flag: str, name: str, text: str) -> float:
     hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
+    from iree_gauntlet.measuring.inline_values import parse_c_float  # noqa: PLC0415 - it brings NumPy
+
     try:
         value = parse_c_float(text.strip())
     except ValueError as error:

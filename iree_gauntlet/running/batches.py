@@ -34,10 +34,12 @@ class Batched:
     Attributes:
         steps: of the plan, with the batches' own.
         members: compile steps of a batch, by the id of the batch's step, in the order of the batch.
+        wanted: whether batches were asked for: an earlier part of a run may have made some, although none is left.
     """
 
     steps: tuple[Step, ...]
     members: Mapping[str, tuple[Step, ...]]
+    wanted: bool = False
 
 
 def flags_of(step: Step) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ def with_batches(
     others = (
         replace(step, needs=(*step.needs, batch_of[step.id].id)) if step.id in batch_of else step for step in steps
     )
-    return Batched((*batches, *others), members)
+    return Batched((*batches, *others), members, wanted=True)
 
 
 def batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:

@@ -99,14 +99,14 @@ class OperatorSteps:
 
     Attributes:
         maker: makes modules, by the server.
-        runs: runs modules.
+        runs: runs modules; None where nothing is to be run.
         processes: starts what the servers do not do.
         compiles: compile steps of the plan, by id.
         batches: compiles batches; None where each case is compiled by itself.
     """
 
     maker: ModuleMaker
-    runs: RunServers
+    runs: RunServers | None
     processes: Processes
     compiles: Mapping[str, Step]
     batches: BatchCompiler | None = None
@@ -114,7 +114,8 @@ class OperatorSteps:
     @property
     def performers(self) -> dict[Stage, Callable[[Step], Result | None]]:
         """For the engine."""
-        return {Stage.COMPILE: self._compile, Stage.THRESHOLD: self._threshold}
+        compiles: dict[Stage, Callable[[Step], Result | None]] = {Stage.COMPILE: self._compile}
+        return compiles if self.runs is None else compiles | {Stage.THRESHOLD: self._threshold}
 
     def _compile(self, step: Step) -> Result | None:
         if step.dialect != DIALECT:
@@ -155,6 +156,7 @@ class OperatorSteps:
         return made
 
     def _check(self, step: Step) -> Result:
+        assert self.runs is not None, "nothing is run without"
         result = check_served_threshold(step, self.runs, self.processes)
         if result is None:
             from iree_gauntlet.running.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy

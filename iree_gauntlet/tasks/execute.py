@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.operator_servers import OperatorRun, batch_size, batched, operator_performers
+from iree_gauntlet.tasks.operator_servers import OperatorRun, batch_size, batched, operator_performers, started_runs
 from iree_gauntlet.tasks.options import BATCH_NAMES, IREE_NAMES, SELECTION_NAMES, replaces_disturbed
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.running.run_server import RunServers
 
 __all__ = ["execute"]
 
@@ -104,15 +106,18 @@ def execute(
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     downloads = _Downloads(console)
+    held = ExitStack()
     try:
         machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
+        runs = held.enter_context(started_runs(selection.cases.cases, wanted, machine, _jobs(options)))
         run_dir, plan, shard = _planned(options, selection, wanted, machine)
         while not _claim(run_dir, options):
             run_dir, plan, shard = _planned(options, selection, wanted, machine)
         kept = {name: options.get(name) for name in (*SELECTION_NAMES, *IREE_NAMES, *SHARD_NAMES, *BATCH_NAMES)}
         asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
-        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, console, downloads)
+        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, console, downloads, runs)
     finally:
+        held.close()
         console.close()
     outcome = write_reports(run_dir, environ=os.environ)
     if brief:
@@ -177,6 +182,7 @@ def _run(
     confirm: ConfirmRules | None,
     console: Console,
     downloads: _Downloads,
+    runs: RunServers | None,
 ) -> None:
     toolchain = machine.toolchain
     finished: dict[str, Verdict] = {}
@@ -199,7 +205,7 @@ def _run(
     with (
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
         Supervisor() as supervisor,
-        operator_performers(batches, machine, supervisor, operators) as (performers, end_servers),
+        operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
     ):
         journal.run(event)
         console.run_started(event)
@@ -272,7 +278,7 @@ def _as_before(
     named = Path(options["run_dir"]).resolve() if options["resume"] and options["run_dir"] else None
     earlier = named or newest_run(runs_folder())
     asked = asked_for(earlier)
-    given = {name: options[name] for name in asked.selection if options[name]}
+    given = {name: options[name] for name in asked.selection if options.get(name)}
     if options["last_failed"]:
         if given.keys() & set(SELECTION_NAMES):
             return options, defaults, stages

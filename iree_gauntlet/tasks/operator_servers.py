@@ -18,14 +18,16 @@ from iree_gauntlet.running.batches import Batched, with_batches
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.running.results import Result
+    from iree_gauntlet.running.run_server import RunServers
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
     from iree_gauntlet.tasks.surroundings import Machine
 
-__all__ = ["OperatorRun", "batch_size", "batched", "operator_performers"]
+__all__ = ["OperatorRun", "batch_size", "batched", "operator_performers", "started_runs"]
 
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8
@@ -50,7 +52,11 @@ class OperatorRun:
     @property
     def memory_bytes(self) -> int:
         """What one compile or run may take, so that all at once fit into the machine."""
-        return max(_LEAST_MEMORY, int(psutil.virtual_memory().total * _MEMORY_SHARE / self.jobs))
+        return _share_of_memory(self.jobs)
+
+
+def _share_of_memory(jobs: int) -> int:
+    return max(_LEAST_MEMORY, int(psutil.virtual_memory().total * _MEMORY_SHARE / jobs))
 
 
 def batch_size(options: Mapping[str, Any]) -> int:
@@ -87,8 +93,25 @@ def batched(
 
 
 @contextmanager
+def started_runs(
+    cases: Iterable[Case], stages: Collection[Stage], machine: Machine, jobs: int
+) -> Iterator[RunServers | None]:
+    """The processes that run modules, where some are to be run: they start while the run is planned."""
+    toolchain = machine.toolchain
+    wanted = Stage.THRESHOLD in stages and any(case.dialect == DIALECT for case in cases)
+    if not wanted or toolchain is None or not toolchain.python:
+        yield None
+        return
+    from iree_gauntlet.running.run_server import RunServers  # noqa: PLC0415 - other runs do without
+
+    with RunServers(toolchain.python, jobs, memory_bytes=_share_of_memory(jobs)) as runs:
+        runs.start()
+        yield runs
+
+
+@contextmanager
 def operator_performers(
-    plan: Batched, machine: Machine, supervisor: Supervisor, run: OperatorRun
+    plan: Batched, machine: Machine, supervisor: Supervisor, run: OperatorRun, runs: RunServers | None
 ) -> Iterator[tuple[Mapping[Stage, Callable[[Step], Result | None]], Callable[[], None]]]:
     """Performers for the engine, and what ends their work; none where there are no such steps or no Python bindings."""
     toolchain = machine.toolchain
@@ -101,15 +124,11 @@ def operator_performers(
     from iree_gauntlet.running.modules import ModuleMaker  # noqa: PLC0415
     from iree_gauntlet.running.operator_suites import OperatorSteps, ServedCompiles  # noqa: PLC0415
     from iree_gauntlet.running.processes import is_plain_path  # noqa: PLC0415
-    from iree_gauntlet.running.run_server import RunServers  # noqa: PLC0415
 
     with (
         _scratch(run.run_dir if is_plain_path(str(run.run_dir)) else None) as scratch,
         CompileServer(toolchain.python, scratch) as compiles,
-        RunServers(toolchain.python, run.jobs, memory_bytes=run.memory_bytes) as runs,
     ):
-        if any(step.stage is Stage.THRESHOLD and not step.skip for step in mine):
-            runs.start()
         processes = ServedCompiles(supervisor, run.run_dir, compiles, run.memory_bytes)
         maker = ModuleMaker(
             machine.modules,
@@ -122,7 +141,7 @@ def operator_performers(
             keeps_failures=True,
         )
         batches = None
-        if plan.members:
+        if plan.wanted:
             batches = BatchCompiler(
                 compiles,
                 machine.modules,
@@ -135,7 +154,8 @@ def operator_performers(
 
         def cancel() -> None:
             compiles.cancel()
-            runs.cancel()
+            if runs is not None:
+                runs.cancel()
 
         yield OperatorSteps(maker, runs, processes, by_id, batches).performers, cancel
 
