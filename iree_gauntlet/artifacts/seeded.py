@@ -338,6 +338,9 @@ def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
         raise ArtifactError(url, f"{url}: {name}={text} is negative", "0 or more is wanted.")
     if not whole and not math.isfinite(number):
         raise ArtifactError(url, f"{url}: {name}={text} is beyond binary64", "Write a smaller number.")
+    if name in ("coeff", "offset"):
+        # A zero keeps its sign in what is computed with it.
+        return number
     # -0.0 and 0.0 mean the same and must give the same stream.
     return number or abs(number)
 
