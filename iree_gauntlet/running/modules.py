@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.shared_modules import SharedModules
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.supervisor import Outcome
 
-__all__ = ["ModuleMaker", "dispatch_count", "read_statistics"]
+__all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
+_PLACED_ERROR = re.compile(r":\d+:\d+: error: ")
+# Of a linker or a machine that was out of something for a moment.
+_PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
 _TOOLS = {
     Stage.IMPORT: "the ONNX import",
     Stage.PARAMETERS: "making up the weights",
@@ -194,25 +199,14 @@ class ModuleMaker:
         outcome = self._processes.run(step)
         log = self._processes.log(step)
         if outcome.exit_code != 0:
-            tool = _TOOLS[step.stage]
-            lines = self._processes.error_lines(step)
-            result = after_process(
-                outcome,
-                tool=tool,
-                timeout=step.timeout,
-                reason=first_error(lines),
-                disk_full=disk_full(Path(step.folder), lines),
-            )
-            if step.stage is Stage.PARAMETERS and result.verdict is Verdict.FAILED:
-                # Not the product under test: our own program, or what the spec asks of it.
-                result = replace(result, verdict=Verdict.ERROR)
-            if self._keeps_failures and result.verdict is Verdict.FAILED:
-                self._keep_failure(step, result, ingredients, lines)
+            result = self._judged(step, key, ingredients, outcome, previous)
             return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
             text = f"exit code 0, but {Path(missing[0]).name} was not written"
             return self._processes.complete(step, outcome, Result(Verdict.ERROR, text, cache=cache, log=log))
+        if is_edited(step):
+            return self._processes.complete(step, outcome, replace(_edited(step), cache=cache, log=log))
         statistics = self._statistics(step, outcome.seconds, outcome.peak_rss_bytes)
         notes = [*step.notes]
         if previous is not None:
@@ -242,12 +236,51 @@ class ModuleMaker:
         )
         return self._processes.complete(step, outcome, result)
 
-    def _keep_failure(self, step: Step, result: Result, ingredients: Mapping[str, str], lines: Sequence[str]) -> None:
-        """Keeps a failure without files; where the cache cannot, the next run compiles again."""
+    def _judged(
+        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
+    ) -> Result:
+        """What a tool that ended badly says, kept where it says it of the program."""
+        lines = self._processes.error_lines(step)
+        result = after_process(
+            outcome,
+            tool=_TOOLS[step.stage],
+            timeout=step.timeout,
+            reason=first_error(lines),
+            disk_full=disk_full(Path(step.folder), lines),
+        )
+        if result.verdict is not Verdict.FAILED:
+            return result
+        if step.stage is Stage.PARAMETERS:
+            # Not the product under test: our own program, or what the spec asks of it.
+            return replace(result, verdict=Verdict.ERROR)
+        if is_edited(step):
+            return _edited(step)
+        if self._keeps_failures and _is_of_the_program(lines):
+            notes = self._keep_failure(step, key, result, ingredients, lines, previous)
+            return replace(result, notes=(*result.notes, *notes))
+        return result
+
+    def _keep_failure(
+        self,
+        step: Step,
+        key: str,
+        result: Result,
+        ingredients: Mapping[str, str],
+        lines: Sequence[str],
+        previous: Entry | None,
+    ) -> tuple[str, ...]:
+        """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
+        notes: tuple[str, ...] = ()
+        if previous is not None and "failure" not in previous.metadata:
+            # Made again, with another end: the compiler is not deterministic here, and this end is the news.
+            notes = ("it compiled before: that module was taken out of the cache",)
+            with contextlib.suppress(FileNotFoundError):
+                self._cache.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         diagnostics = "\n".join(lines)[-_MOST_DIAGNOSTICS:]
         metadata = {"failure": failure, "diagnostics": diagnostics, "command": self._processes.typed(step)}
         self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=self._clock())
+        return notes
 
     def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
         figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
@@ -282,6 +315,29 @@ def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
     """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
     count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
     return int(count) if count is not None else None
+
+
+def is_edited(step: Step) -> bool:
+    """Whether a program that is compiled where it lies is not any more what it was when the run was planned."""
+    ingredients = dict(step.cache.ingredients)
+    if "name" not in ingredients:
+        return False
+    source = next(item for item in step.inputs if item.role == "program")
+    try:
+        return hash_file(Path(source.path)) != ingredients["program"]
+    except OSError:
+        return True
+
+
+def _edited(step: Step) -> Result:
+    source = next(item for item in step.inputs if item.role == "program")
+    what = f"{source.path} was changed or removed while this ran: what became of it is kept nowhere"
+    return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
+
+
+def _is_of_the_program(lines: Sequence[str]) -> bool:
+    """Whether a failure is said to be of a place in the program, and not of the linker or of this machine."""
+    return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
 
 
 def _with_shared(result: Result, found: Found) -> Result:
