@@ -11,6 +11,8 @@ import pytest
 from operator_suite import OperatorSuite
 from toy_project import Project, running, wait_until
 
+from iree_gauntlet.toolchains.installed import find_installed
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -206,3 +208,26 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
         subprocess.run(["umount", disk], check=True)
     done = suite.run()
     assert (done.code, set(suite.verdicts.values())) == (0, {"passed"}), done.text
+
+
+def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: OperatorSuite) -> None:
+    folder = suite.unary("neg", "Neg", "1 -2 3 -4")
+    program = folder / "model.mlir"
+    before = program.read_text()
+    # Planned with one content, compiled with another: the plan is made before the lock is had.
+    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ {program})" > {program}; exec {find_installed().compile} "$@"'
+    done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
+    assert done.code == 3, done.text
+    assert "was changed or removed while this ran" in _reason(suite, "neg:compile")
+    program.write_text(before)
+    done = suite.run()
+    assert (done.code, suite.verdicts["neg:threshold"]) == (0, "passed"), done.text
+    assert suite.project.result("node/neg@cpu_sync:compile")["cache"]["hit"] is False
+
+
+def test_a_runtime_of_another_place_is_asked_itself(suite: OperatorSuite) -> None:
+    suite.unary("neg", "Neg", "1 -2 3 -4")
+    script = f'echo "[FAILED] by another runtime"; {find_installed().run_module} "$@" > /dev/null; exit 1'
+    done = suite.run(run_module=suite.project.tool(script))
+    assert done.code == 1, done.text
+    assert "by another runtime" in _reason(suite, "neg:threshold")

@@ -92,6 +92,7 @@ class Engine:
         shared: modules that several machines share; None where there are none.
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
+        end_performers: ends what performers are at; safe in a signal handler.
     """
 
     def __init__(
@@ -108,8 +109,10 @@ class Engine:
         available_memory: Callable[[], int],
         shared: SharedModules | None = None,
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
+        end_performers: Callable[[], None] | None = None,
     ) -> None:
         self._performers = performers or {}
+        self._end_performers = end_performers
         self._store = store
         self._supervisor = supervisor
         self._locks = locks
@@ -172,6 +175,8 @@ class Engine:
     def cancel(self) -> None:
         """Ends what runs; safe in a signal handler."""
         self._cancelled.set()
+        if self._end_performers is not None:
+            self._end_performers()
         self._supervisor.cancel_all()
 
     def _fits(self, step: Step) -> bool:
@@ -190,6 +195,10 @@ class Engine:
         except GauntletError as error:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
+        except OSError as error:
+            # Of this step alone: a full disk, a file that somebody has removed.
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            result = Result(Verdict.ERROR, what, notes=step.notes)
         if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
             result = _with_gone_input(step, result)
         if self._cancelled.is_set():

@@ -178,12 +178,19 @@ class RunServers:
         worker = self._slots.get()
         try:
             first = worker is None or worker.cases == 0
-            answer, worker = self._run_in(worker, job)
-            if answer.verdict == RunVerdict.DIED and not first and _may_be_anothers_fault(answer.outcome):
+            # What goes back is what came out of it: not one that is gone.
+            given, worker = worker, None
+            answer, worker = self._run_in(given, job)
+            if not first and _may_be_anothers_fault(answer):
                 before = answer.outcome
-                answer, worker = self._run_in(worker, job)
-                if answer.verdict != RunVerdict.DIED:
-                    how = before.signal or f"exit code {before.exit_code}"
+                if worker is not None:
+                    # What earlier cases have taken of its memory, it keeps.
+                    worker.kill()
+                    self._ended(worker)
+                    worker = None
+                answer, worker = self._run_in(None, job)
+                if not _may_be_anothers_fault(answer):
+                    how = "want of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
                     note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
                     notes = (*answer.outcome.notes, note)
                     answer = replace(answer, outcome=replace(answer.outcome, notes=notes))
@@ -258,7 +265,16 @@ class RunServers:
         Raises:
             ToolchainError: it does not.
         """
-        worker = worker or self._started()
+        if worker is not None and not worker.get_ready(_START_SECONDS):
+            # Started early, and ended by somebody before it had anything to do: whether one can serve, the next tells.
+            worker.kill()
+            self._ended(worker)
+            worker = None
+        if worker is not None:
+            return worker
+        if self._stopped():
+            return None
+        worker = self._started()
         if worker.get_ready(_START_SECONDS):
             return worker
         worker.kill()
@@ -307,6 +323,7 @@ def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAns
         peak_rss_bytes=record["peak_rss_bytes"],
         tail=tuple(lines),
         output_bytes=logged,
+        out_of_memory=bool(worker.memory_bytes) and record["message"].startswith("RESOURCE_EXHAUSTED"),
         notes=_memory_note(worker) if record["message"].startswith("RESOURCE_EXHAUSTED") else (),
     )
     return RunAnswer(outcome, record["verdict"], record["message"], tuple(record["outputs"]), logged)
@@ -326,6 +343,7 @@ def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -
         tail=tuple(lines),
         output_bytes=logged,
         stuck=code is None,
+        out_of_memory=bool(worker.memory_bytes) and any("bad_alloc" in line for line in lines),
         notes=_memory_note(worker) if any("bad_alloc" in line for line in lines) else (),
     )
     return RunAnswer(outcome, RunVerdict.DIED, logged=logged)
@@ -341,8 +359,11 @@ def _cancelled_answer() -> RunAnswer:
     return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
 
 
-def _may_be_anothers_fault(outcome: Outcome) -> bool:
-    """Whether a death may have its cause in a case that the process had before."""
+def _may_be_anothers_fault(answer: RunAnswer) -> bool:
+    """Whether a death, or a want of memory, may have its cause in a case that the process had before."""
+    outcome = answer.outcome
+    if answer.verdict != RunVerdict.DIED:
+        return outcome.out_of_memory
     return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in _SENT_SIGNALS
 
 

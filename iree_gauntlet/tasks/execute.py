@@ -234,11 +234,11 @@ def _run(
             lambda: psutil.virtual_memory().available,
             machine.shared,
             performers,
+            end_servers,
         )
 
         def cancel() -> None:
             downloads.cancelled = True
-            end_servers()
             engine.cancel()
 
         with interruptible(cancel):

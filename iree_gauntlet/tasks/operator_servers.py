@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
     from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["OperatorRun", "batch_size", "batched", "operator_performers", "started_runs"]
 
@@ -84,9 +87,9 @@ def batched(
         return Batched(tuple(steps), {})
     from iree_gauntlet.running.operator_suites import is_small  # noqa: PLC0415 - other runs do without
 
-    if machine.toolchain is None or not machine.toolchain.python:
+    if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
-            "--batch: this IREE has no Python bindings, through which programs are put together",
+            "--batch: this IREE has no Python bindings, through which programs are put together, or this is not Linux",
             "Leave --batch out, or choose another IREE with --iree.",
         )
     return with_batches(steps, size, run_dir, is_small, finished)
@@ -98,13 +101,15 @@ def started_runs(
 ) -> Iterator[RunServers | None]:
     """The processes that run modules, where some are to be run: they start while the run is planned."""
     toolchain = machine.toolchain
-    wanted = Stage.THRESHOLD in stages and any(case.dialect == DIALECT for case in cases)
-    if not wanted or toolchain is None or not toolchain.python:
+    count = sum(case.dialect == DIALECT for case in cases) if Stage.THRESHOLD in stages else 0
+    if not count or toolchain is None or not _has_runtime(toolchain):
         yield None
         return
     from iree_gauntlet.running.run_server import RunServers  # noqa: PLC0415 - other runs do without
 
-    with RunServers(toolchain.python, jobs, memory_bytes=_share_of_memory(jobs)) as runs:
+    environment = _environment(toolchain)
+    memory = _share_of_memory(jobs)
+    with RunServers(toolchain.python, min(jobs, count), environment, memory_bytes=memory) as runs:
         runs.start()
         yield runs
 
@@ -116,7 +121,7 @@ def operator_performers(
     """Performers for the engine, and what ends their work; none where there are no such steps or no Python bindings."""
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
-    if not mine or toolchain is None or not toolchain.python:
+    if not mine or toolchain is None or not _has_compiler(toolchain):
         yield {}, lambda: None
         return
     from iree_gauntlet.running.batch_compile import BatchCompiler  # noqa: PLC0415 - other runs do without
@@ -127,7 +132,7 @@ def operator_performers(
 
     with (
         _scratch(run.run_dir if is_plain_path(str(run.run_dir)) else None) as scratch,
-        CompileServer(toolchain.python, scratch) as compiles,
+        CompileServer(toolchain.python, scratch, _environment(toolchain)) as compiles,
     ):
         processes = ServedCompiles(supervisor, run.run_dir, compiles, run.memory_bytes)
         maker = ModuleMaker(
@@ -158,6 +163,34 @@ def operator_performers(
                 runs.cancel()
 
         yield OperatorSteps(maker, runs, processes, by_id, batches).performers, cancel
+
+
+def _has_compiler(toolchain: Toolchain) -> bool:
+    """Whether compiles can be served: Linux, as they are forked, and a Python that has the compiler."""
+    return bool(toolchain.python) and sys.platform == "linux"
+
+
+def _has_runtime(toolchain: Toolchain) -> bool:
+    """Whether the compiler's Python has the very runtime that is under test: both are wheels of one environment."""
+    return _has_compiler(toolchain) and _site_packages(toolchain) is not None
+
+
+def _site_packages(toolchain: Toolchain) -> Path | None:
+    """The folder that compiler and runtime are installed in; None where they are not wheels of one environment."""
+    compiler, runtime = Path(toolchain.compile).parent, Path(toolchain.run_module).parent
+    if compiler.parts[-3:] != ("iree", "compiler", "_mlir_libs") or runtime.parts[-2:] != ("iree", "_runtime_libs"):
+        return None
+    site = compiler.parents[2]
+    return site if site == runtime.parents[1] else None
+
+
+def _environment(toolchain: Toolchain) -> dict[str, str]:
+    """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    compiler = Path(toolchain.compile).parent
+    if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs"):
+        environment["PYTHONPATH"] = str(compiler.parents[2])
+    return environment
 
 
 @contextmanager

@@ -74,8 +74,8 @@ def _set_up(request: Mapping[str, Any], streams: tuple[int, int, int], private: 
         os.dup2(descriptor, target)
     os.environ["TMPDIR"] = private
     os.chdir(request["cwd"])
-    limit = request["memory_bytes"]
-    if limit:
+    limit, most = request["memory_bytes"], resource.getrlimit(resource.RLIMIT_AS)[1]
+    if limit and (most == resource.RLIM_INFINITY or limit < most):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
