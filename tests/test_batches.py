@@ -99,3 +99,9 @@ def test_every_step_stays_and_every_miss_is_in_one_batch_at_most(cases: list[tup
     assert len(members) == len(set(members))
     assert all(2 <= len(group) <= size for group in found.members.values())
     assert all(len({flags_of(step) for step in group}) == 1 for group in found.members.values())
+
+
+def test_dumps_and_files_of_a_case_folder_are_no_part_of_a_batch() -> None:
+    flags = ("--iree-hal-dump-executable-files-to=dumps", "--iree-codegen-transform-dialect-library=specs/lib.mlir")
+    steps = [_compile(f"{name}{number}", flag) for number, flag in enumerate(flags) for name in "ab"]
+    assert _batched(steps, 8).members == {}

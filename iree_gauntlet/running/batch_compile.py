@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.running.batches import flags_of
+from iree_gauntlet.running.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.running.compile_server import BatchJob
+from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.running.modules import is_edited
 from iree_gauntlet.running.results import Result
 
 if TYPE_CHECKING:
@@ -105,14 +108,19 @@ class BatchCompiler:
         key = make_key(dict(step.cache.ingredients))
         found = None if self._forced else self._cache.lookup(key).entry
         tally = _Tally()
-        if found is not None:
-            parts = _from_cache(found, folder)
-        else:
-            members = self._members[step.id]
+        members = self._members[step.id]
+        kept = self._kept(found, folder)
+        if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
             parts = self._compile(step, members, missing, folder, tally)
-            if not tally.cancelled and len(parts) <= _MOST_MODULES:
+            whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
+            if whole and not any(is_edited(member) for member in members):
+                if self._forced:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._cache.remove(key)
                 self._publish(step, parts)
+        else:
+            parts = kept
         record = [{"module": part.module.name, "functions": _by_text(part.functions)} for part in parts]
         write_atomic(folder / _RECORD, json.dumps({"parts": record}))
         with self._mutex:
@@ -125,7 +133,11 @@ class BatchCompiler:
         note += f"; {had} are in the cache by themselves" if had else ""
         return Result(
             Verdict.PASSED,
-            cache={"hit": found is not None, "key": key, "reason": "in the cache" if found else "compiled as a batch"},
+            cache={
+                "hit": kept is not None,
+                "key": key,
+                "reason": "compiled as a batch" if kept is None else "in the cache",
+            },
             statistics={"cases": together, "cases_alone": alone, "modules": len(parts), "attempts": tally.attempts},
             notes=(*step.notes, note, *tally.notes),
             cpu_seconds=tally.cpu_seconds,
@@ -133,10 +145,19 @@ class BatchCompiler:
             peak_rss_bytes=tally.peak_rss_bytes,
         )
 
+    def _kept(self, entry: Entry | None, folder: Path) -> list[_Part] | None:
+        """The modules of an entry; None where there is none, or where somebody clears the cache meanwhile."""
+        if entry is None:
+            return None
+        try:
+            return _from_cache(entry, folder)
+        except EntryGoneError:
+            return None
+
     def hand_out(self, step: Step) -> Result | None:
         """A case's compile from its batch; None where it has to be compiled by itself."""
         place = self._place.get(step.id)
-        if place is None or step.cache.hit:
+        if place is None or step.cache.hit or is_edited(step):
             return None
         batch, number = place
         found = self._find(batch, number)
@@ -228,7 +249,7 @@ class _Tally:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_rss_bytes: int = 0
-    cancelled: bool = False
+    disturbed: bool = False
     notes: tuple[str, ...] = ()
 
     def add(self, outcome: Outcome) -> None:
@@ -236,7 +257,9 @@ class _Tally:
         self.seconds += outcome.seconds
         self.cpu_seconds += outcome.cpu_seconds
         self.peak_rss_bytes = max(self.peak_rss_bytes, outcome.peak_rss_bytes)
-        self.cancelled |= outcome.cancelled
+        # By somebody, for want of something, or by the clock: the same programs may come out otherwise.
+        sent = outcome.signal in ("SIGKILL", "SIGTERM") or outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE)
+        self.disturbed |= outcome.cancelled or outcome.timed_out or outcome.out_of_memory or sent
         self.notes = (*self.notes, *outcome.notes)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.running.commands import makes_dumps
 from iree_gauntlet.running.module_key import join_flags, make_key
 from iree_gauntlet.running.steps import CacheLookup, Step, StepInput
 
@@ -64,7 +65,7 @@ def with_batches(
     groups: dict[tuple[str, tuple[str, ...]], list[Step]] = {}
     for step in steps:
         wanted = step.stage is Stage.COMPILE and step.id not in done and takes(step)
-        if wanted and not (step.expect_failure or step.skip or step.blocked):
+        if wanted and not (step.expect_failure or step.skip or step.blocked or _names_files(step)):
             groups.setdefault((step.target, flags_of(step)), []).append(step)
     members: dict[str, tuple[Step, ...]] = {}
     batches: list[Step] = []
@@ -83,6 +84,14 @@ def with_batches(
         replace(step, needs=(*step.needs, batch_of[step.id].id)) if step.id in batch_of else step for step in steps
     )
     return Batched((*batches, *others), members, wanted=True)
+
+
+def _names_files(step: Step) -> bool:
+    """Whether a compile is asked for dumps, or its flags name files in its folder: neither is of a batch."""
+    if step.command is None or makes_dumps(step.command.argv):
+        return True
+    values = (flag.partition("=")[2] for flag in flags_of(step))
+    return any("/" in value and not value.startswith("/") for value in values)
 
 
 def batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:
