@@ -347,3 +347,11 @@ def test_what_is_expected_by_stage(tmp_path: Path) -> None:
     skips = {case.submodel: [stage for stage, _ in case.skips] for case in cases.cases}
     assert skips["skipped"] == [Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK]
     assert skips["unrun"] == skips["compile"] == [Stage.THRESHOLD, Stage.BENCHMARK]
+
+
+def test_a_misspelt_name_is_told_and_hides_no_config(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path, text='{"config_nam": "cpu", "iree_compile_flags": [], "iree_run_module_flags": []}')
+    (found,) = [line for line in problems_of_ops(tmp_path) if "config_nam:" in line or "config_nam " in line]
+    assert "configs/cpu.json" in found
+    assert "config_name" in found

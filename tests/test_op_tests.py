@@ -15,6 +15,7 @@ from spec_trees import CPU, argv_of, plan, step_of
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.errors import UsageError
 from iree_gauntlet.targets import Target
 from iree_gauntlet.tasks.options import SELECTION
 from iree_gauntlet.tasks.workspace import Defaults, select
@@ -239,3 +240,72 @@ def test_one_case_of_the_corpus_alone(corpus: Path, tmp_path: Path) -> None:
     config(tmp_path / "elsewhere")
     mine = load_ops(tmp_path / "mine", configs=(tmp_path / "elsewhere" / "configs" / "cpu.json",))
     assert [case.chain for case in mine.cases] == ["mine/test_tan_example@cpu"]
+
+
+def test_a_config_of_another_suite_in_the_same_folder_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    add_onnx(tmp_path / "one", "node/test_a")
+    add_onnx(tmp_path / "two", "node/test_b")
+    named = (config(tmp_path / "one", "first"), config(tmp_path / "two", "second"))
+    chains = [case.chain for case in load_ops(tmp_path, configs=named).cases]
+    assert chains == ["node/test_a@first", "node/test_b@second"]
+    # One from elsewhere is for both.
+    outside = config(tmp_path / "elsewhere", "third")
+    chains = [case.chain for case in load_ops(tmp_path, configs=(outside,)).cases]
+    assert chains == ["node/test_a@third", "node/test_b@third"]
+
+
+def test_a_case_that_gives_wrong_numbers_can_be_measured(tmp_path: Path) -> None:
+    program = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n  return %a : tensor<2xf32>\n}\n"
+    add_onnx(tmp_path, **{"model.mlir": program})
+    times = {"node/test_a": 1.0}
+    config(tmp_path, expected_run_failures=["node/test_a"], golden_times_ms=times)
+    quality, benchmark = load_ops(tmp_path).cases
+    assert [item.stage for item in (*quality.expectations, *benchmark.expectations)] == [Stage.THRESHOLD] * 2
+    config(tmp_path, expected_run_crashes=["node/test_a"], golden_times_ms=times)
+    assert {item.stage for item in load_ops(tmp_path).cases[0].expectations} == {Stage.THRESHOLD, Stage.BENCHMARK}
+
+
+def test_cases_behind_links_count_and_names_must_be_text(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    config(suite)
+    add_onnx(tmp_path / "real", "test_linked")
+    (suite / "node").mkdir()
+    (suite / "node" / "test_linked").symlink_to(tmp_path / "real" / "test_linked")
+    assert [case.chain for case in load_ops(suite).cases] == ["node/test_linked@cpu"]
+    add_onnx(suite, "node/test_\udcff")
+    with pytest.raises(UsageError, match="is no UTF-8"):
+        load_ops(suite)
+
+
+def test_a_config_from_elsewhere_says_by_its_entries_where_the_root_is(tmp_path: Path) -> None:
+    root = tmp_path / "suites" / "onnx_ops"
+    for name in "ab":
+        add_onnx(root, f"onnx/node/test_{name}")
+    outside = config(tmp_path / "elsewhere", expected_compile_failures=["onnx/node/test_a"])
+    for folder in (root / "onnx" / "node" / "test_a", root / "onnx", root, tmp_path / "suites", tmp_path):
+        cases = {case.chain: case for case in load_ops(folder, configs=(outside,)).cases}
+        assert cases["onnx/node/test_a@cpu"].expectations, folder
+    assert set(cases) == {"onnx/node/test_a@cpu", "onnx/node/test_b@cpu"}
+
+
+def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    path = config(tmp_path, iree_compile_flags=["--iree-hal-target-backends=amd-aie"])
+    options = {option.name: option.default for option in SELECTION} | {"spec_dir": [str(tmp_path)]}
+    found = select({**options, "target": ["amd-aie"]}, Defaults())
+    assert [case.target.family for case in found.cases.cases] == ["amd-aie"]
+    with pytest.raises(UsageError, match="unknown target 'amd-ai'"):
+        select({**options, "target": ["amd-ai"]}, Defaults())
+    # One that is named, and for what was not asked for, is not left out in silence.
+    cpu = config(tmp_path, "host")
+    both = select({**options, "config": [str(path), str(cpu)]}, Defaults())
+    (warning,) = both.warnings()
+    assert "cpu.json is for amd-aie, which was not asked for" in warning
+
+
+def test_a_folder_of_cases_may_be_called_as_other_specs_are(tmp_path: Path) -> None:
+    add_onnx(tmp_path, "benchmarks/test_a")
+    add_onnx(tmp_path, "node/test_b")
+    config(tmp_path)
+    assert [case.chain for case in load_ops(tmp_path).cases] == ["benchmarks/test_a@cpu", "node/test_b@cpu"]
+    assert [case.chain for case in load_ops(tmp_path / "benchmarks").cases] == ["benchmarks/test_a@cpu"]

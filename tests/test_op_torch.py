@@ -80,7 +80,8 @@ def test_what_a_case_means(tmp_path: Path) -> None:
     assert quality.allclose == Allclose(1e-3, 1e-8, equal_nan=False)
     assert (quality.model, quality.submodel) == ("generated/AB", "small")
     assert (benchmark.kind, benchmark.goldens[0].limit) == (Kind.BENCHMARK, 3.0)
-    assert [item.stage for item in benchmark.expectations] == [Stage.THRESHOLD, Stage.BENCHMARK]
+    # Wrong numbers can be measured.
+    assert [item.stage for item in benchmark.expectations] == [Stage.THRESHOLD]
     made = plan(load_ops(tmp_path), (*RUN, Stage.FETCH), artifact_path=lambda url: folder / url[-6:])
     chain = "generated/AB/small@cpu"
     assert [step.id for step in made.steps] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -65,7 +66,9 @@ def _inputs(document: TorchOp) -> tuple[Argument, ...]:
 
 def _formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
     tensor = tensor_of(formula.shape, formula.dtype)
-    return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={formula.coeff!r}&offset={formula.offset!r}"
+    # A plus would be read as a blank: 1e+16.
+    coeff, offset = quote(repr(formula.coeff)), quote(repr(formula.offset))
+    return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
 
 
 def _scalar(number: float, meta: TensorMeta | None = None) -> str:

@@ -7,6 +7,7 @@ is the nearest folder at or above it that holds configs: JSON files in a folder 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,14 @@ from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 __all__ = ["CONFIGS", "FLAGFILE", "TORCH_FILE", "CaseFolder", "OpSpec", "OpSuite", "is_case_folder", "read_op_specs"]
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
 CONFIGS = "configs"
+_CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
 _GENERATED = "generated/"
@@ -130,8 +132,10 @@ def read_op_specs(
             above[parent] = _root_of(folder, candidates)
         roots.setdefault(above[parent], []).append(folder)
     prefix = f"{working_folder.rstrip('/')}/"
+    if asked:
+        roots = _by_entries(roots, candidates, _entries_of(asked, prefix))
     keys = {folder.path: _keys(folder, root) for root, inside in roots.items() for folder in inside}
-    used = {root: tuple(asked) or _configs_in(root) for root in roots}
+    used = {root: _asked_of(root, asked, roots) or _configs_in(root) for root in roots}
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
@@ -144,6 +148,12 @@ def read_op_specs(
     return specs
 
 
+def _asked_of(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[Path, ...]:
+    """The configs that are asked for and may be meant for a root: not those of another root's own folder."""
+    others = {Path(other, CONFIGS).resolve() for other in roots if other != root}
+    return tuple(path for path in asked if path.resolve().parent not in others)
+
+
 def _configs_in(root: str) -> tuple[Path, ...]:
     """The configs of a folder; a JSON file of another kind that lies beside them is none."""
     folder = Path(root, CONFIGS)
@@ -153,16 +163,20 @@ def _configs_in(root: str) -> tuple[Path, ...]:
 
 
 def _is_config(path: Path) -> bool:
+    """By any of the required fields: one that is misspelt is told when the file is read."""
     try:
-        return b"config_name" in path.read_bytes()
+        content = path.read_bytes()
     except OSError:
-        return False
+        # What is wrong with it is told then, too.
+        return True
+    return any(word in content for word in _CONFIG_WORDS)
 
 
 def _root_of(folder: CaseFolder, candidates: set[str]) -> str:
-    """The nearest folder at or above a case that holds configs; the spec folder where none does."""
-    path = folder.path
-    inside = path == folder.found_from or path.startswith(f"{folder.found_from}/")
+    """The nearest folder above a case that holds configs; the spec folder where none does."""
+    inside = folder.path.startswith(f"{folder.found_from}/")
+    # Above the case: what lies in its own folder is of no suite.
+    path = folder.path.rpartition("/")[0]
     while path:
         if path in candidates:
             return path
@@ -172,6 +186,40 @@ def _root_of(folder: CaseFolder, candidates: set[str]) -> str:
             return path
         path = path.rpartition("/")[0]
     return folder.found_from if folder.path != folder.found_from else folder.path.rpartition("/")[0]
+
+
+def _entries_of(asked: Sequence[Path], prefix: str) -> set[str]:
+    """The cases that configs name."""
+    entries: set[str] = set()
+    for path in asked:
+        # One that is not there, or cannot be read, is told when it is used.
+        config = read_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
+        if config is not None and config.document is not None:
+            entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
+    return entries
+
+
+def _by_entries(
+    roots: Mapping[str, Sequence[CaseFolder]], candidates: Collection[str], entries: Collection[str]
+) -> dict[str, list[CaseFolder]]:
+    """The same roots; where one is only the spec folder, the folder instead from which most entries name its cases."""
+    found: dict[str, list[CaseFolder]] = {}
+    for root, inside in roots.items():
+        votes: Counter[str] = Counter()
+        if root not in candidates and not _configs_in(root):
+            for folder in inside:
+                parts = folder.path.split("/")
+                votes.update(
+                    "/".join(parts[:place]) for place in range(1, len(parts)) if "/".join(parts[place:]) in entries
+                )
+        best = votes.most_common(1)[0][0] if votes else root
+        # The torch variant's entries leave it out.
+        best = best.removesuffix(f"/{_GENERATED[:-1]}")
+        # Cases that do not lie below it keep what they had.
+        for folder in inside:
+            below = folder.path.startswith(f"{best}/")
+            found.setdefault(best if below else root, []).append(folder)
+    return found
 
 
 def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:

@@ -130,26 +130,52 @@ class _Operators:
     cases: dict[str, CaseFolder]
     with_configs: list[str]
 
+    def add(self, path: str, files: Iterable[str], found_from: Path) -> None:
+        """Takes in the folder of a case.
+
+        Raises:
+            UsageError: its name cannot be written anywhere.
+        """
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            name = os.fsencode(path).decode("utf-8", "replace")
+            raise UsageError(f"{name}: its name is no UTF-8", "Rename the folder of this case.") from None
+        self.cases.setdefault(path, CaseFolder(path, tuple(files), str(found_from)))
+
 
 def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
     """The roots of other specs in a folder; itself where it has neither them nor operator cases."""
-    if folder.name in _ROOT_NAMES:
+    if folder.name in _ROOT_NAMES and not _holds_cases(folder):
         return [folder]
     roots: list[Path] = []
     has_cases = False
     for current, subfolders, files in os.walk(folder):
         if is_case_folder(files):
-            operators.cases.setdefault(current, CaseFolder(current, tuple(files), str(folder)))
+            operators.add(current, files, folder)
             subfolders.clear()
             has_cases = True
             continue
+        for name in subfolders:
+            # Folders behind links are not walked through, but a case may be one.
+            place = f"{current}/{name}"
+            if os.path.islink(place) and is_case_folder(inside := os.listdir(place)):  # noqa: PTH114, PTH208
+                operators.add(place, inside, folder)
+                has_cases = True
         if CONFIGS in subfolders:
             operators.with_configs.append(current)
-        roots += [Path(current, name) for name in sorted(subfolders) if name in _ROOT_NAMES]
+        # A suite of operators may have a folder of such a name, too.
+        others = [name for name in sorted(subfolders) if name in _ROOT_NAMES and not _holds_cases(Path(current, name))]
+        roots += [Path(current, name) for name in others]
         subfolders[:] = sorted(
-            name for name in subfolders if name not in (*_ROOT_NAMES, *_EXTERNAL_NAMES) and not name.startswith(".")
+            name for name in subfolders if name not in (*others, *_EXTERNAL_NAMES) and not name.startswith(".")
         )
     return roots or ([] if has_cases else [folder])
+
+
+def _holds_cases(folder: Path) -> bool:
+    """Whether there are cases of operator suites anywhere below a folder."""
+    return any(is_case_folder(files) for _, _, files in os.walk(folder))
 
 
 # torch models

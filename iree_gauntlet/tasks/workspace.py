@@ -15,10 +15,12 @@ from iree_gauntlet.targets import FAMILIES, Target, target_of
 from iree_gauntlet.tasks.options import SELECTION_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_trees import OpSpec
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
 
@@ -65,6 +67,7 @@ class Selection:
         targets: where.
         specs: every spec file that was read.
         cases: what was selected.
+        not_asked: a line for each config that was named and is for a target that was not asked for.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Selection:
     targets: tuple[Target, ...]
     specs: tuple[Spec, ...]
     cases: CaseSet
+    not_asked: tuple[str, ...] = ()
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
@@ -86,7 +90,7 @@ class Selection:
         for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             found.append(f"{file}: {entries} no case that is here; `lint` lists them")
-        return found
+        return [*found, *self.not_asked]
 
     def source_problems(self) -> list[Problem]:
         """URLs of the selected cases that mean no source."""
@@ -180,6 +184,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
         raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
     configs = [Path(config) for config in options["config"]] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs)
+    _require_known(targets, specs)
     includes = _includes(options, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, options["device"])
@@ -192,7 +197,42 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
         targets=tuple(targets),
         specs=tuple(spec for spec in specs if isinstance(spec, Spec)),
         cases=cases,
+        not_asked=_not_asked(specs, targets) if configs else (),
     )
+
+
+def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec]) -> None:
+    """Makes sure that every target is one of ours, or one that a config of an operator suite is for.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    others = [target.family for target in targets if target.family not in FAMILIES]
+    if others:
+        unknown = set(others) - {config.target.family for config in _configs_of(specs)}
+        for name in others:
+            if name in unknown:
+                known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
+                raise UsageError(f"unknown target {name!r}", known)
+
+
+def _configs_of(specs: Iterable[Spec | OpSpec]) -> list[SuiteConfig]:
+    """The configs of operator suites that could be read."""
+    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
+
+    suites = {id(spec.suite): spec.suite for spec in specs if not isinstance(spec, Spec)}
+    configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
+    return [configs[name] for name in sorted(configs)]
+
+
+def _not_asked(specs: Iterable[Spec | OpSpec], targets: Sequence[Target]) -> tuple[str, ...]:
+    """Configs of operator suites that were named, and are for targets that were not."""
+    lines = []
+    for config in _configs_of(specs):
+        if not any(target.covers(config.target) for target in targets):
+            family = replace(config.target, config="").name
+            lines.append(f"{config.name} is for {family}, which was not asked for: --target {family} does what it says")
+    return tuple(lines)
 
 
 def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
@@ -241,10 +281,8 @@ def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None
         names = ["rocm"] if chip and len(defaults.targets) == 1 else list(defaults.targets)
     targets: dict[str, Target] = {}
     for name in names:
-        target = target_of(name, chip=chip, sku=sku or ("" if suite else defaults.sku))
-        if target is None:
-            known = f"Known: {', '.join(FAMILIES)}, or a chip such as gfx942 or sm_80."
-            raise UsageError(f"unknown target {name!r}", known)
+        # A name that is nobody's may be that of a plugin's backend, for which a config of an operator suite is.
+        target = target_of(name, chip=chip, sku=sku or ("" if suite else defaults.sku)) or Target(name)
         other = targets.setdefault(target.family, target)
         if other != target:
             raise UsageError(
