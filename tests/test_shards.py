@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -192,3 +193,8 @@ def test_costs_are_the_median_of_runs_that_did_the_work(
         record_costs({"runs": "one", "output": "gone/costs.json"})
     with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):
         record_costs({"runs": "one three", "output": ""})
+
+
+def test_what_has_cost_nothing_is_dealt_out_evenly() -> None:
+    shards = shard_of([f"case{number}" for number in range(80)], {f"case{number}": 0.0 for number in range(80)}, 8)
+    assert sorted(Counter(shards.values()).values()) == [10] * 8

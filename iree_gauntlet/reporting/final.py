@@ -84,8 +84,9 @@ def _print_failures(console: rich.console.Console, outcome: RunOutcome, run_dir:
         _print_failure(console, step, run_dir)
     if len(bad) > _MOST_FAILURES:
         more = len(bad) - _MOST_FAILURES
+        where = "summary.json" if outcome.many else "summary.md"
         _line(console, "")
-        _line(console, f"and {more} more, all of them in {run_dir / 'summary.md'}", "bold")
+        _line(console, f"and {more} more, all of them in {run_dir / where}", "bold")
 
 
 def _print_groups(console: rich.console.Console, bad: Sequence[StepOutcome]) -> None:

@@ -33,11 +33,12 @@ def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> di
             known.append((-costs[name], name))
         else:
             shards[name] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count + 1
-    loads = [(0.0, shard) for shard in range(1, count + 1)]
+    # Of equal loads, the one with fewer: what came from a cache has cost nothing.
+    loads = [(0.0, 0, shard) for shard in range(1, count + 1)]
     for negative, name in sorted(known):
-        load, shard = loads[0]
+        load, number, shard = loads[0]
         shards[name] = shard
-        heapq.heapreplace(loads, (load - negative, shard))
+        heapq.heapreplace(loads, (load - negative, number + 1, shard))
     return shards
 
 

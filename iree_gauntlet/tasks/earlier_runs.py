@@ -135,12 +135,15 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
 
 
 def _essence(step: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a planned step the same one: its command, goldens, expectations; lists and tuples alike."""
+    """What makes a planned step the same one: command, goldens, what is expected and how; lists and tuples alike."""
     ingredients = {name: value for name, value in step["cache"]["ingredients"] if name != "program"}
     command = step["command"]
     return {
         "argv": list(command["argv"]) if command else [],
         "goldens": [{**golden, "origin": ""} for golden in step["goldens"]],
         "expected": step["expect_failure"],
+        # Not in the journals of older versions.
+        "crash": step.get("expect_crash"),
+        "allclose": step.get("allclose"),
         "ingredients": ingredients,
     }

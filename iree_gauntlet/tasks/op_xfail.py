@@ -135,6 +135,7 @@ def _crashed(result: Mapping[str, Any]) -> bool:
         timed_out=bool(result.get("timed_out")),
         # The journal has it in words.
         disk_full="ran out of disk space" in str(result["reason"]),
+        out_of_memory="ran into its limit of memory" in str(result["reason"]),
     )
     return record.crashed
 

@@ -114,10 +114,15 @@ def _steady(
             if chains:
                 again = _run_again(run, record, asked, chains, options, forced=compiles)
                 for chain in chains:
-                    outcomes[chain].append(again[chain])
+                    if chain in again:
+                        outcomes[chain].append(again[chain])
     steady = {}
     for chain, seen in outcomes.items():
-        if len({found.words for found in seen}) == 1:
+        if len(seen) <= count:
+            # Of another machine's part of a merged run, or for a target that is not there.
+            where = candidates[chain].listed.config.name
+            sys.stderr.write(f"left out {chain}: it cannot be run again here; --rerun 0 trusts the run  [{where}]\n")
+        elif len({found.words for found in seen}) == 1:
             steady[chain] = candidates[chain]
         else:
             verdicts = ", ".join(found.words for found in seen)
