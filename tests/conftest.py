@@ -1,24 +1,59 @@
-"""What all tests share: servers, one of each kind a test process, started when first asked for; and signals."""
+"""What all tests share: a folder of the session, locks of each process, servers of each kind, and signals."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from emulators import Azurite, Bucket, azurite_server, google_server, s3_server
+
+from iree_gauntlet.running.machine_lock import LOCKS_VARIABLE
+from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
+from tests.support.session_folder import SESSION_FOLDER_VARIABLE
+from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# What a user has set must not reach the tests.
+_USERS_OWN = ("IREE_GAUNTLET_", "GITHUB_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
-def pytest_configure() -> None:
-    """Have Ctrl-C reach the programs that tests start.
 
-    A shell without job control starts what runs in its background with SIGINT ignored, and so would they be.
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the processes of this session a folder, each of them locks of its own, and Ctrl-C back.
+
+    A shell without job control starts what runs in its background with SIGINT ignored, and so would be the programs
+    that tests start.
     """
+    for name in [name for name in os.environ if name.startswith(_USERS_OWN)]:
+        del os.environ[name]
+    worker = getattr(config, "workerinput", {}).get("workerid", "")
+    if not worker:
+        os.environ[SESSION_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="iree-gauntlet-tests-")
+    # Benchmarks of one process would else keep all others from compiling.
+    os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
+    # No settings of the user's.
+    os.environ["IREE_GAUNTLET_CONFIG"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the session's folder."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(SESSION_FOLDER_VARIABLE), ignore_errors=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """A toy project whose commands end with the test."""
+    made = Project(tmp_path / "project")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "iree_gauntlet"
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGE = ROOT / "iree_gauntlet"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
 

@@ -166,6 +166,7 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
         f"runtime {toolchain['runtime']}" if toolchain.get("runtime") != toolchain.get("compiler") else "",
         ", ".join(versions),
         f"{machine.get('cpu', '')}, {cores} cores" if cores else "",
+        f"locks in {header['lock_folder']}" if header.get("lock_folder") else "",
         f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
     )
     return tuple(fact for fact in facts if fact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
@@ -250,7 +251,7 @@ class ModelTestSession:
             self._supervisor, self._cancelled = Supervisor(), threading.Event()
         toolchain = self._machine.toolchain
         assert toolchain is not None, "asked for when this session was made"
-        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=self._cancelled)
+        locks = machine_locks(os.environ, self._cancelled)
         options = RunOptions(
             jobs=self._jobs,
             fail_fast=False,

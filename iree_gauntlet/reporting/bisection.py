@@ -20,6 +20,7 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.markdown import code, escape, fenced, table
+from iree_gauntlet.reporting.outcome import lock_remark
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class BisectOutcome:
     @property
     def remarks(self) -> list[str]:
         """What a reader should know beside the answer."""
-        found = []
+        found = lock_remark(self.asked)
         changes = self.search.get("changes", [])
         if len(changes) > 1:
             text = "; ".join(f"{one} is {self._word(one)}, {other} {self._word(other)}" for one, other in changes)

@@ -14,7 +14,7 @@ from iree_gauntlet.reporting.comparison_junit import comparison_junit
 from iree_gauntlet.reporting.comparison_rows import changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.markdown import code, escape, table
-from iree_gauntlet.reporting.outcome import exit_meaning
+from iree_gauntlet.reporting.outcome import exit_meaning, lock_remark
 from iree_gauntlet.reporting.printing import printing
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 from iree_gauntlet.reporting.where_slower import (
@@ -72,6 +72,7 @@ def comparison_json(record: ComparisonRecord) -> str:
         "rules": record.opening.get("rules") or {},
         "rounds": record.opening.get("rounds") or {},
         "machine": record.opening.get("machine") or {},
+        "lock_folder": record.opening.get("lock_folder") or "",
         "models": {model: _without_event(verdict) for model, verdict in record.verdicts.items()},
         "not_measured": {row.model: row.reason for row in time_rows(record) if row.verdict == "not measured"},
         "summary": _without_event(record.summary),
@@ -217,6 +218,7 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     where = f"on CPU {', '.join(map(str, cpus))}" if cpus else "on all CPUs"
     looks = ", ".join(map(str, rules["looks"]))
     return [
+        *lock_remark(record.opening),
         (
             f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; "
             f"wrong in at most {100 * rules['alpha']:g} % of comparisons"

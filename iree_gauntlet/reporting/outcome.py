@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["BAD_VERDICTS", "CacheCount", "ChainOutcome", "RunOutcome", "exit_meaning", "outcome_of"]
+__all__ = ["BAD_VERDICTS", "CacheCount", "ChainOutcome", "RunOutcome", "exit_meaning", "lock_remark", "outcome_of"]
 
 # Worst first; the same order as the exit codes'.
 _WORST_FIRST = (
@@ -270,6 +270,14 @@ def _download_count(steps: Iterable[StepOutcome]) -> CacheCount:
     return CacheCount(hits, len(present) - hits)
 
 
+def lock_remark(event: dict[str, Any]) -> list[str]:
+    """What the event that opens a record says of the machine's locks, where they are not the user's own."""
+    folder = event.get("lock_folder")
+    return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"] * bool(
+        folder
+    )
+
+
 def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
     remarks = []
     if not record.runs:
@@ -286,6 +294,7 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
         remarks.append(f"the run was resumed {noun}; the results of all its parts are counted")
     if record.runs:
         remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
+        remarks += lock_remark(record.runs[-1])
     planned = {str(step.get("id")) for step in record.steps}
     lost = sorted(set(record.results) - planned)
     if lost and record.runs:

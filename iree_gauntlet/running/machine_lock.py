@@ -2,7 +2,8 @@
 
 They are flock(2) locks: the kernel frees them when their holder dies, by whatever signal, and no stale
 lock file can block anyone. They lie in one folder for each user and machine, not beside a cache, so that
-runs with different caches and checkouts still see each other. Runs of different users do not.
+runs with different caches and checkouts still see each other. Runs of different users, and those in containers
+of their own, see each other where `$IREE_GAUNTLET_LOCKS` names one folder for all of them (docs/locks.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import stat
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -22,12 +24,22 @@ from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["PATIENCE_SECONDS", "LockFile", "MachineLocks", "WaitCancelledError", "machine_lock_folder"]
+__all__ = [
+    "LOCKS_VARIABLE",
+    "LockFile",
+    "LockFolder",
+    "MachineLocks",
+    "WaitCancelledError",
+    "lock_facts",
+    "lock_folder",
+    "machine_locks",
+]
 
+LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
 # As long as the longest benchmark of another run may take.
-PATIENCE_SECONDS = 3600.0
+_PATIENCE_SECONDS = 3600.0
 _POLL_SECONDS = 0.1
 # Shared holders add their id to the file; beyond this it starts afresh (ids serve messages alone).
 _HOLDERS_BYTES = 512
@@ -37,14 +49,32 @@ class WaitCancelledError(GauntletError):
     """The run was cancelled while it waited for a lock."""
 
 
+@dataclass(frozen=True, slots=True)
+class LockFolder:
+    """Where the machine's locks lie.
+
+    Attributes:
+        path: the folder.
+        named: it was named by `$IREE_GAUNTLET_LOCKS`, and is whoever's it was made for; otherwise it is this user's.
+    """
+
+    path: Path
+    named: bool = False
+
+
 class LockFile:
     """A file with a flock lock on it, and the ids of those who hold it as its content.
 
     Not reentrant: two of the same path exclude each other, also in one process.
+
+    Args:
+        path: where it is; it is made where there is none.
+        mode: who may use it, as in chmod(2), whatever the umask says.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
         self._path = path
+        self._mode = mode
         self._descriptor: int | None = None
 
     def acquire_now(self, *, exclusive: bool = True) -> bool:
@@ -57,8 +87,7 @@ class LockFile:
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is held already")
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self._path, flags, 0o600)
+            descriptor = self._open()
             try:
                 fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
                 current = _is_at(self._path, descriptor)
@@ -74,6 +103,17 @@ class LockFile:
                 return True
             # Someone swept the folder: what was locked is no longer the file that others will see.
             os.close(descriptor)
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
+            return os.open(self._path, flags)
+        except FileNotFoundError:
+            descriptor = os.open(self._path, flags | os.O_CREAT, self._mode)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, self._mode)
+        return descriptor
 
     def release(self) -> None:
         """Give the lock back; of no effect where it is not held."""
@@ -107,12 +147,12 @@ class MachineLocks:
     """The locks of this machine, as one run uses them.
 
     Args:
-        folder: where they lie; `machine_lock_folder()` but in tests.
+        folder: where they lie.
         patience: seconds to wait for one before giving up.
         cancelled: when set, every wait ends with `WaitCancelledError`.
     """
 
-    def __init__(self, folder: Path, *, patience: float, cancelled: threading.Event) -> None:
+    def __init__(self, folder: LockFolder, *, patience: float, cancelled: threading.Event) -> None:
         self._folder = folder
         self._patience = patience
         self._cancelled = cancelled
@@ -129,8 +169,8 @@ class MachineLocks:
             GauntletError: it was not to be had in time, or locks cannot be made here.
             WaitCancelledError: the run was cancelled meanwhile.
         """
-        lock = LockFile(self._folder / f"device-{_safe(device)}.lock")
-        with self._held(lock, f"device {device}", on_wait, exclusive=True):
+        name = f"device-{_safe(device)}.lock"
+        with self._held(name, f"device {device}", on_wait, exclusive=True):
             yield
 
     @contextlib.contextmanager
@@ -150,16 +190,14 @@ class MachineLocks:
             WaitCancelledError: as for `device_lock`.
         """
         name = "this machine, to be quiet" if exclusive else "this machine, which must stay quiet now"
-        gate = LockFile(self._folder / "quiet-gate.lock")
-        lock = LockFile(self._folder / "quiet.lock")
         with contextlib.ExitStack() as stack:
-            with self._held(gate, name, on_wait, exclusive=True):
-                stack.enter_context(self._held(lock, name, on_wait, exclusive=exclusive))
+            with self._held("quiet-gate.lock", name, on_wait, exclusive=True):
+                stack.enter_context(self._held("quiet.lock", name, on_wait, exclusive=exclusive))
             yield
 
     @contextlib.contextmanager
-    def _held(self, lock: LockFile, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
-        _make_private(self._folder)
+    def _held(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
+        lock = LockFile(self._folder.path / file, _prepared(self._folder))
         begun = time.monotonic()
         tries = 0
         while not self._acquire(lock, exclusive=exclusive):
@@ -184,20 +222,54 @@ class MachineLocks:
             return lock.acquire_now(exclusive=exclusive)
         except OSError as error:
             raise GauntletError(
-                f"{error.filename or self._folder}: cannot lock: {error.strerror}",
-                "the folder must be writable, and on a file system with locks (flock)",
+                f"{error.filename or self._folder.path}: cannot lock: {error.strerror}",
+                f"the folder must be writable, and on a file system with locks (flock); ${LOCKS_VARIABLE} names one",
             ) from error
 
 
-def machine_lock_folder() -> Path:
-    """The folder of this user's locks on this machine.
+def machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
+    """The locks of this machine; a wait for one takes an hour at most.
 
-    In /tmp where it can be used: TMPDIR may differ from job to job, and then they would not meet.
+    Args:
+        environ: the environment.
+        cancelled: when set, every wait ends.
     """
+    return MachineLocks(lock_folder(environ), patience=_PATIENCE_SECONDS, cancelled=cancelled)
+
+
+def lock_folder(environ: Mapping[str, str]) -> LockFolder:
+    """The folder that `$IREE_GAUNTLET_LOCKS` names, else that of this user's locks on this machine.
+
+    The latter is in /tmp where it can be used: TMPDIR may differ from job to job, and then they would not meet.
+    """
+    if environ.get(LOCKS_VARIABLE):
+        return LockFolder(Path(environ[LOCKS_VARIABLE]).absolute(), named=True)
     parent = Path("/tmp")  # noqa: S108 (the folder's owner and mode are checked before use)
     if not os.access(parent, os.W_OK | os.X_OK):
         parent = Path(tempfile.gettempdir())
-    return parent / f"iree-gauntlet-{os.getuid()}"
+    return LockFolder(parent / f"iree-gauntlet-{os.getuid()}")
+
+
+def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a record says of the locks: `lock_folder`, where it is not this user's own."""
+    folder = lock_folder(environ)
+    return {"lock_folder": str(folder.path)} if folder.named else {}
+
+
+def _prepared(folder: LockFolder) -> int:
+    """Make the folder where there is none; the mode of files in it."""
+    if not folder.named:
+        _make_private(folder.path)
+        return 0o600
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GauntletError(
+            f"{folder.path}: cannot make the folder for locks: {error.strerror}",
+            f"${LOCKS_VARIABLE} must name a folder that exists or can be made",
+        ) from error
+    # Whoever may make files in it may use those of the others.
+    return stat.S_IMODE(folder.path.stat().st_mode) & 0o666
 
 
 def _make_private(folder: Path) -> None:

@@ -26,7 +26,7 @@ from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
@@ -117,7 +117,7 @@ def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Consol
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
         journal.run(event)
         console.run_started(event)
-        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+        locks = machine_locks(os.environ, cancelled)
         assert machine.known is not None, "of every toolchain"
         processes, teller = Processes(supervisor, run_dir), RoundTeller(console)
         doors = Doors(processes, machine.modules, locks, journal, teller, cancelled, machine.known)

@@ -18,6 +18,7 @@ from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
 from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.machine_lock import lock_facts
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
 from iree_gauntlet.tasks.bisect_question import chain_of, question_before, question_of, whole_options
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
@@ -76,6 +77,7 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
                 "cwd": str(Path.cwd()),
                 "resumed": resumed,
                 "confidence": 1.0 if question.metric in EXACT_METRICS else 1 - DEFAULT_ALPHA,
+                **lock_facts(os.environ),
                 **question.as_dict(),
             },
         )

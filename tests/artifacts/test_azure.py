@@ -1,0 +1,260 @@
+"""Azure blobs, from Azurite: public and private containers, by every kind of credentials, and without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import pytest
+
+from iree_gauntlet.errors import ArtifactError
+from tests.support.download_checks import (
+    PART,
+    SIZE,
+    configured,
+    content,
+    files_below,
+    partials,
+    published,
+    sha256,
+    store,
+)
+from tests.support.emulators import ACCOUNT, Azurite
+from tests.support.fault_proxy import Fault, proxying
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.configuration import Configuration
+
+
+@pytest.fixture(scope="module")
+def public(azurite: Azurite) -> str:
+    return azurite.container(public=True)
+
+
+@pytest.fixture(scope="module")
+def private(azurite: Azurite) -> str:
+    container = azurite.container(public=False)
+    azurite.upload(container, "llama/weights.irpa", content())
+    return container
+
+
+def _az(container: str, blob: str = "llama/weights.irpa") -> str:
+    return f"az://{ACCOUNT}/{container}/{blob}"
+
+
+def _endpoint_option(azurite: Azurite, **more: str) -> dict[str, dict[str, str]]:
+    return {f"az://{ACCOUNT}": {"endpoint": azurite.endpoint, **more}}
+
+
+def _is_whole(fetched: Fetched) -> bool:
+    return (fetched.sha256, fetched.bytes, fetched.cached) == (sha256(content()), SIZE, False) and (
+        fetched.path.read_bytes() == content()
+    )
+
+
+def test_a_public_blob_by_its_url(azurite: Azurite, public: str, tmp_path: Path) -> None:
+    url = azurite.upload(public, "by-url/weights.irpa", content())
+    with proxying(azurite.endpoint) as proxy:
+        through = proxy.url(url)
+        fetched = store(tmp_path).fetch(through)
+        assert _is_whole(fetched)
+        assert proxy.sent == SIZE
+        assert sorted(proxy.requests) == [part * PART for part in range(7)]
+    assert store(tmp_path, offline=True).fetch(through).cached
+    assert partials(tmp_path) == []
+
+
+@pytest.mark.parametrize("credentials", ["connection string", "endpoint", "none at that account"])
+def test_a_public_blob_by_az(azurite: Azurite, public: str, tmp_path: Path, credentials: str) -> None:
+    azurite.upload(public, "by-az/weights.irpa", content())
+    settings = {
+        "connection string": configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()}),
+        "endpoint": configured(stores=_endpoint_option(azurite)),
+        "none at that account": configured(
+            {"AZURE_STORAGE_ACCOUNT": "another", "AZURE_STORAGE_KEY": azurite.key}, _endpoint_option(azurite)
+        ),
+    }
+    assert _is_whole(store(tmp_path, configuration=settings[credentials]).fetch(_az(public, "by-az/weights.irpa")))
+
+
+def test_names_that_need_escapes(azurite: Azurite, public: str, tmp_path: Path) -> None:
+    azurite.upload(public, "a b/größe+1%.bin", b"escaped")
+    url = _az(public, "a%20b/gr%C3%B6%C3%9Fe+1%25.bin")
+    environments: tuple[dict[str, str], ...] = ({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()}, {})
+    for number, environ in enumerate(environments):
+        configuration = configured(environ, _endpoint_option(azurite))
+        assert store(tmp_path / str(number), configuration=configuration).fetch(url).path.read_bytes() == b"escaped"
+
+
+def test_an_empty_blob(azurite: Azurite, public: str, tmp_path: Path) -> None:
+    url = azurite.upload(public, "empty.bin", b"")
+    assert store(tmp_path).fetch(url).bytes == 0
+
+
+def _connection_string(azurite: Azurite, _signature: str) -> Configuration:
+    return configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()})
+
+
+def _connection_string_with_signature(azurite: Azurite, signature: str) -> Configuration:
+    text = f"BlobEndpoint={azurite.endpoint};AccountName={ACCOUNT};SharedAccessSignature={signature}"
+    return configured({"AZURE_STORAGE_CONNECTION_STRING": text})
+
+
+def _account_and_key(azurite: Azurite, _signature: str) -> Configuration:
+    environ = {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": azurite.key}
+    return configured(environ, _endpoint_option(azurite))
+
+
+def _account_and_signature(azurite: Azurite, signature: str) -> Configuration:
+    environ = {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_SAS_TOKEN": f"?{signature}"}
+    return configured(environ, _endpoint_option(azurite))
+
+
+def _option_with_key(azurite: Azurite, _signature: str) -> Configuration:
+    return configured({"OUR_KEY": azurite.key}, _endpoint_option(azurite, account_key="$OUR_KEY"))
+
+
+def _option_with_signature(azurite: Azurite, signature: str) -> Configuration:
+    return configured({"OUR_SAS": signature}, _endpoint_option(azurite, sas_token="$OUR_SAS"))
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        _connection_string,
+        _connection_string_with_signature,
+        _account_and_key,
+        _account_and_signature,
+        _option_with_key,
+        _option_with_signature,
+    ],
+)
+def test_a_private_blob(
+    azurite: Azurite, private: str, tmp_path: Path, credentials: Callable[[Azurite, str], Configuration]
+) -> None:
+    signature = azurite.sas(private, "llama/weights.irpa")
+    fetched = store(tmp_path, configuration=credentials(azurite, signature)).fetch(_az(private))
+    assert _is_whole(fetched)
+    _require_no_secrets(azurite, signature, "\n".join(fetched.notes), tmp_path)
+
+
+def test_a_private_blob_by_its_url(azurite: Azurite, private: str, tmp_path: Path) -> None:
+    configuration = configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string()})
+    url = f"{azurite.endpoint}/{private}/llama/weights.irpa"
+    assert _is_whole(store(tmp_path, configuration=configuration).fetch(url))
+
+
+def _require_no_secrets(azurite: Azurite, signature: str, text: str, root: Path) -> None:
+    """Neither in what was said nor in any file, not even the signature that was made of the key."""
+    secrets = [azurite.key, azurite.key[:20], parse_qs(signature)["sig"][0], signature, "sig="]
+    secrets.append(signature.partition("sig=")[2].partition("&")[0])
+    for secret in secrets:
+        assert secret not in text
+        for path, data in files_below(root).items():
+            assert secret.encode() not in data, f"{secret} in {path}"
+
+
+@pytest.fixture
+def fails(azurite: Azurite, private: str, tmp_path: Path) -> Callable[[Configuration], str]:
+    """What is said where a private blob is not given."""
+
+    def fails(configuration: Configuration) -> str:
+        with pytest.raises(ArtifactError) as caught:
+            store(tmp_path, configuration=configuration).fetch(_az(private))
+        text = str(caught.value)
+        assert _az(private) in text
+        _require_no_secrets(azurite, azurite.sas(private, "llama/weights.irpa"), text, tmp_path)
+        assert published(tmp_path) == {}
+        return text
+
+    return fails
+
+
+def test_a_private_blob_without_credentials(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+    text = fails(configured(stores=_endpoint_option(azurite)))
+    assert "HTTP 403" in text
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "[stores."):
+        assert name in text
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_azure_itself_calls_a_private_blob_missing(azurite: Azurite, private: str, tmp_path: Path, status: int) -> None:
+    """Unlike Azurite it answers an anonymous request with 404, or 409 where an account has no public containers."""
+    with proxying(azurite.endpoint) as proxy:
+        proxy.faults.append(Fault(times=None, status=status))
+        configuration = configured(stores={f"az://{ACCOUNT}": {"endpoint": proxy.url(azurite.endpoint)}})
+        with pytest.raises(ArtifactError, match=f"HTTP {status}") as caught:
+            store(tmp_path, configuration=configuration).fetch(_az(private))
+        assert "AZURE_STORAGE_CONNECTION_STRING" in caught.value.hint
+        assert len(proxy.requests) == 1
+
+
+def test_a_wrong_key(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+    wrong = azurite.connection_string(key="A" * 86 + "==")
+    assert "HTTP 403" in fails(configured({"AZURE_STORAGE_CONNECTION_STRING": wrong}))
+
+
+def test_a_key_that_is_none(azurite: Azurite, fails: Callable[[Configuration], str]) -> None:
+    text = fails(configured({"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string(key="not base64, secret")}))
+    assert "secret" not in text
+
+
+def test_an_expired_signature(azurite: Azurite, private: str, fails: Callable[[Configuration], str]) -> None:
+    expired = azurite.sas(private, "llama/weights.irpa", hours=-1)
+    assert "HTTP 403" in fails(_account_and_signature(azurite, expired))
+
+
+def test_a_signature_for_another_blob(azurite: Azurite, private: str, fails: Callable[[Configuration], str]) -> None:
+    assert "HTTP 403" in fails(_account_and_signature(azurite, azurite.sas(private, "another.bin")))
+
+
+def test_a_blob_that_is_not_there(azurite: Azurite, private: str, tmp_path: Path) -> None:
+    configuration = _connection_string(azurite, "")
+    with pytest.raises(ArtifactError, match="HTTP 404") as caught:
+        store(tmp_path, configuration=configuration).fetch(_az(private, "absent.bin"))
+    assert _az(private, "absent.bin") in str(caught.value)
+    assert "spelling" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["hunter2", "AccountKey=hunter2", "DefaultEndpointsProtocol=https;AccountKey=hunter2"])
+def test_a_connection_string_that_is_none(private: str, tmp_path: Path, text: str) -> None:
+    with pytest.raises(ArtifactError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
+        store(tmp_path, configuration=configured({"AZURE_STORAGE_CONNECTION_STRING": text})).fetch(_az(private))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_servers_md5_is_checked(azurite: Azurite, public: str, tmp_path: Path) -> None:
+    """Also of a file that comes in parts, and whose hash nobody knows yet."""
+    wrong = azurite.upload(public, "wrong/weights.irpa", content(), md5=b"0" * 16)
+    with pytest.raises(ArtifactError, match=r"(?i)md5") as caught:
+        store(tmp_path).fetch(wrong)
+    assert wrong in str(caught.value)
+    assert published(tmp_path) == {}
+    assert not (tmp_path / "registry.lock.txt").exists()
+    azurite.upload(public, "wrong/weights.irpa", content())
+    assert _is_whole(store(tmp_path).fetch(wrong))
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("there", [True, False])
+def test_no_report_of_a_run_has_a_secret(
+    azurite: Azurite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, there: bool
+) -> None:
+    project = Project(tmp_path / "project")
+    container = azurite.container(public=False)
+    program = (project.regressions / "abs.mlir").read_bytes()
+    azurite.upload(container, "toy/abs.mlir", program)
+    project.regression(mlir=_az(container, "toy/abs.mlir" if there else "toy/absent.mlir"))
+    signature = azurite.sas(container, "toy/abs.mlir")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", signature)
+    (project.folder / "gauntlet.toml").write_text(f'[stores."az://{ACCOUNT}"]\nendpoint = "{azurite.endpoint}"\n')
+    done = project.gauntlet("run")
+    assert done.code == (0 if there else 3), done.text
+    assert _az(container, "toy/") in (project.newest / "journal.jsonl").read_text()
+    _require_no_secrets(azurite, signature, done.text, project.folder)

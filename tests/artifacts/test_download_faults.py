@@ -1,0 +1,452 @@
+"""Downloads from Azurite through a proxy with faults: what users are told, what is on disk after, that it heals.
+
+Every fault is a row of docs/faults.md; what is said here is what the page says.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.artifacts.progress import Silent
+from iree_gauntlet.artifacts.remote import BLOCK_BYTES
+from iree_gauntlet.errors import ArtifactError
+from tests.support.download_checks import PART, SIZE, content, partials, published, sha256, store
+from tests.support.fault_proxy import Fault, FaultProxy, proxying
+from tests.support.fault_table import fault_rows
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.artifacts.store import Fetched
+    from tests.support.emulators import Azurite
+
+_KEPT = ["data", "state.jsonl"]
+
+# A run of its own: cache, URL.
+_RUN = """
+import sys
+from pathlib import Path
+from tests.support.download_checks import store
+fetched = store(Path(sys.argv[1])).fetch(sys.argv[2])
+print(fetched.cached, fetched.sha256)
+"""
+
+
+@pytest.fixture(scope="module")
+def container(azurite: Azurite) -> str:
+    return azurite.container(public=True)
+
+
+@pytest.fixture
+def proxy(azurite: Azurite) -> Iterator[FaultProxy]:
+    with proxying(azurite.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def url(azurite: Azurite, container: str, proxy: FaultProxy) -> str:
+    return proxy.url(azurite.upload(container, "llama/weights.irpa", content()))
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Requires that something was said which the test's row of docs/faults.md says."""
+    name = (request.path.name, request.function.__name__)
+    patterns = [pattern for row in fault_rows() if name in row.tests for pattern in row.said]
+
+    def told(text: str) -> None:
+        assert any(pattern.search(text) for pattern in patterns), f"not in docs/faults.md: {text}"
+
+    return told
+
+
+def _heals(root: Path, url: str, data: bytes = b"", *, progress: Progress | None = None) -> Fetched:
+    """The next fetch has the file whole and leaves nothing else."""
+    fetched = store(root, progress=progress).fetch(url)
+    assert not fetched.cached
+    assert fetched.path.read_bytes() == (data or content())
+    assert fetched.sha256 == sha256(data or content())
+    assert partials(root) == []
+    assert list(published(root).values()) == [data or content()]
+    assert store(root, offline=True).fetch(url).cached
+    return fetched
+
+
+def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, stall: float = 5.0) -> str:
+    """What a fetch says that fails; nothing is published, and nobody takes a part for the whole."""
+    with pytest.raises(ArtifactError) as caught:
+        store(root, pins=pins, stall=stall).fetch(url)
+    assert url in str(caught.value)
+    assert published(root) == {}
+    assert not store(root).present(url)
+    with pytest.raises(ArtifactError, match="offline"):
+        store(root, offline=True).fetch(url)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_is_cut(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], *, reset: bool
+) -> None:
+    """In the first part, and in a later one: each goes on where it broke off."""
+    proxy.faults += [
+        Fault(cut_after=300_000, reset=reset),
+        Fault(cut_after=700_000, reset=reset, from_byte=2 * PART),
+    ]
+    fetched = _heals(tmp_path, url)
+    for note in fetched.notes[:2]:
+        told(note)
+    assert not proxy.faults[0].times
+    assert not proxy.faults[1].times
+    # What a machine had sent when it crashed may be lost on the way, but not more than that.
+    assert proxy.sent <= SIZE + 2 * (PART if reset else BLOCK_BYTES)
+
+
+def test_connections_that_bring_little(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    """Each is cut after a few bytes: that is progress, so there is no end of trying."""
+    proxy.faults.append(Fault(times=None, cut_after=100_000))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert proxy.sent == SIZE
+
+
+def test_a_network_that_goes_away(
+    azurite: Azurite, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    proxy.faults += [Fault(from_byte=3 * PART, times=None, cut_after=0)]
+    told(_failure(tmp_path, url))
+    assert partials(tmp_path) == _KEPT
+    arrived = proxy.sent
+    assert arrived >= 3 * PART
+    proxy.faults.clear()
+    proxy.reset_counts()
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert proxy.sent == SIZE - arrived
+
+
+@pytest.mark.parametrize("first", [0, 3 * PART])
+def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], first: int) -> None:
+    proxy.faults.append(Fault(from_byte=first, stall_after=400_000))
+    fetched = store(tmp_path, stall=0.4).fetch(url)
+    told(fetched.notes[0])
+    assert fetched.path.read_bytes() == content()
+    assert fetched.seconds < 4
+    assert proxy.sent <= SIZE + BLOCK_BYTES, "it went on where the silence began"
+
+
+def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    proxy.faults.append(Fault(from_byte=2 * PART, times=None, stall_after=0))
+    began = time.monotonic()
+    told(_failure(tmp_path, url, stall=0.3))
+    assert time.monotonic() - began < 5
+    assert partials(tmp_path) == _KEPT
+    proxy.faults.clear()
+    proxy.reset_counts()
+    _heals(tmp_path, url)
+    assert proxy.sent < SIZE - PART
+
+
+def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    proxy.faults.append(Fault(status=503, retry_after="1", times=2))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert "1.0 s" in fetched.notes[0]
+    assert fetched.seconds >= 2
+    assert proxy.requests.count(0) == 3
+
+
+def test_a_server_that_is_busy_in_the_middle(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    """One connection is told to wait: the others wait as well."""
+    proxy.faults.append(Fault(status=503, retry_after="1", from_byte=PART))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert fetched.seconds >= 1
+    assert proxy.sent == SIZE
+
+
+def test_a_server_that_is_busy_for_an_hour(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    proxy.faults.append(Fault(status=503, retry_after="3600"))
+    told(_failure(tmp_path, url))
+    assert partials(tmp_path) == []
+    assert len(proxy.requests) == 1
+    _heals(tmp_path, url)
+
+
+def test_a_body_shorter_than_its_length(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    """Content-Length says more than there is, so the end comes too early."""
+    proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": str(PART + 1000)}, cut_after=PART - 1000))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert proxy.sent <= SIZE + BLOCK_BYTES
+
+
+def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": "500000"}))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+
+
+def test_a_total_that_is_another_one(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    """Two servers behind one name that do not agree."""
+    span = f"bytes {6 * PART}-{SIZE - 1}/{SIZE + 1}"
+    proxy.faults.append(Fault(from_byte=6 * PART, headers={"Content-Range": span}))
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+
+
+def test_a_trickle(proxy: FaultProxy, url: str, tmp_path: Path) -> None:
+    """There is a limit on silence, none on time."""
+    proxy.faults.append(Fault(times=None, bytes_per_second=1.5e6))
+    fetched = store(tmp_path, stall=0.3).fetch(url)
+    assert fetched.seconds > 1
+    assert fetched.path.read_bytes() == content()
+    assert not [note for note in fetched.notes if "retry" in note]
+
+
+def test_a_file_that_changes_between_two_parts(
+    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    def swap() -> None:
+        azurite.upload(container, "llama/weights.irpa", content(1))
+
+    proxy.faults.append(Fault(from_byte=2 * PART, before=swap))
+    fetched = _heals(tmp_path, url, content(1))
+    told(fetched.notes[0])
+
+
+def test_a_pinned_file_that_changes_between_two_parts(
+    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    def swap() -> None:
+        azurite.upload(container, "llama/weights.irpa", content(1))
+
+    proxy.faults.append(Fault(from_byte=2 * PART, before=swap))
+    told(_failure(tmp_path, url, pins={url: sha256(content())}))
+    assert partials(tmp_path) == []
+    azurite.upload(container, "llama/weights.irpa", content())
+    _heals(tmp_path, url)
+
+
+def test_a_file_that_never_stays_the_same(
+    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    versions = iter(range(1, 100))
+
+    def swap() -> None:
+        azurite.upload(container, "llama/weights.irpa", content(next(versions), SIZE))
+
+    proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=swap))
+    told(_failure(tmp_path, url))
+    proxy.faults.clear()
+    azurite.upload(container, "llama/weights.irpa", content())
+    _heals(tmp_path, url)
+
+
+def test_a_file_that_changes_before_it_is_gone_on_with(
+    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    proxy.faults.append(Fault(from_byte=3 * PART, times=None, status=500))
+    _failure(tmp_path, url)
+    proxy.faults.clear()
+    azurite.upload(container, "llama/weights.irpa", content(1))
+    fetched = _heals(tmp_path, url, content(1))
+    told("\n".join(fetched.notes))
+
+
+def test_a_wrong_checksum_of_the_server(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    wrong = "AAAAAAAAAAAAAAAAAAAAAA=="
+    proxy.faults.append(Fault(times=None, headers={"x-ms-blob-content-md5": wrong, "Content-MD5": wrong}))
+    told(_failure(tmp_path, url))
+    assert partials(tmp_path) == []
+    assert not (tmp_path / "registry.lock.txt").exists(), "nothing is learnt of such a file"
+    proxy.faults.clear()
+    _heals(tmp_path, url)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_bit_that_is_turned_over(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], *, pinned: bool
+) -> None:
+    """By a proxy or a bad memory: the length is right, the content is not."""
+    pins = {url: sha256(content())} if pinned else {}
+    proxy.faults.append(Fault(from_byte=2 * PART, flip=1000))
+    told(_failure(tmp_path, url, pins=pins))
+    assert partials(tmp_path) == [], "damaged bytes are not gone on with"
+    _heals(tmp_path, url)
+
+
+def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    """A proxy that gives the whole file whatever is asked for, and breaks off."""
+    proxy.faults += [Fault(whole=True, cut_after=2 * PART), Fault(whole=True, times=None)]
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+    assert proxy.sent == 2 * PART + SIZE
+
+
+def test_a_server_that_is_away_for_a_moment(
+    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    """It listens again when the first retry has been told: no clock decides what this test sees."""
+    with ExitStack() as back, socket.socket() as place:
+        # Bound, but nobody listens: no other process can take the port meanwhile.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        gone = url.replace(proxy.base, f"http://127.0.0.1:{port}")
+
+        class ComingBack(Silent):
+            """Told of a retry, the server comes back before the wait is over; a second retry finds its port taken."""
+
+            def note(self, url: str, message: str) -> None:  # noqa: ARG002
+                if "; retry " in message:
+                    back.enter_context(proxying(azurite.endpoint, port=port))
+
+        fetched = _heals(tmp_path, gone, progress=ComingBack())
+    told(fetched.notes[0])
+
+
+def test_nobody_answers(
+    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, told: Callable[[str], None]
+) -> None:
+    with proxying(azurite.endpoint) as other:
+        gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
+    told(_failure(tmp_path, gone))
+    assert partials(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one file and a half."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE * 3 // 2}", "gauntlet-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs mount")
+    if done.returncode != 0:
+        pytest.skip(f"needs the right to mount a small file system: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        # Lazily: the lease of this process stays open for as long as it lives.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]) -> None:
+    (small_disk / "else").write_bytes(content()[: SIZE * 3 // 4])
+    told(_failure(small_disk, url))
+    assert proxy.requests == [0], "it was known after the first answer"
+    (small_disk / "else").unlink()
+    _heals(small_disk, url)
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]
+) -> None:
+    other = small_disk / "else"
+
+    def fill() -> None:
+        other.write_bytes(content()[: SIZE * 3 // 4])
+
+    proxy.faults.append(Fault(from_byte=PART, before=fill))
+    told(_failure(small_disk, url))
+    assert partials(small_disk) == _KEPT
+    other.unlink()
+    arrived = proxy.sent
+    proxy.reset_counts()
+    _heals(small_disk, url)
+    assert proxy.sent < SIZE - PART // 2, f"gone on with; {arrived} bytes had arrived"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "swapped", "emptied"])
+def test_a_local_file_that_is_damaged(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], damage: str
+) -> None:
+    path = store(tmp_path).fetch(url).path
+    damaged = {"truncated": content()[:-1], "swapped": content(1), "emptied": b""}[damage]
+    if damage == "swapped":
+        # With its time, as `cp -p` and `rsync -t` bring a file.
+        status = path.stat()
+        other = tmp_path / "other"
+        other.write_bytes(damaged)
+        os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+        other.replace(path)
+    else:
+        path.write_bytes(damaged)
+    with pytest.raises(ArtifactError, match="offline"):
+        store(tmp_path, offline=True).fetch(url)
+    fetched = _heals(tmp_path, url)
+    told(fetched.notes[0])
+
+
+@pytest.mark.parametrize("damage", ["data flipped", "data cut", "state garbled", "state gone", "data gone"])
+def test_a_partial_file_that_is_damaged(
+    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], damage: str
+) -> None:
+    proxy.faults.append(Fault(from_byte=4 * PART, times=None, status=500))
+    _failure(tmp_path, url)
+    proxy.faults.clear()
+    data, state = (next((tmp_path / "incoming").glob(f"*/{name}")) for name in ("data", "state.jsonl"))
+    if damage == "data flipped":
+        with data.open("r+b") as file:
+            file.seek(PART + 5)
+            file.write(bytes([content()[PART + 5] ^ 1]))
+    elif damage == "data cut":
+        os.truncate(data, PART)
+    elif damage == "state garbled":
+        state.write_bytes(b"\0" * 512)
+    else:
+        (state if damage == "state gone" else data).unlink()
+    fetched = _heals(tmp_path, url)
+    if damage.startswith("data") and damage != "data gone":
+        told(fetched.notes[0])
+
+
+def test_eight_runs_want_the_same_file(proxy: FaultProxy, url: str, tmp_path: Path) -> None:
+    proxy.faults.append(Fault(times=None, bytes_per_second=3e6))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _RUN, str(tmp_path), url]
+    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    outputs = sorted(run.communicate(timeout=120)[0] for run in runs)
+    digest = sha256(content())
+    assert outputs == [f"False {digest}\n", *[f"True {digest}\n"] * 7]
+    assert proxy.sent == SIZE, "the file crossed the network once"
+    assert partials(tmp_path) == []
+
+
+def test_each_fault_of_the_table_has_its_test() -> None:
+    rows = fault_rows()
+    assert len(rows) >= 20
+    for row in rows:
+        for file, function in row.tests:
+            (path,) = (ROOT / "tests").rglob(file)
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert function in functions, f"docs/faults.md names {file}::{function} for: {row.fault}"
+    tested = {function for row in rows for file, function in row.tests if file == Path(__file__).name}
+    here = {name for name in globals() if name.startswith("test_")} - {"test_each_fault_of_the_table_has_its_test"}
+    assert tested == here, "every fault that is tested here is in the table"

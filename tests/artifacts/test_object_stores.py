@@ -1,0 +1,209 @@
+"""S3 from moto, Google's storage from gcp-storage-emulator: in parts, gone on with, public and private."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.errors import ArtifactError
+from tests.support.download_checks import (
+    PART,
+    QUICK,
+    SIZE,
+    configured,
+    content,
+    files_below,
+    partials,
+    published,
+    sha256,
+    store,
+)
+from tests.support.fault_proxy import Fault, FaultProxy, proxying
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from iree_gauntlet.configuration import Configuration
+    from tests.support.emulators import Bucket
+
+_SECRET = "hunter2/hunter2/hunter2"
+_S3_URL = "s3://models/llama/weights.irpa"
+_GOOGLE_URL = "gs://models/llama/weights.irpa"
+_GOOGLE_HEADERS: dict[str, str | None] = {"ETag": '"1"', "Last-Modified": "Sat, 21 Nov 2026 11:55:25 GMT"}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 looks for credentials by itself, also in the network of a cloud machine."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _with_key(endpoint: str) -> Configuration:
+    environ = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_ENDPOINT_URL": endpoint}
+    return configured({**environ, "AWS_REGION": "us-east-1"})
+
+
+def _anonymous(endpoint: str) -> Configuration:
+    return configured(stores={"s3://models": {"endpoint": endpoint, "region": "us-east-1"}})
+
+
+def test_a_private_object(s3: Bucket, tmp_path: Path) -> None:
+    s3.put("llama/weights.irpa", content())
+    with proxying(s3.endpoint) as proxy:
+        fetched = store(tmp_path, configuration=_with_key(proxy.base)).fetch(_S3_URL)
+        assert sorted(proxy.requests) == [part * PART for part in range(7)]
+    assert fetched.path.read_bytes() == content()
+    assert (fetched.sha256, fetched.notes[:-1]) == (sha256(content()), ())
+    for path, data in files_below(tmp_path).items():
+        for secret in (_SECRET.encode(), b"AKIAEXAMPLE", b"X-Amz-Signature"):
+            assert secret not in data, path
+    assert store(tmp_path, offline=True).fetch(_S3_URL).cached
+
+
+def test_a_public_object(s3: Bucket, tmp_path: Path) -> None:
+    s3.put("llama/weights.irpa", content(), public=True)
+    with proxying(s3.endpoint) as proxy:
+        fetched = store(tmp_path, configuration=_anonymous(proxy.base)).fetch(_S3_URL)
+        assert proxy.sent == SIZE
+    assert fetched.path.read_bytes() == content()
+
+
+def test_a_private_object_without_credentials(s3: Bucket, tmp_path: Path) -> None:
+    s3.put("llama/weights.irpa", content())
+    with pytest.raises(ArtifactError, match="HTTP 403") as caught:
+        store(tmp_path, configuration=_anonymous(s3.endpoint)).fetch(_S3_URL)
+    assert _S3_URL in str(caught.value)
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+    assert published(tmp_path) == {}
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_object_that_is_not_there(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
+    s3.put("there.irpa", b"there", public=True)
+    configuration = _with_key(s3.endpoint) if private else _anonymous(s3.endpoint)
+    with pytest.raises(ArtifactError) as caught:
+        store(tmp_path, configuration=configuration).fetch("s3://models/absent.irpa")
+    assert "s3://models/absent.irpa" in str(caught.value)
+    assert "spelling" in caught.value.hint
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_cut_and_a_busy_bucket(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
+    s3.put("llama/weights.irpa", content(), public=True)
+    with proxying(s3.endpoint) as proxy:
+        proxy.faults += [
+            Fault(from_byte=2 * PART, cut_after=300_000),
+            Fault(from_byte=3 * PART, status=503),
+        ]
+        configuration = _with_key(proxy.base) if private else _anonymous(proxy.base)
+        fetched = store(tmp_path, configuration=configuration).fetch(_S3_URL)
+        assert fetched.path.read_bytes() == content()
+        assert any("503" in note for note in fetched.notes)
+        assert sum("retry" in note for note in fetched.notes) == 2
+        assert proxy.sent <= SIZE + PART
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_object_is_gone_on_with(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
+    s3.put("llama/weights.irpa", content(), public=True)
+    with proxying(s3.endpoint) as proxy:
+        configuration = _with_key(proxy.base) if private else _anonymous(proxy.base)
+        proxy.faults.append(Fault(from_byte=3 * PART, times=None, status=500))
+        with pytest.raises(ArtifactError, match="HTTP 500"):
+            store(tmp_path, configuration=configuration).fetch(_S3_URL)
+        assert partials(tmp_path) == ["data", "state.jsonl"]
+        assert published(tmp_path) == {}
+        proxy.faults.clear()
+        proxy.reset_counts()
+        fetched = store(tmp_path, configuration=configuration).fetch(_S3_URL)
+        assert fetched.path.read_bytes() == content()
+        assert "resuming at" in fetched.notes[0]
+        assert proxy.sent == SIZE - 3 * PART
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_object_that_changes_between_two_parts(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
+    s3.put("llama/weights.irpa", content(), public=True)
+    with proxying(s3.endpoint) as proxy:
+        proxy.faults.append(Fault(from_byte=PART, before=lambda: s3.put("llama/weights.irpa", content(1), public=True)))
+        configuration = _with_key(proxy.base) if private else _anonymous(proxy.base)
+        # One at a time: moto gives wrong ETags while an object is replaced and read by several.
+        one = replace(QUICK, connections=1)
+        fetched = store(tmp_path, configuration=configuration, policy=one).fetch(_S3_URL)
+    assert fetched.path.read_bytes() == content(1)
+    assert "changed at its source" in fetched.notes[0]
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_the_md5_of_an_object_is_checked(s3: Bucket, tmp_path: Path, *, private: bool) -> None:
+    """It is the ETag, where the object was put at once."""
+    s3.put("llama/weights.irpa", content(), public=True)
+    with proxying(s3.endpoint) as proxy:
+        # moto leaves out what marks an answer as S3's.
+        proxy.faults += [Fault(flip=77, headers={"x-amz-request-id": "1"})]
+        configuration = _with_key(proxy.base) if private else _anonymous(proxy.base)
+        with pytest.raises(ArtifactError, match="md5"):
+            store(tmp_path, configuration=configuration).fetch(_S3_URL)
+    assert published(tmp_path) == {}
+    assert partials(tmp_path) == []
+
+
+def test_an_empty_object(s3: Bucket, tmp_path: Path) -> None:
+    s3.put("empty.bin", b"", public=True)
+    for number, configuration in enumerate((_with_key(s3.endpoint), _anonymous(s3.endpoint))):
+        assert store(tmp_path / str(number), configuration=configuration).fetch("s3://models/empty.bin").bytes == 0
+
+
+@pytest.fixture
+def google_proxy(google: Bucket) -> Iterator[FaultProxy]:
+    """Adds what Google says of every object and the emulator leaves out."""
+    with proxying(google.endpoint) as proxy:
+        proxy.faults.append(Fault(times=None, headers=_GOOGLE_HEADERS))
+        yield proxy
+
+
+def test_googles_storage(google: Bucket, google_proxy: FaultProxy, tmp_path: Path) -> None:
+    google.put("llama/weights.irpa", content())
+    configuration = configured({"STORAGE_EMULATOR_HOST": google_proxy.base})
+    fetched = store(tmp_path, configuration=configuration).fetch(_GOOGLE_URL)
+    assert google_proxy.sent == SIZE
+    assert fetched.path.read_bytes() == content()
+    assert store(tmp_path, offline=True).fetch(_GOOGLE_URL).cached
+
+
+def test_an_object_of_googles_that_is_not_there(google: Bucket, tmp_path: Path) -> None:
+    configuration = configured({"STORAGE_EMULATOR_HOST": google.endpoint})
+    with pytest.raises(ArtifactError, match="gs://models/absent") as caught:
+        store(tmp_path, configuration=configuration).fetch("gs://models/absent.irpa")
+    assert "spelling" in caught.value.hint
+
+
+def test_googles_storage_through_a_bad_network(google: Bucket, google_proxy: FaultProxy, tmp_path: Path) -> None:
+    google.put("llama/weights.irpa", content())
+    google_proxy.faults.insert(0, Fault(from_byte=2 * PART, cut_after=300_000, headers=_GOOGLE_HEADERS))
+    google_proxy.faults.insert(0, Fault(from_byte=3 * PART, times=3, status=503))
+    configuration = configured({"STORAGE_EMULATOR_HOST": google_proxy.base})
+    fetched = store(tmp_path, configuration=configuration).fetch(_GOOGLE_URL)
+    assert fetched.path.read_bytes() == content()
+    assert "retry" in fetched.notes[0]
+    assert google_proxy.sent <= SIZE + PART
+
+
+def test_an_object_of_googles_is_gone_on_with(google: Bucket, google_proxy: FaultProxy, tmp_path: Path) -> None:
+    google.put("llama/weights.irpa", content())
+    google_proxy.faults.insert(0, Fault(from_byte=3 * PART, times=None, status=500))
+    configuration = configured({"STORAGE_EMULATOR_HOST": google_proxy.base})
+    with pytest.raises(ArtifactError, match="HTTP 500"):
+        store(tmp_path, configuration=configuration).fetch(_GOOGLE_URL)
+    del google_proxy.faults[0]
+    google_proxy.reset_counts()
+    fetched = store(tmp_path, configuration=configuration).fetch(_GOOGLE_URL)
+    assert fetched.path.read_bytes() == content()
+    assert google_proxy.sent == SIZE - 3 * PART

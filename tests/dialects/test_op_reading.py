@@ -1,0 +1,357 @@
+"""Configs and flagfiles of operator suites: what they say, and every mistake with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
+from iree_gauntlet.dialects.json5_text import comments_of, plain_json
+from iree_gauntlet.dialects.json_places import line_of, lines_of_items
+from iree_gauntlet.errors import UsageError
+from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Text that a comment or a string may hold, and that could be taken for something else.
+_TEXT = st.text('ab/*",[]{}:#\\ ', max_size=8)
+_VALUES = st.recursive(
+    st.integers(-9, 9) | _TEXT | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
+    max_leaves=10,
+)
+_COMMENT = st.sampled_from(["", " ", "\n", '// a " ] } , b\n', '/* [ , " */', "/* a\n * b // */ "])
+
+
+def _with_comments(value: Any, draw: Any) -> str:
+    """JSON with comments and trailing commas between all of its parts."""
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}{draw(_COMMENT)}:{_with_comments(item, draw)}" for key, item in value.items()]
+        opening, closing = "{}"
+    elif isinstance(value, list):
+        parts = [_with_comments(item, draw) for item in value]
+        opening, closing = "[]"
+    else:
+        return f"{draw(_COMMENT)}{json.dumps(value)}{draw(_COMMENT)}"
+    last = draw(st.sampled_from(["", ","])) if parts else ""
+    return f"{draw(_COMMENT)}{opening}{','.join(parts)}{last}{draw(_COMMENT)}{closing}{draw(_COMMENT)}"
+
+
+@given(_VALUES, st.data())
+def test_comments_and_trailing_commas_change_no_value_and_no_place(value: Any, data: st.DataObject) -> None:
+    text = _with_comments(value, data.draw)
+    plain = plain_json(text)
+    assert json.loads(plain) == value
+    assert len(plain) == len(text)
+    assert [a for a, b in zip(text, plain, strict=True) if b not in {" ", a}] == []
+    assert plain.count("\n") == text.count("\n")
+
+
+@given(_VALUES)
+def test_plain_json_stays_as_it_is(value: Any) -> None:
+    text = json.dumps(value, indent=1)
+    assert plain_json(text) == text
+
+
+@given(st.text('"a/*,[]{}\n\\ ', max_size=30))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    assert len(plain_json(text)) == len(text)
+    assert all(0 < line <= text.count("\n") + 1 for line in comments_of(text))
+
+
+@pytest.mark.parametrize("text", ["[,]", "[1,,]", "{,}", "[1,,2]", '{"a":,}', "[1 /* ] ", "[1, // ]"])
+def test_json5_is_no_licence(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(plain_json(text))
+
+
+@given(st.lists(_TEXT, max_size=6), st.integers(0, 3))
+def test_lines_of_items(items: list[str], indent: int) -> None:
+    text = json.dumps({"x": 1, "list": items}, indent=indent)
+    assert lines_of_items(text, ["list"]) == [line_of(text, ["list", index]) for index in range(len(items))]
+    assert lines_of_items(text, ["x"]) == lines_of_items(text, ["nothing"]) == []
+
+
+def test_comments_are_reasons(tmp_path: Path) -> None:
+    text = """{ // how the CPU does
+  "config_name": "cpu",
+  "iree_compile_flags": ["--iree-hal-target-backends=llvm-cpu"],
+  "iree_run_module_flags": [],
+  /* upstream's own list */
+  "expected_compile_failures": [
+    // not this one
+    "node/test_a", // failed to legalize onnx.If
+    "node/test_b", /* shapes, #123 */
+    "node/test_c",
+  ],
+}
+"""
+    for name in "abc":
+        add_onnx(tmp_path, f"node/test_{name}")
+    config(tmp_path, text=text)
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [case.expectations[0].reason for case in cases.cases] == [
+        "failed to legalize onnx.If",
+        "shapes, #123",
+        "in expected_compile_failures",
+    ]
+    assert cases.cases[1].expectations[0].origin.field == "expected_compile_failures[1]"
+
+
+def test_every_mistake_of_a_config_at_once(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    lists = ["node/test_a", "node/test_a"]
+    config(
+        tmp_path,
+        expected_run_failures=lists,
+        skip_compile_tests=["node/test_a"],
+        expected_compile_crashes=["node/test_a"],
+    )
+    crash, first, again = sorted(problems_of_ops(tmp_path), key=lambda text: text.split(": ", 1)[1])
+    contradiction = "'node/test_a' stands in skip_compile_tests too: what does not run cannot fail"
+    assert crash.startswith(f"configs/cpu.json:18: expected_compile_crashes[0]: {contradiction}")
+    assert first.startswith(f"configs/cpu.json:11: expected_run_failures[0]: {contradiction}")
+    assert again.startswith("configs/cpu.json:12: expected_run_failures[1]: 'node/test_a' stands in this list before")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"expected_compile_failure": []},
+            "expected_compile_failure: unknown field; did you mean 'expected_compile_failures'?",
+        ),
+        ({"skip_run_tests": "x"}, 'skip_run_tests: expected an array, found the string "x"'),
+        (
+            {"iree_compile_flags": ["local"]},
+            "iree_compile_flags[0]: expected a flag that starts with '-', found 'local'",
+        ),
+        ({"tolerance_factor": 0}, "tolerance_factor: expected a value greater than 0, found the number 0"),
+        ({"golden_times_ms": {"node/test_a": -1}}, "golden_times_ms.node/test_a: expected a value greater than 0"),
+        ({"config_name": "a@b"}, "config_name: expected a name of letters"),
+    ],
+)
+def test_a_field_that_cannot_be_read(tmp_path: Path, fields: dict[str, Any], expected: str) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path, **fields)
+    (problem,) = problems_of_ops(tmp_path)
+    assert expected in problem
+    assert problem.startswith("configs/cpu.json:")
+
+
+def test_missing_fields_and_broken_text(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path, text='{"config_name": "cpu" "x"}')
+    assert "is not JSON" in problems_of_ops(tmp_path)[0]
+    config(tmp_path, text='{"config_name": "cpu"}')
+    assert [problem.split(": ")[1] for problem in problems_of_ops(tmp_path)] == [
+        "iree_compile_flags",
+        "iree_run_module_flags",
+    ]
+
+
+def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
+    add_onnx(tmp_path, "node/test_abs")
+    path = config(
+        tmp_path,
+        expected_run_failures=["node/test_abs", "node/test_asb"],
+        golden_times_ms={"node/none": 1.0},
+        expected_run_crashes=["../x", "/node/test_abs"],
+    )
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [(problem.field, problem.line) for problem in cases.warnings] == [
+        ("expected_run_failures[1]", 12),
+        ("golden_times_ms.node/none", 15),
+        ("expected_run_crashes[0]", 18),
+        ("expected_run_crashes[1]", 19),
+    ]
+    assert "did you mean 'node/test_abs'?" in cases.warnings[0].message
+    # One that is outside of the spec folder is a case all the same.
+    add_onnx(tmp_path, "other/test_asb")
+    path.write_text(path.read_text().replace("node/test_asb", "other/test_asb"))
+    assert len(load_ops(tmp_path / "node").warnings) == 3
+
+
+def test_two_configs_of_one_name(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path)
+    config(tmp_path, "other", config_name="cpu")
+    (problem,) = problems_of_ops(tmp_path)
+    assert problem.startswith("configs/other.json:2: config_name: 'cpu' is the name of configs/cpu.json too")
+
+
+def test_where_configs_are_found(tmp_path: Path) -> None:
+    add_onnx(tmp_path, "onnx/node/test_a")
+    with pytest.raises(UsageError, match="has no config") as error:
+        load_ops(tmp_path)
+    assert '"config_name": "cpu_llvm_sync"' in error.value.hint
+    with pytest.raises(UsageError, match="does not exist"):
+        load_ops(tmp_path, configs=(tmp_path / "none.json",))
+    elsewhere = config(tmp_path / "elsewhere")
+    given = load_ops(tmp_path / "onnx", configs=(elsewhere,))
+    assert [case.chain for case in given.cases] == ["node/test_a@cpu"]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "other.json").write_text("{}")
+    config(tmp_path, "first")
+    config(tmp_path, "second")
+    chains = [case.chain for case in load_ops(tmp_path).cases]
+    assert chains == ["onnx/node/test_a@first", "onnx/node/test_a@second"]
+    for folder in ("onnx", "onnx/node", "onnx/node/test_a"):
+        assert [case.chain for case in load_ops(tmp_path / folder).cases] == chains
+    given = load_ops(tmp_path / "onnx", configs=(elsewhere, elsewhere))
+    assert [case.chain for case in given.cases] == ["onnx/node/test_a@cpu"]
+    with pytest.raises(UsageError, match="there is no operator suite"):
+        load_ops(tmp_path / "configs", configs=(elsewhere,))
+
+
+def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
+    for suite in ("onnx_ops", "torch_ops"):
+        add_onnx(tmp_path / suite, f"{suite}_cases/test_a")
+        config(tmp_path / suite, "cpu")
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [case.chain for case in cases.cases] == ["onnx_ops_cases/test_a@cpu", "torch_ops_cases/test_a@cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--input=1xf32=1", []),
+        ("  --input=4xf32=1 2 3 4  # five\n// six\n# seven\n\n--function=f", []),
+        ("input=1", ["1: expected a flag such as --input=3x4xf32=@input_0.bin, found 'input=1'"]),
+        ("\n-input=1", ["2: expected a flag"]),
+        ("--input 3xf32", ["1: expected a flag"]),
+        ("--input=", ["1: input: has no value"]),
+        ("--input", ["1: input: has no value"]),
+        ("--expected_output=3xq32=@a.bin", ["1: expected_output: expected a tensor type such as 3x4xf32 before '=@'"]),
+        ("--flagfile=more.txt", ["1: flagfile: a flagfile inside a flagfile is not read"]),
+    ],
+)
+def test_lines_of_a_flagfile(text: str, expected: list[str]) -> None:
+    _, problems = read_flagfile(text, "f")
+    assert len(problems) == len(expected)
+    for problem, beginning in zip(problems, expected, strict=True):
+        assert str(problem).startswith(f"f:{beginning}")
+
+
+_NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda name: name != "flagfile")
+_FLAG_VALUES = st.text("ab1 =x#/", min_size=1, max_size=8).map(str.strip).filter(bool)
+_FLAGS = st.tuples(_NAMES, st.none() | _FLAG_VALUES)
+
+
+@given(st.lists(_FLAGS, max_size=6), st.data())
+def test_flags_come_back_in_their_order(flags: list[tuple[str, str | None]], data: st.DataObject) -> None:
+    lines = []
+    for name, value in flags:
+        lines.append(data.draw(st.sampled_from(["", "   ", "# --no=flag", "// --no=flag"])))
+        quoted = f'"{value}"' if value and data.draw(st.booleans()) else value
+        lines.append(f"  --{name}" + (f"={quoted}" if quoted else ""))
+    read, problems = read_flagfile("\n".join(lines), "f")
+    assert [(flag.name, flag.value) for flag in read] == flags
+    assert {problem.field for problem in problems} <= {"input", "expected_output"}
+    assert [flag.text for flag in read] == [f"--{name}" + (f"={value}" if value else "") for name, value in flags]
+
+
+@given(st.text(max_size=60))
+def test_no_flagfile_makes_the_reader_fail(text: str) -> None:
+    flags, problems = read_flagfile(text, "f")
+    lines = [line for line in text.split("\n") if line.strip() and not line.strip().startswith(("#", "//"))]
+    assert len(flags) + len([problem for problem in problems if not problem.field]) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("--input=2xf32=@a.bin", "a.bin"),
+        ("--input=@a.npy", "a.npy"),
+        ("--expected_output=+a b.npy", "a b.npy"),
+        ("--expected_output=2xf32=1 2", ""),
+        ("--output=@a.npy", ""),
+        ("--input=(null)", ""),
+    ],
+)
+def test_files_of_arguments(line: str, file: str) -> None:
+    (flag,), _ = read_flagfile(line, "f")
+    assert file_of(flag) == file
+
+
+def test_files_outside_of_a_folder() -> None:
+    assert [name for name in ("a", "a/b", "/a", "../a", "a/../../b", ".", "a\\b", "./a", "..a") if outside(name)] == [
+        *("/a", "../a", "a/../../b", ".", "a\\b")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"run_module_io_flags.txt": "--input=2xf32=@none.bin"}, "1: input: the file none.bin is missing"),
+        (
+            {"run_module_io_flags.txt": "--input=2xf32=@../input_0.bin"},
+            "1: input: '../input_0.bin' leaves the case's folder",
+        ),
+        ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' leaves"),
+        (
+            {"second.mlirbc": "x"},
+            " one program belongs beside it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
+        ),
+        ({"run_module_io.json": "{}"}, " lies beside a run_module_io.json: which one counts?"),
+    ],
+)
+def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    add_onnx(tmp_path, "node/test_a", **files)
+    add_onnx(tmp_path, "node/test_b")
+    config(tmp_path)
+    (problem,) = problems_of_ops(tmp_path)
+    assert problem.startswith(f"node/test_a/run_module_io_flags.txt:{expected}")
+    assert [case.submodel for case in load_ops(tmp_path).cases] == ["test_b"]
+
+
+def test_a_folder_without_a_program(tmp_path: Path) -> None:
+    (add_onnx(tmp_path) / "model.mlir").unlink()
+    config(tmp_path)
+    assert "found none" in problems_of_ops(tmp_path)[0]
+
+
+def test_what_is_expected_by_stage(tmp_path: Path) -> None:
+    for name in ("both", "compile", "run", "skipped", "unrun"):
+        add_onnx(tmp_path, f"n/{name}")
+    config(
+        tmp_path,
+        expected_compile_failures=["n/both", "n/compile"],
+        expected_compile_crashes=["n/both"],
+        expected_run_failures=["n/run", "n/both"],
+        skip_compile_tests=["n/skipped"],
+        skip_run_tests=["n/unrun", "n/compile"],
+    )
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    found = {
+        case.submodel: [(item.stage, item.crash) for item in case.expectations if item.stage is not Stage.BENCHMARK]
+        for case in cases.cases
+    }
+    assert found == {
+        "both": [(Stage.COMPILE, True), (Stage.THRESHOLD, False)],
+        "compile": [(Stage.COMPILE, False)],
+        "run": [(Stage.THRESHOLD, False)],
+        "skipped": [],
+        "unrun": [],
+    }
+    skips = {case.submodel: [stage for stage, _ in case.skips] for case in cases.cases}
+    assert skips["skipped"] == [Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK]
+    assert skips["unrun"] == skips["compile"] == [Stage.THRESHOLD, Stage.BENCHMARK]
+
+
+def test_a_misspelt_name_is_told_and_hides_no_config(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path, text='{"config_nam": "cpu", "iree_compile_flags": [], "iree_run_module_flags": []}')
+    (found,) = [line for line in problems_of_ops(tmp_path) if "config_nam:" in line or "config_nam " in line]
+    assert "configs/cpu.json" in found
+    assert "config_name" in found

@@ -1,0 +1,206 @@
+"""Suites: what a TOML file says, and every mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.targets import Target
+from iree_gauntlet.tasks.options import SELECTION
+from iree_gauntlet.tasks.workspace import Defaults, Selection, select
+from tests.support.places import ROOT
+from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree
+
+SUITES = ROOT / "suites"
+SUITE = """
+name = "nightly"
+target = "gfx942"
+sku = "mi300"
+stages = ["compile"]
+spec_dirs = ["trees"]
+
+[[include]]
+model = "a"
+
+[[include]]
+submodel = "y"
+markers = "not slow"
+
+[[expect_failure]]
+case = "a/*"
+stage = "compile"
+reason = "a known bug: https://h/issue"
+"""
+
+
+def write(folder: Path, text: str | bytes, name: str = "suites/x.toml") -> Path:
+    return write_tree(folder, {name: text}) / name
+
+
+def chosen(folder: Path, **options: Any) -> Selection:
+    values = {option.name: option.default for option in SELECTION} | {"suite": str(folder / "suites/x.toml")} | options
+    return select(values, Defaults())
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write(tmp_path, SUITE.replace('["trees"]', '["../trees"]'))
+    write_tree(
+        tmp_path / "trees",
+        {
+            "regression_tests/a/x_rocm.json": SECOND,
+            "regression_tests/b/x_rocm.json": SECOND,
+            "regression_tests/b/y_rocm.json": SECOND,
+            "regression_tests/c/y_rocm.json": SECOND | {"markers": ["slow"]},
+            "benchmarks/a/x_rocm.json": BENCHMARK,
+        },
+    )
+    return tmp_path
+
+
+def test_a_suite_is_read(tmp_path: Path) -> None:
+    suite = read_suite(write(tmp_path, SUITE))
+    assert (suite.name, suite.target, suite.stages) == ("nightly", Target("rocm", "gfx942", "mi300"), (Stage.COMPILE,))
+    assert suite.includes == (Include(model="a"), Include(submodel="y", markers="not slow"))
+    assert suite.spec_dirs == (tmp_path / "suites/trees",)
+    (expected,) = suite.expected_failures
+    assert (expected.case, expected.stage, expected.origin.field) == ("a/*", Stage.COMPILE, "expect_failure[0]")
+
+
+def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
+    suite = read_suite(write(tmp_path, 'name = "x"\ntarget = "cpu"\n'))
+    assert (suite.target, suite.stages, suite.includes) == (CPU, DEFAULT_STAGES, (Include(),))
+    assert suite.spec_dirs == (tmp_path / "suites/../specs",)
+
+
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_shipped_suites_are_sound(path: Path) -> None:
+    assert read_suite(path).name == path.stem
+
+
+def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() -> None:
+    regressions, torch = (
+        {case.origin.file for case in chosen(SUITES, suite=str(SUITES / name)).cases.cases}
+        for name in ("cpu.toml", "torch-cpu.toml")
+    )
+    assert regressions
+    assert not any("torch_models" in file for file in regressions)
+    assert all("torch_models" in file for file in torch)
+    tests = set((SUITES.parent / "specs" / "torch_models").glob("*/*_cpu.json"))
+    assert {Path(file).resolve() for file in torch} == tests
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "says"),
+    [
+        ('name = "nightly"', "", "name", "is missing"),
+        ('name = "nightly"', 'name = "../x"', "name", "'../x'|\"../x\""),
+        ('target = "gfx942"', 'target = "vulkn"', "target", "unknown target 'vulkn'"),
+        ('target = "gfx942"', "target = 5", "target", "expected a string, found the number 5"),
+        ('["compile"]', '["compil"]', "stages[0]", "did you mean 'compile'"),
+        ('["compile"]', "[]", "stages", "at least 1 item"),
+        ('["compile"]', '"compile"', "stages", "expected an array"),
+        ('sku = "mi300"', 'skuu = "mi300"', "skuu", "did you mean 'sku'"),
+        ('model = "a"', 'modell = "a"', "include[0].modell", "did you mean 'model'"),
+        ('markers = "not slow"', 'markers = "not"', "include[1].markers", "expected a marker"),
+        ('reason = "a known bug: https://h/issue"', "", "expect_failure[0].reason", "is missing"),
+        ('reason = "a known bug: https://h/issue"', 'reason = " "', "expect_failure[0].reason", "say why"),
+        ('stage = "compile"', 'stage = "run"', "expect_failure[0].stage", "unknown stage 'run'"),
+    ],
+)
+def test_mistakes_in_a_suite(tmp_path: Path, old: str, new: str, field: str, says: str) -> None:
+    assert old in SUITE
+    path = write(tmp_path, SUITE.replace(old, new))
+    with pytest.raises(SpecError) as caught:
+        read_suite(path)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.field) == (str(path), field)
+    assert any(text in str(problem) for text in says.split("|"))
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("name = ", "is not TOML"),
+        ('name = "a"\nname = "b"', "is not TOML"),
+        (b'name = "\xff"', "is not UTF-8"),
+        ("", "is missing"),
+    ],
+)
+def test_files_that_are_no_suite(tmp_path: Path, content: str | bytes, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        read_suite(write(tmp_path, content))
+
+
+def test_a_suite_that_does_not_exist_names_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path, SUITE)
+    with pytest.raises(UsageError) as caught:
+        read_suite(path.with_name("y.toml"))
+    assert "y.toml does not exist" in caught.value.what
+    assert "x.toml" in caught.value.hint
+
+
+def test_includes_select_and_options_narrow_them(project: Path) -> None:
+    everything = [case.id for case in chosen(project).cases.cases]
+    assert everything == ["a/x@rocm-gfx942:quality", "a/x@rocm-gfx942:benchmark", "b/y@rocm-gfx942:quality"]
+    assert [case.id for case in chosen(project, model="b").cases.cases] == everything[2:]
+    assert [case.id for case in chosen(project, markers="benchmark").cases.cases] == everything[1:2]
+    assert chosen(project).stages == (Stage.COMPILE,)
+
+
+@pytest.mark.parametrize("options", [{"submodel": "z"}, {"model": "c"}, {"model": "b", "submodel": "x"}])
+def test_options_never_widen_a_suite(project: Path, options: dict[str, str]) -> None:
+    with pytest.raises(NothingSelectedError):
+        chosen(project, **options)
+
+
+def test_markers_of_the_command_line_are_read_by_themselves(project: Path) -> None:
+    with pytest.raises(UsageError, match="unexpected"):
+        chosen(project, markers="slow) or (quality")
+
+
+def test_a_suites_target_yields_to_the_command_line(project: Path) -> None:
+    assert chosen(project, sku="mi308").targets == (Target("rocm", "gfx942", "mi308"),)
+    assert chosen(project, rocm_chip="gfx1100").targets == (Target("rocm", "gfx1100", "mi300"),)
+    assert chosen(project, target=["gfx90a"]).targets == (Target("rocm", "gfx90a"),)
+
+
+def test_expected_failures_of_a_suite_reach_the_cases_they_match(project: Path) -> None:
+    for case in chosen(project).cases.cases:
+        reasons = [(item.stage, item.reason) for item in case.expectations]
+        assert reasons == ([(Stage.COMPILE, "a known bug: https://h/issue")] if case.model == "a" else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": ["tpu"]}, "unknown target 'tpu'"),
+        ({"target": ["gfx942", "gfx90a"]}, "two targets of one family"),
+        ({"external_file_directory": "/nowhere"}, "is no folder"),
+        ({"spec_dir": ["/nowhere"]}, "does not exist"),
+        ({"suite": "/nowhere.toml"}, "does not exist"),
+    ],
+)
+def test_options_that_do_not_fit(project: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        chosen(project, **options)
+    assert caught.value.hint
+
+
+def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"regression_tests/m/s_cpu.json": SECOND})
+    origin = Origin("suites/s.toml", "expect_failure[0]")
+    fits = ExpectedFailure("m/*", Stage.COMPILE, "broken", origin)
+    lost = ExpectedFailure("m/z", Stage.COMPILE, "broken", origin)
+    assert not load(tmp_path, expected=[fits]).problems
+    (problem,) = load(tmp_path, expected=[fits, lost]).problems
+    assert problem.field == "expect_failure[0].case"
+    assert "did you mean 'm/s'" in problem.message

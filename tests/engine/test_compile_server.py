@@ -1,0 +1,469 @@
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
+from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, _Waiter, served
+from iree_gauntlet.running.results import after_process
+from iree_gauntlet.worker import compile_child
+from tests.support.places import CORPUS, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [
+    pytest.mark.iree,
+    pytest.mark.skipif(sys.platform != "linux", reason="the compile server needs Linux"),
+]
+
+REPOSITORY = ROOT
+OPERATORS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
+FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=generic",
+    "--iree-opt-level=O0",
+)
+# Operators of many kinds; the last two fail.
+CASES = (
+    "test_and2d",
+    "test_argmax_no_keepdims_example",
+    "test_castlike_DOUBLE_to_FLOAT16_expanded",
+    "test_depthtospace_crd_mode_example",
+    "test_flatten_axis3",
+    "test_min_uint32",
+    "test_softplus",
+    "test_split_zero_size_splits_opset13",
+    "test_triu_pos",
+    "test_affine_grid_2d",
+    "test_affine_grid_3d",
+)
+PROGRAM = """
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = arith.addf %a, %a : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+# Names of all kinds, and one that stands in text without being a name.
+STATEFUL = """
+module @named {
+  util.global private @state = dense<3.0> : tensor<4xf32>
+  func.func private @callee(%a: tensor<4xf32>) -> tensor<4xf32> attributes {note = "state"} {
+    %g = util.global.load @state : tensor<4xf32>
+    %0 = arith.addf %a, %g : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+  func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = call @callee(%a) : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+UNKNOWN = """
+func.func @main(%a: !torch.vtensor<[3],f32>) -> !torch.vtensor<[3],f32> {
+  %0 = torch.operator "onnx.Nonsense"(%a) : (!torch.vtensor<[3],f32>) -> !torch.vtensor<[3],f32>
+  return %0 : !torch.vtensor<[3],f32>
+}
+"""
+
+
+def package_file(package: str, name: str) -> str:
+    spec = importlib.util.find_spec(package)
+    folders = list((spec and spec.submodule_search_locations) or ())
+    if not folders:
+        pytest.skip(f"{package} is not installed")
+    return str(Path(folders[0]) / name)
+
+
+def native(program: Path, output: Path, flags: tuple[str, ...] = FLAGS) -> tuple[int, str]:
+    tool = package_file("iree.compiler", "_mlir_libs/iree-compile")
+    command = [tool, program.name, *flags, "-o", str(output)]
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, check=False, timeout=100)
+    return done.returncode, done.stderr
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came about"
+        time.sleep(0.01)
+
+
+def waiters_of(server: CompileServer) -> list[_Waiter]:
+    assert server._server is not None
+    return list(server._server._waiters.values())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CompileServer]:
+    with CompileServer(sys.executable, tmp_path / "tmp") as it:
+        yield it
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> CompileJob:
+    (tmp_path / "model.mlir").write_text(PROGRAM)
+    return CompileJob(
+        program="model.mlir",
+        flags=FLAGS,
+        output=tmp_path / "model.vmfb",
+        stdout=tmp_path / "logs" / "out.txt",
+        stderr=tmp_path / "logs" / "err.txt",
+        cwd=str(tmp_path),
+        timeout=60.0,
+    )
+
+
+@pytest.fixture
+def hanging(job: CompileJob, tmp_path: Path) -> CompileJob:
+    """A compile that waits for ever for its program."""
+    os.mkfifo(tmp_path / "never.mlir")
+    return replace(job, program="never.mlir")
+
+
+def batch_of(job: CompileJob, *programs: str) -> BatchJob:
+    paths = []
+    for index, text in enumerate(programs):
+        path = Path(job.cwd) / f"program{index}.mlir"
+        path.write_text(text)
+        paths.append(str(path))
+    return BatchJob(tuple(paths), FLAGS, job.output, job.stdout, job.stderr, job.cwd, job.timeout)
+
+
+@pytest.mark.corpus
+def test_the_tool_and_the_server_make_the_same(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    if not OPERATORS.is_dir():
+        pytest.skip("no corpus")
+
+    def check(case: str) -> None:
+        program, ours, theirs = OPERATORS / case / "model.mlir", tmp_path / f"{case}.ours", tmp_path / f"{case}.theirs"
+        stdout, stderr = tmp_path / f"{case}.out", tmp_path / f"{case}.err"
+        code, text = native(program, theirs)
+        outcome = server.compile(
+            replace(job, output=ours, cwd=str(program.parent), stdout=stdout, stderr=stderr),
+        )
+        assert outcome.exit_code == code, case
+        assert stderr.read_text() == text, case
+        assert stdout.read_text() == "", case
+        assert ours.exists() == theirs.exists() == (code == 0), case
+        if code == 0:
+            assert ours.read_bytes() == theirs.read_bytes(), case
+            assert outcome.cpu_seconds > 0.05
+            assert outcome.peak_rss_bytes > 50 << 20
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(check, CASES))
+    assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
+    assert [path.name for path in (tmp_path / "tmp").glob("*/*")] == ["server.txt"]
+
+
+def test_bytecode_and_files_beside_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    bytecode = tmp_path / "model.mlirbc"
+    tool = package_file("iree.compiler", "_mlir_libs/iree-opt")
+    subprocess.run([tool, str(tmp_path / "model.mlir"), "--emit-bytecode", "-o", str(bytecode)], check=True, timeout=60)
+
+    def flags(name: str) -> tuple[str, ...]:
+        # Threads off twice: the server does not say it again.
+        return (
+            *FLAGS,
+            f"--iree-scheduling-dump-statistics-file={name}",
+            "--iree-scheduling-dump-statistics-format=json",
+            "--mlir-disable-threading",
+        )
+
+    assert native(bytecode, tmp_path / "theirs.vmfb", flags("theirs.json"))[0] == 0
+    outcome = server.compile(replace(job, program="model.mlirbc", flags=flags("ours.json")))
+    assert outcome.exit_code == 0
+    assert job.output.read_bytes() == (tmp_path / "theirs.vmfb").read_bytes()
+    assert json.loads((tmp_path / "ours.json").read_text()) == json.loads((tmp_path / "theirs.json").read_text())
+
+
+def test_what_the_tool_refuses_is_refused_as_by_the_tool(
+    server: CompileServer, job: CompileJob, tmp_path: Path
+) -> None:
+    for program, flags in (("model.mlir", (*FLAGS, "--no-such-flag")), ("missing.mlir", FLAGS)):
+        outcome = server.compile(replace(job, program=program, flags=flags))
+        assert (outcome.exit_code, job.stderr.read_text()) == native(tmp_path / program, tmp_path / "x", flags)
+        assert not job.output.exists()
+
+
+@pytest.mark.corpus
+def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: CompileJob) -> None:
+    folder = OPERATORS / "test_reshape_allowzero_reordered"
+    if not folder.is_dir():
+        pytest.skip("no corpus")
+    outcome = server.compile(replace(job, cwd=str(folder)))
+    if outcome.exit_code is not None:
+        pytest.skip("this compiler does not crash there")
+    assert outcome.signal == "SIGFPE"
+    assert "ireeCompiler" in outcome.tail[-1] or "runIreecMain" in outcome.tail[-1]
+    assert not any("_PyEval" in line for line in outcome.tail)
+    result = after_process(outcome, tool="iree-compile", timeout=60, reason="", disk_full=False)
+    assert result.crashed
+    assert result.reason == "iree-compile crashed with SIGFPE"
+    assert server.compile(job).exit_code == 0
+
+
+def test_a_hang_ends_at_its_time(server: CompileServer, hanging: CompileJob) -> None:
+    outcome = server.compile(replace(hanging, timeout=0.3))
+    assert outcome.timed_out
+    assert outcome.signal == "SIGTERM"
+    assert 0.3 <= outcome.seconds < 2
+
+
+def test_one_that_does_not_listen_is_killed_and_others_go_on(
+    server: CompileServer, job: CompileJob, hanging: CompileJob
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.compile, replace(hanging, timeout=0.6))
+        eventually(lambda: children(server.pid))
+        (child,) = children(server.pid)
+        assert os.getpgid(child) == child != os.getpgid(server.pid)
+        os.kill(child, signal.SIGSTOP)
+        assert (
+            server.compile(replace(job, stdout=job.stdout.with_name("o"), stderr=job.stderr.with_name("e"))).exit_code
+            == 0
+        )
+        outcome = waiting.result(20)
+    assert outcome.timed_out
+    assert outcome.signal == "SIGKILL"
+    assert not alive(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_child_that_is_signalled(server: CompileServer, hanging: CompileJob, number: signal.Signals) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.compile, hanging)
+        eventually(lambda: children(server.pid))
+        (child,) = children(server.pid)
+        os.kill(child, number)
+        outcome = waiting.result(20)
+    assert (outcome.exit_code, outcome.signal, outcome.timed_out) == (None, number.name, False)
+
+
+def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    # A linker that starts something and goes.
+    linker, mark = tmp_path / "linker", tmp_path / "left"
+    linker.write_text(f"#!/bin/sh\nsleep 100 &\necho $! > {mark}\nexit 1\n")
+    linker.chmod(0o755)
+    outcome = server.compile(replace(job, flags=(*FLAGS, f"--iree-llvmcpu-embedded-linker-path={linker}")))
+    assert outcome.exit_code == 1
+    assert not alive(int(mark.read_text()))
+
+
+def test_a_server_that_is_killed_takes_its_compiles_along(
+    server: CompileServer, job: CompileJob, hanging: CompileJob
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(server.compile, hanging) for _ in range(2)]
+        eventually(lambda: len(children(server.pid)) == 2 and all(waiter.pid for waiter in waiters_of(server)))
+        first, pids = server.pid, children(server.pid)
+        os.kill(first, signal.SIGKILL)
+        for outcome in (future.result(20) for future in waiting):
+            assert (outcome.exit_code, outcome.signal) == (None, "SIGKILL")
+            assert "the compile server was killed" in outcome.notes[0]
+    eventually(lambda: not any(alive(pid) for pid in pids))
+    assert server.compile(job).exit_code == 0
+    assert server.pid != first
+    # Between two compiles: nothing was under way, and nothing is told.
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.compile(job).exit_code == 0
+
+
+def test_a_client_that_is_killed_leaves_nothing(hanging: CompileJob, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from iree_gauntlet.running.compile_server import CompileJob, CompileServer
+folder = Path({str(tmp_path)!r})
+server = CompileServer(sys.executable, folder / "tmp")
+job = CompileJob("never.mlir", (), folder / "o", folder / "out", folder / "err", str(folder), 100.0)
+server.compile(job)
+"""
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
+    try:
+        eventually(lambda: [child for pid in children(client.pid) for child in children(pid)])
+        (pid,) = children(client.pid)
+        everything = [pid, *children(pid)]
+    finally:
+        client.kill()
+        client.wait()
+    eventually(lambda: not any(alive(each) for each in everything))
+    eventually(lambda: not list((tmp_path / "tmp").iterdir()))
+
+
+def test_cancelling_ends_what_runs_and_starts_nothing(
+    server: CompileServer, job: CompileJob, hanging: CompileJob
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.compile, hanging)
+        eventually(lambda: children(server.pid))
+        (child,) = children(server.pid)
+        server.cancel()
+        outcome = waiting.result(20)
+    assert outcome.cancelled
+    assert not alive(child)
+    assert server.compile(job).cancelled
+    assert server.compile_batch(batch_of(job, PROGRAM))[0].cancelled
+    assert not job.output.exists()
+
+
+def test_closing_ends_what_runs(hanging: CompileJob, tmp_path: Path) -> None:
+    outcomes = []
+    with CompileServer(sys.executable, tmp_path / "tmp") as server:
+        thread = threading.Thread(target=lambda: outcomes.append(server.compile(hanging)))
+        thread.start()
+        eventually(lambda: children(server.pid))
+        pids = [server.pid, *children(server.pid)]
+    thread.join(20)
+    assert [outcome.signal for outcome in outcomes] == ["SIGKILL"]
+    assert not any(alive(pid) for pid in pids)
+    assert not list((tmp_path / "tmp").iterdir())
+    with pytest.raises(RuntimeError):
+        server.compile(hanging)
+
+
+def test_memory_is_limited(server: CompileServer, job: CompileJob) -> None:
+    outcome = server.compile(replace(job, memory_bytes=255 << 20))
+    assert outcome.signal == "SIGABRT"
+    assert outcome.notes == ("the compiler ran into its memory limit of 0.267 GB",)
+    assert server.compile(replace(job, memory_bytes=4 << 30)).exit_code == 0
+
+
+def test_a_module_that_cannot_be_written(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    outcome = server.compile(replace(job, output=tmp_path / "model.mlir" / "module.vmfb"))
+    assert outcome.exit_code == 74
+    assert outcome.tail[-1].endswith("module.vmfb: Not a directory")
+
+
+def test_a_full_disk_is_named_and_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    held, output = tmp_path / "held", tmp_path / "out" / "module.vmfb"
+    held.write_bytes(b"x" * 100)
+    output.parent.mkdir()
+    monkeypatch.setattr(os, "sendfile", full)
+    assert compile_child._write_out(str(held), output) == 74
+    assert capsys.readouterr().err == f"error: cannot write {output}: No space left on device\n"
+    assert not list(output.parent.iterdir())
+
+
+def test_what_cannot_be_started_is_said(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    with pytest.raises(GauntletError, match="no such folder"):
+        server.compile(replace(job, cwd=str(tmp_path / "nowhere")))
+    with pytest.raises(GauntletError, match="Is a directory"):
+        server.compile(replace(job, stderr=tmp_path))
+    with pytest.raises(GauntletError, match="cannot make a folder"):
+        server.compile(replace(job, stderr=tmp_path / "model.mlir" / "logs" / "err.txt"))
+    assert server.compile(job).exit_code == 0
+
+
+def test_a_python_without_the_bindings(job: CompileJob, tmp_path: Path) -> None:
+    (tmp_path / "shadow" / "iree").mkdir(parents=True)
+    (tmp_path / "shadow" / "iree" / "__init__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
+    with (
+        CompileServer(sys.executable, tmp_path / "tmp", environment) as server,
+        pytest.raises(ToolchainError, match=r"cannot be started: .* has no iree\.compiler"),
+    ):
+        server.compile(job)
+    with CompileServer("/no/python", tmp_path / "tmp") as server, pytest.raises(ToolchainError, match="No such file"):
+        server.compile(job)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_flags_that_are_served() -> None:
+    assert served((*FLAGS, "--mlir-print-ir-after-all", "-O3", "--iree-llvmcpu-target-cpu=host"))
+    assert served(("--mlir-disable-threading", "--compile-to=vm"))
+    for flag in ("--help", "-help-hidden", "--help-list", "--version", "--iree-list-plugins", "-o", "--o=x"):
+        assert not served((*FLAGS, flag)), flag
+    assert not served(("--mlir-disable-threading=false",))
+
+
+def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+    other = STATEFUL.replace("3.0", "5.0").replace("module @named ", "module ")
+    outcome, functions, culprits = server.compile_batch(batch_of(job, PROGRAM, STATEFUL, other))
+    assert outcome.exit_code == 0
+    assert culprits == ()
+    assert functions == (("c0_main",), ("c1_main",), ("c2_main",))
+    tool = package_file("iree._runtime_libs", "iree-run-module")
+    for (name,), value in zip(functions, (2, 4, 6), strict=True):
+        command = [tool, f"--module={job.output}", "--device=local-sync", f"--function={name}", "--input=4xf32=1"]
+        done = subprocess.run(
+            [*command, f"--expected_output=4xf32={value}"], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
+    assert "numpy" not in Path(f"/proc/{server.pid}/maps").read_text()
+    assert [path.name for path in (tmp_path / "tmp").glob("*/*")] == ["server.txt"]
+
+
+def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> None:
+    outcome, functions, culprits = server.compile_batch(batch_of(job, PROGRAM, UNKNOWN))
+    assert outcome.exit_code == 1
+    assert culprits == (1,)
+    assert len(functions) == 2
+    outcome, _, culprits = server.compile_batch(batch_of(job, "func.func @", PROGRAM, "\xff", PROGRAM))
+    assert outcome.exit_code == 1
+    assert culprits == (0, 2)
+    assert "program0.mlir" in job.stderr.read_text()
+    job.output.unlink(missing_ok=True)
+    apart = "module attributes {test.other} { func.func @main() { return } }"
+    outcome, _, culprits = server.compile_batch(replace(batch_of(job, PROGRAM, apart), prefixes=("a", "b")))
+    assert outcome.exit_code == 1
+    assert culprits == (1,)
+    assert not job.output.exists()
+
+
+def test_errors_of_other_files_blame_nobody(tmp_path: Path) -> None:
+    log = tmp_path / "err.txt"
+    log.write_text(
+        "/a/model.mlir:4:10: error: failed to legalize\n/b/model.mlir:4:10: note: see current operation\n"
+        "/c:d/model.mlir:1:1: error: oops\nmodel.mlir:1:1: error: of whom?\n"
+    )
+    assert blamed_programs(log, ("/a/model.mlir", "/b/model.mlir", "/c:d/model.mlir")) == (0, 2)
+    assert blamed_programs(log, ("/b/model.mlir",)) == ()
+
+
+def test_the_tail_has_both_streams(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("".join(f"out {i}\n" for i in range(30)))
+    (tmp_path / "err").write_text("".join(f"err {i}\n" for i in range(30)))
+    answer = {"status": 256, "timed_out": False, "stuck": False, "seconds": 1.0, "cpu_seconds": 1.0, "notes": ["a"]}
+    outcome = outcome_of({**answer, "peak_rss_bytes": 5}, tmp_path / "out", tmp_path / "err", 0)
+    assert outcome.exit_code == 1
+    assert outcome.tail == (*(f"out {i}" for i in range(24, 30)), *(f"err {i}" for i in range(16, 30)))
+    assert outcome.truncated
+    assert outcome.notes == ("a",)

@@ -1,0 +1,165 @@
+"""What executes steps in place of the engine's own way, and what the engine tells of it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.running.engine import Engine, RunOptions
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.running.results import Result
+from iree_gauntlet.running.steps import Command, Resources, Step, StepInput
+from iree_gauntlet.running.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+STEP = Step(
+    id="m/s@cpu:threshold",
+    chain="m/s@cpu",
+    dialect="op_tests",
+    model="m",
+    submodel="s",
+    target="cpu",
+    sku="",
+    stage=Stage.THRESHOLD,
+    folder="/nowhere",
+    timeout=5.0,
+    origin=Origin("spec.json"),
+)
+
+
+class Told:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.started: list[dict[str, Any]] = []
+        self.finished: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        self.started.append(step)
+
+    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+        self.finished.append((step, result))
+
+    def waiting(self, text: str) -> None:
+        pytest.fail(text)
+
+
+def performed(
+    tmp_path: Path,
+    steps: Sequence[Step],
+    performers: Mapping[Stage, Callable[[Step], Result | None]],
+    *,
+    jobs: int = 2,
+    memory: Callable[[], int] = lambda: 64 << 30,
+) -> tuple[ExitCode, Told, JournalRecord]:
+    told, cancelled = Told(), threading.Event()
+    locks = MachineLocks(LockFolder(tmp_path / "locks"), patience=5.0, cancelled=cancelled)
+    with Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        journal.run({"steps": steps})
+        engine = Engine(
+            tmp_path,
+            ArtifactStore(tmp_path / "cache", Registry()),
+            ModuleCache(tmp_path / "cache"),
+            supervisor,
+            locks,
+            cancelled,
+            journal,
+            told,
+            RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, release="", confirm=None),
+            memory,
+            performers=performers,
+        )
+        code = engine.run(steps, {})
+    with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
+        pass
+    return code, told, read_journal(tmp_path / "journal.jsonl")
+
+
+def test_a_performer_executes_a_step_or_leaves_it_to_the_engine(tmp_path: Path) -> None:
+    fetch = replace(STEP, id="m/s@cpu:fetch", stage=Stage.FETCH, resources=Resources(0))
+    asked: list[str] = []
+
+    def not_mine(step: Step) -> None:
+        asked.append(step.id)
+
+    def passes(_step: Step) -> Result:
+        return Result(Verdict.PASSED, notes=("served",))
+
+    code, told, record = performed(tmp_path, [fetch, STEP], {Stage.FETCH: not_mine, Stage.THRESHOLD: passes})
+    assert code is ExitCode.OK
+    assert asked == [fetch.id]
+    assert record.results[fetch.id]["cache"]["reason"] == "all files present"
+    assert record.results[STEP.id]["notes"] == ["served"]
+    assert record.results[STEP.id]["seconds"] > 0
+    assert {"id": STEP.id, "chain": STEP.chain, "stage": "threshold"} in told.started
+    assert {result["verdict"] for _, result in told.finished} == {"passed"}
+    assert not (tmp_path / "steps").exists()
+
+
+def test_a_failure_for_want_of_an_input_is_no_failure_of_the_tool(tmp_path: Path) -> None:
+    needy = replace(
+        STEP,
+        command=Command(("iree-run-module",), "/"),
+        inputs=(StepInput("module", str(tmp_path / "gone.vmfb")),),
+        expect_failure="known",
+    )
+
+    def fails(_step: Step) -> Result:
+        return Result(Verdict.FAILED, "no such file", command="iree-run-module", log="steps/stderr.txt")
+
+    code, _, record = performed(tmp_path, [needy], {Stage.THRESHOLD: fails})
+    result = record.results[STEP.id]
+    assert code is ExitCode.ERROR
+    assert result["verdict"] == "error"
+    assert result["reason"].startswith(f"{tmp_path}/gone.vmfb is not there any more")
+    assert result["log"] == "steps/stderr.txt"
+
+
+def test_exclusive_steps_have_the_machine_alone_after_small_ones(tmp_path: Path) -> None:
+    """The lock that is kept between small steps must not be in the way of the run's own benchmark."""
+    small = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(20)]
+    alone = replace(STEP, id="m/b@cpu:benchmark", stage=Stage.BENCHMARK, resources=Resources(1, exclusive=True))
+    other = MachineLocks(LockFolder(tmp_path / "locks"), patience=0.0, cancelled=threading.Event())
+
+    def busy(_step: Step) -> Result:
+        with pytest.raises(GauntletError), other.quiet_machine(exclusive=True, on_wait=lambda _: None):
+            pytest.fail("not held")
+        return Result(Verdict.PASSED)
+
+    def quiet(_step: Step) -> Result:
+        with pytest.raises(GauntletError), other.quiet_machine(exclusive=False, on_wait=lambda _: None):
+            pytest.fail("not held alone")
+        return Result(Verdict.PASSED)
+
+    # One job: a lock that two threads pass to each other can be waited for.
+    code, _, _ = performed(tmp_path, [*small, alone], {Stage.THRESHOLD: busy, Stage.BENCHMARK: quiet}, jobs=1)
+    assert code is ExitCode.OK
+
+
+def test_memory_is_not_asked_for_each_of_many_small_steps(tmp_path: Path) -> None:
+    asked = 0
+
+    def memory() -> int:
+        nonlocal asked
+        asked += 1
+        return 64 << 30
+
+    steps = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(200)]
+    code, told, _ = performed(tmp_path, steps, {Stage.THRESHOLD: lambda _step: Result(Verdict.PASSED)}, memory=memory)
+    assert code is ExitCode.OK
+    assert len(told.finished) == 200
+    assert asked < 50

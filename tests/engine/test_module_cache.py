@@ -1,0 +1,572 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iree_gauntlet.artifacts import hashing
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.running import module_cache
+from iree_gauntlet.running.machine_lock import WaitCancelledError
+from iree_gauntlet.running.module_cache import EntryGoneError, ModuleCache, Publication
+from iree_gauntlet.running.module_entry import sealed
+from iree_gauntlet.running.module_key import describe_changes, flag_ingredients, join_flags, make_key
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+REPOSITORY = ROOT
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+INGREDIENTS = {"compiler": "3.13.0", "program": "ab" * 32, "flags": '["--a=1"]'}
+METADATA = {"statistics": {"dispatch_count": 3}, "diagnostics": "warning: ä", "seconds": 1.5}
+
+
+def publish(
+    cache: ModuleCache, folder: Path, ingredients: Mapping[str, str] = INGREDIENTS, content: bytes = b"vmfb"
+) -> Publication:
+    folder.mkdir(exist_ok=True)
+    (folder / "m.vmfb").unlink(missing_ok=True)
+    (folder / "m.vmfb").write_bytes(content)
+    (folder / "stats").unlink(missing_ok=True)
+    (folder / "stats").write_bytes(b"{}")
+    return cache.publish(
+        {"module": folder / "m.vmfb", "statistics": folder / "stats"},
+        name="model/sub.main@cpu",
+        ingredients=ingredients,
+        metadata=METADATA,
+        created=NOW,
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ModuleCache:
+    return ModuleCache(tmp_path / "cache")
+
+
+def leftovers(cache: ModuleCache) -> list[Path]:
+    return list((cache.folder / "modules" / "making").iterdir())
+
+
+def test_round_trip(cache: ModuleCache, tmp_path: Path) -> None:
+    key = make_key(INGREDIENTS)
+    missing = cache.lookup(key)
+    assert (missing.entry, missing.reason) == (None, "not in the cache")
+    published = publish(cache, tmp_path / "run")
+    assert published.note == ""
+    for reader in (cache, ModuleCache(cache.folder)):
+        found = reader.lookup(key)
+        assert found.reason == "found"
+        entry = found.entry
+        assert entry is not None
+        assert entry == published.entry
+        assert entry.key == key
+        assert entry.metadata == METADATA
+        assert entry.ingredients == INGREDIENTS
+        assert entry.created == "2026-11-21T00:00:00.000+00:00"
+        entry.materialise("module", tmp_path / "out.vmfb")
+        assert (tmp_path / "out.vmfb").read_bytes() == b"vmfb"
+        with pytest.raises(KeyError):
+            entry.materialise("other", tmp_path / "x")
+    assert leftovers(cache) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "run", "out.vmfb"}
+
+
+def test_materialise_replaces_and_shares_bytes(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    folder = tmp_path / "step"
+    folder.mkdir()
+    destination = folder / "m.vmfb"
+    destination.write_text("of an earlier run")
+    for _ in range(3):
+        entry.materialise("module", destination)
+        assert destination.read_bytes() == b"vmfb"
+        assert list(folder.iterdir()) == [destination]
+    assert destination.stat().st_ino == entry.files["module"].stat().st_ino
+    with pytest.raises(FileNotFoundError):
+        entry.materialise("module", tmp_path / "none" / "m.vmfb")
+
+
+def test_without_hard_links_files_are_copied(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def across(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", across)
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    entry.materialise("module", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"vmfb"
+    assert (tmp_path / "out").stat().st_nlink == 1
+    (tmp_path / "run" / "m.vmfb").write_bytes(b"changed")
+    assert cache.lookup(entry.key).entry == entry
+
+
+def test_any_changed_byte_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
+    key = make_key(INGREDIENTS)
+    place = cache.folder / "modules" / key[:2] / key
+    publish(cache, tmp_path / "run")
+    intact = {path.name: path.read_bytes() for path in place.iterdir()}
+    assert set(intact) == {"entry.json", "module", "statistics"}
+    for name, content in intact.items():
+        for index in range(len(content)):
+            path = place / name
+            path.unlink()
+            path.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
+            found = ModuleCache(cache.folder).lookup(key)
+            assert found.entry is None, (name, index)
+            assert found.reason.startswith("damaged: ")
+            path.write_bytes(content)
+    assert ModuleCache(cache.folder).lookup(key).entry is not None
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize("name", ["entry.json", "module", "statistics"])
+def test_cut_or_missing_file_is_damage(cache: ModuleCache, tmp_path: Path, name: str) -> None:
+    key = make_key(INGREDIENTS)
+    path = cache.folder / "modules" / key[:2] / key / name
+    publish(cache, tmp_path / "run")
+    path.unlink()
+    for _ in range(2):
+        assert cache.lookup(key).reason == "damaged: a file is missing"
+    assert publish(cache, tmp_path / "run").entry is not None
+    assert cache.lookup(key).entry is not None
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1])
+    assert cache.lookup(key).reason.startswith("damaged: ")
+
+
+def test_writing_through_a_hard_link_is_noticed(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    own = tmp_path / "run" / "m.vmfb"
+    own.chmod(0o644)
+    own.write_bytes(b"VMFB")
+    assert cache.lookup(entry.key).reason == "damaged: the checksum of module does not match"
+    again = publish(cache, tmp_path / "run")
+    assert again.entry is not None
+    assert again.entry.files["module"].read_bytes() == b"vmfb"
+
+
+def test_entry_under_another_key_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
+    key, other = make_key(INGREDIENTS), make_key({})
+    publish(cache, tmp_path / "run")
+    modules = cache.folder / "modules"
+    (modules / other[:2]).mkdir(exist_ok=True)
+    (modules / key[:2] / key).rename(modules / other[:2] / other)
+    assert cache.lookup(other).reason == "damaged: entry.json belongs to another key or format"
+
+
+def test_entry_that_points_outside_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
+    key = make_key(INGREDIENTS)
+    publish(cache, tmp_path / "run")
+    path = cache.folder / "modules" / key[:2] / key / "entry.json"
+    secret = hashlib.sha256(b"").hexdigest()
+    forged = {"format": 1, "key": key, "files": {"../../x": {"sha256": secret}}}
+    path.write_bytes(sealed(forged))
+    assert cache.lookup(key).reason == "damaged: entry.json names '../../x' as a file"
+    with pytest.raises(ValueError, match="no key"):
+        cache.lookup("../../etc")
+
+
+def test_loser_of_a_race_uses_the_winner(cache: ModuleCache, tmp_path: Path) -> None:
+    first = publish(cache, tmp_path / "a", content=b"first")
+    second = publish(ModuleCache(cache.folder), tmp_path / "b", content=b"second")
+    assert second.entry is not None
+    assert second.entry == first.entry
+    assert second.entry.files["module"].read_bytes() == b"first"
+    assert leftovers(cache) == []
+
+
+def test_damaged_winner_is_replaced(cache: ModuleCache, tmp_path: Path) -> None:
+    first = publish(cache, tmp_path / "a", content=b"first")
+    assert first.entry is not None
+    first.entry.files["module"].unlink()
+    second = publish(ModuleCache(cache.folder), tmp_path / "b", content=b"second")
+    assert second.entry is not None
+    assert second.entry.files["module"].read_bytes() == b"second"
+
+
+def test_cleared_store_is_no_crash(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    shutil.rmtree(cache.folder)
+    with pytest.raises(EntryGoneError, match="was removed from the cache"):
+        entry.materialise("module", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert cache.lookup(entry.key).entry is None
+    assert publish(cache, tmp_path / "run").entry is not None
+
+
+def test_store_that_cannot_be_written_gives_a_note(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = ModuleCache(tmp_path / "file")
+    published = publish(cache, tmp_path / "run")
+    assert published == Publication(None, "not kept in the cache: Not a directory")
+    assert cache.lookup(make_key(INGREDIENTS)).entry is None
+    assert cache.explain_miss("x", {}) == "never compiled here"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_read_only_store_serves_and_stores_nothing(cache: ModuleCache, tmp_path: Path) -> None:
+    publish(cache, tmp_path / "run")
+    folders = [cache.folder, *(path for path in cache.folder.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert cache.lookup(make_key(INGREDIENTS)).entry is not None
+        assert publish(cache, tmp_path / "run", {"other": ""}).note == "not kept in the cache: Permission denied"
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["fsync", "link", "rename", "mkdir"])
+def test_full_disk_gives_a_note_and_no_rubbish(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    publish(cache, tmp_path / "run", {"first": ""})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, full)
+        if name == "link":
+            patch.setattr(shutil, "copyfile", full)
+        (tmp_path / "m").write_bytes(b"vmfb")
+        published = cache.publish(
+            {"module": tmp_path / "m"}, name="n", ingredients={"second": ""}, metadata={}, created=NOW
+        )
+    assert published == Publication(None, "not kept in the cache: No space left on device")
+    assert leftovers(cache) == []
+    assert (tmp_path / "m").read_bytes() == b"vmfb"
+
+
+def test_mistakes_of_a_caller_are_errors(cache: ModuleCache, tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    for role in ("entry.json", "../x", "A", "", ".x", "a/b"):
+        with pytest.raises(ValueError, match="is no role"):
+            cache.publish({role: tmp_path / "m"}, name="n", ingredients={}, metadata={}, created=NOW)
+    with pytest.raises(FileNotFoundError):
+        cache.publish({"m": tmp_path / "none"}, name="n", ingredients={}, metadata={}, created=NOW)
+    with pytest.raises(ValueError, match="JSON"):
+        cache.publish({"m": tmp_path / "m"}, name="n", ingredients={}, metadata={"x": float("nan")}, created=NOW)
+
+
+PUBLISHER = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from iree_gauntlet.running.module_cache import ModuleCache
+cache, work, count = ModuleCache(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
+work.mkdir()
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(count):
+    source = work / str(number)
+    source.write_bytes(b"%d" % number * 200_000)
+    done = cache.publish({"module": source}, name="n", ingredients={"n": str(number)}, metadata={},
+                         created=datetime.now(UTC))
+    assert done.entry is not None, done.note
+    assert done.entry.files["module"].read_bytes() == b"%d" % number * 200_000
+"""
+
+
+def start_publisher(cache: ModuleCache, work: Path, count: int) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", PUBLISHER, str(cache.folder), str(work), str(count)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+
+
+def test_killed_publisher_leaves_no_half_entry(cache: ModuleCache, tmp_path: Path) -> None:
+    delays = random.Random(1)
+    for attempt in range(6):
+        with start_publisher(cache, tmp_path / str(attempt), 1000) as process:
+            go(process)
+            time.sleep(delays.uniform(0.005, 0.08))
+            process.kill()
+        for place in (cache.folder / "modules").glob("[0-9a-f][0-9a-f]/*"):
+            found = ModuleCache(cache.folder).lookup(place.name)
+            assert found.entry is not None, found.reason
+        shutil.rmtree(cache.folder, ignore_errors=True)
+
+
+def test_two_publishers_of_the_same_keys(cache: ModuleCache, tmp_path: Path) -> None:
+    with (
+        start_publisher(cache, tmp_path / "a", 30) as first,
+        start_publisher(cache, tmp_path / "b", 30) as second,
+    ):
+        go(first)
+        go(second)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert leftovers(cache) == []
+    for number in range(30):
+        assert cache.lookup(make_key({"n": str(number)})).entry is not None
+
+
+def test_miss_is_explained(cache: ModuleCache, tmp_path: Path) -> None:
+    name = "model/sub.main@cpu"
+    assert cache.explain_miss(name, INGREDIENTS) == "never compiled here"
+    published = publish(cache, tmp_path / "run")
+    assert published.entry is not None
+    assert cache.explain_miss(name, INGREDIENTS) == "was compiled here, but is no longer in the cache"
+    changed = {**INGREDIENTS, "compiler": "3.14.0"}
+    assert cache.explain_miss(name, changed) == "compiler changed: 3.13.0 → 3.14.0"
+    assert cache.explain_miss("model/sub_main@cpu", changed) == "never compiled here"
+    assert cache.explain_miss("MODEL/sub.main@cpu", changed) == "never compiled here"
+    for file in (cache.folder / "modules" / "by-name").iterdir():
+        file.write_text("[]")
+    assert cache.explain_miss(name, changed) == "never compiled here"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ({}, {}, ""),
+        ({"program": "ab" * 32}, {"program": "cd" * 32}, "program changed"),
+        ({"program": "sha256:" + "ab" * 32}, {}, "program changed"),
+        ({"host": ""}, {"host": "znver4"}, "host changed: none → znver4"),
+        ({"f": '["-a"]'}, {"f": '["-a", "--x"]'}, "flag added: --x"),
+        ({"f": '["-a", "--x"]'}, {"f": '["-a"]'}, "flag removed: --x"),
+        ({"f": '["--a=1"]'}, {"f": '["--a=2"]'}, "flag changed: --a=1 → --a=2"),
+        ({"f": '["--a=<:11>"]'}, {"f": '["--a=<:22>"]'}, "file of flag changed: --a"),
+        ({"f": '["-a", "-b"]'}, {"f": '["-b", "-a"]'}, "order or repetition of flags changed"),
+        ({"f": "[x"}, {"f": "[y"}, "f changed: [x → [y"),
+        (
+            {},
+            {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"},
+            "a changed; b changed; c changed; and 2 more",
+        ),
+    ],
+)
+def test_changes_are_described(before: dict[str, str], after: dict[str, str], text: str) -> None:
+    assert describe_changes(before, after) == text
+
+
+NAMES = st.text(max_size=6)
+
+
+@given(first=st.dictionaries(NAMES, NAMES, max_size=4), second=st.dictionaries(NAMES, NAMES, max_size=4))
+def test_keys_differ_exactly_when_ingredients_do(first: dict[str, str], second: dict[str, str]) -> None:
+    assert (make_key(first) == make_key(second)) == (first == second)
+    assert make_key(first) == make_key(dict(reversed(first.items())))
+
+
+@given(first=st.lists(NAMES, max_size=4), second=st.lists(NAMES, max_size=4))
+def test_lists_of_flags_never_collide(first: list[str], second: list[str]) -> None:
+    assert (join_flags(first) == join_flags(second)) == (first == second)
+
+
+def content_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+
+
+VALUES = [
+    "--x={}",
+    "--x=scope={}",
+    "--x={}@entry",
+    "--x=scope={}@entry",
+    "--x=1,{}",
+    "--x={},{}",
+    "-x={}",
+    "{}",
+    "@{}",
+]
+
+
+@pytest.mark.parametrize("form", VALUES)
+def test_files_count_by_content_not_by_place(tmp_path: Path, form: str) -> None:
+    paths = [tmp_path / name for name in ("a/s.mlir", "b c/t.mlir", "d/s.mlir")]
+    for path, content in zip(paths, ("same", "same", "other"), strict=True):
+        path.parent.mkdir()
+        path.write_text(content)
+    absolute = [flag_ingredients([form.replace("{}", str(path))], content_hash) for path in paths]
+    assert absolute[0] == absolute[1] != absolute[2]
+    assert str(tmp_path) not in str(absolute)
+    relative = form.replace("{}", "a/s.mlir")
+    assert flag_ingredients([relative], content_hash, folder=tmp_path) == absolute[0]
+    assert flag_ingredients([relative], content_hash, folder=tmp_path / "a") == (relative,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["-o", "/x/m.vmfb", "--y"], ("-o=", "--y")),
+        (["-o=/x/m.vmfb"], ("-o=",)),
+        (["--iree-scheduling-dump-statistics-file=/x/s.json"], ("--iree-scheduling-dump-statistics-file=",)),
+        (["--iree-hal-dump-executable-files-to", "/x", "-y"], ("--iree-hal-dump-executable-files-to=", "-y")),
+        (["--iree-parameter-splat=/x/p.irpa"], ("--iree-parameter-splat=",)),
+        (["--iree-opt-splat-parameters=/x/p.irpa"], ("--iree-opt-splat-parameters=",)),
+        (["--iree-parameter-export=model=/x/p.irpa"], ("--iree-parameter-export=model",)),
+        (["--mlir-pass-pipeline-crash-reproducer=/x"], ("--mlir-pass-pipeline-crash-reproducer=",)),
+        (["--compile-to=vm"], ("--compile-to=vm",)),
+        (["--output-format=vm-c"], ("--output-format=vm-c",)),
+        (["--iree-llvmcpu-target-cpu=host"], ("--iree-llvmcpu-target-cpu=host",)),
+        (["--iree-llvmcpu-target-cpu-features=+a,-b"], ("--iree-llvmcpu-target-cpu-features=+a,-b",)),
+        (["--x=/usr"], ("--x=/usr",)),
+        (["--x=" + "y" * 5000, "--", "", "--z=\0"], ("--x=" + "y" * 5000, "--", "", "--z=\0")),
+        (["-o"], ("-o=",)),
+    ],
+)
+def test_outputs_are_left_out_and_the_rest_is_kept(flags: list[str], expected: tuple[str, ...]) -> None:
+    assert flag_ingredients(flags, content_hash) == expected
+
+
+def test_word_that_is_also_a_file_stays_itself(tmp_path: Path) -> None:
+    (tmp_path / "host").touch()
+    (tmp_path / "generic").touch()
+    host, generic = (flag_ingredients([f"--cpu={word}"], content_hash, folder=tmp_path) for word in ("host", "generic"))
+    assert host != generic
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(flags=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=9), max_size=4))
+def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) -> None:
+    flags = [f"--gauntlet{flag}" for flag in flags]
+    assert flag_ingredients(flags, content_hash, folder=tmp_path / "empty") == tuple(flags)
+
+
+MAKE = """
+import sys, threading, time
+from pathlib import Path
+from iree_gauntlet.running.module_cache import ModuleCache
+folder, key = Path(sys.argv[1]), sys.argv[2]
+with ModuleCache(folder).making(key, threading.Event()):
+    with (folder / "log").open("a") as log:
+        print("in", file=log, flush=True)
+        time.sleep(0.3)
+        print("out", file=log, flush=True)
+    if sys.argv[3] == "die":
+        import os
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(cache: ModuleCache) -> None:
+    key = make_key(INGREDIENTS)
+    cache.folder.mkdir(parents=True)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", MAKE, str(cache.folder), key]
+    processes = [subprocess.Popen([*command, end], env=environment) for end in ("die", "die", "well", "well")]
+    codes = [process.wait(30) for process in processes]
+    assert codes == [-9, -9, 0, 0]
+    assert (cache.folder / "log").read_text().split() == ["in", "out"] * 4
+
+
+def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
+    with cache.making(make_key(INGREDIENTS), threading.Event()):
+        assert leftovers(cache)
+    assert not leftovers(cache)
+
+
+def test_waiting_for_another_maker_ends_when_the_run_is_cancelled(cache: ModuleCache) -> None:
+    key, cancelled = make_key(INGREDIENTS), threading.Event()
+    with cache.making(key, threading.Event()):
+        threading.Timer(0.2, cancelled.set).start()
+        with pytest.raises(WaitCancelledError), cache.making(key, cancelled):
+            pytest.fail("two at once")
+
+
+def test_a_store_without_room_for_locks_keeps_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / "modules").write_text("a file where a folder should be")
+    with ModuleCache(tmp_path).making(make_key(INGREDIENTS), threading.Event()):
+        pass
+
+
+LARGE = bytes(17 << 20)
+
+
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are hashed from now on."""
+    names: list[str] = []
+
+    def note(path: Path) -> str:
+        names.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(module_cache, "hash_file", note)
+    monkeypatch.setattr(hashing, "hash_file", note)
+    return names
+
+
+def test_a_large_file_is_hashed_once_for_all_processes(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = publish(cache, tmp_path / "run", content=LARGE).entry
+    assert entry is not None
+    names = hashed(monkeypatch)
+    for _ in range(2):
+        assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+    assert names == ["statistics"] * 2
+    # What remembers is only a memory.
+    shutil.rmtree(cache.folder / "verified")
+    # One that was written to this very moment might be written to again, and is not remembered.
+    os.utime(entry.files["module"], (NOW.timestamp(), NOW.timestamp() - 60))
+    for _ in range(2):
+        assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+    assert sorted(names[2:]) == ["module", *["statistics"] * 2]
+
+
+def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run", content=LARGE).entry
+    assert entry is not None
+    with (tmp_path / "run" / "m.vmfb").open("r+b") as file:
+        file.write(b"x")
+    for reader in (cache, ModuleCache(cache.folder), ModuleCache(cache.folder)):
+        assert reader.lookup(entry.key).reason == "damaged: the checksum of module does not match"
+    again = publish(cache, tmp_path / "other", content=LARGE)
+    assert again.note == ""
+    assert ModuleCache(cache.folder).lookup(entry.key).entry is not None
+
+
+def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    file = cache.folder_of(entry.key) / "entry.json"
+    for age, noted in ((30 * 86400, True), (1800, False), (-1800, False)):
+        before = time.time() - age
+        os.utime(file, (before, before))
+        assert cache.lookup(entry.key).entry == entry
+        assert (file.stat().st_mtime > before + 1) == noted
+    assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_use_that_cannot_be_noted_does_no_harm(
+    cache: ModuleCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    entry = publish(cache, tmp_path / "run").entry
+    assert entry is not None
+    os.utime(cache.folder_of(entry.key) / "entry.json", (0, 0))
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.lookup(entry.key).entry == entry

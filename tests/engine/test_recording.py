@@ -1,0 +1,183 @@
+"""Expected outputs of torch models, recorded with onnxruntime as a user has them recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.torch_project import CPU, TorchProject, X
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+MODULE = "net/modules/net_cpu"
+TEST = "suite/net/net_quality_cpu.json"
+RECORDED = [{"url": "out/output_0.npy"}, {"url": "out/output_1.bin", "value": "2x1xi64"}, {"url": "out/output_2.npy"}]
+IDS = np.array([[3, 1, 2]], np.int64)
+MIXED = X - 3 * (X % 3)
+
+
+def write_model(path: Path) -> None:
+    """y = relu(x), the index of x's largest value, and ids handed through."""
+    kinds = onnx.TensorProto
+    inputs = [("x", kinds.FLOAT, [2, 4]), ("ids", kinds.INT64, [1, 3])]
+    outputs = [("y", kinds.FLOAT, [2, 4]), ("k", kinds.INT64, [2, 1]), ("same", kinds.INT64, [1, 3])]
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["y"]),
+        onnx.helper.make_node("ArgMax", ["x"], ["k"], axis=1),
+        onnx.helper.make_node("Identity", ["ids"], ["same"]),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "net",
+        [onnx.helper.make_tensor_value_info(*value) for value in inputs],
+        [onnx.helper.make_tensor_value_info(*value) for value in outputs],
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> TorchProject:
+    project = TorchProject(tmp_path)
+    project.write(project.suite / f"{MODULE}.json", {"mlir": "net.onnx", "compiler_flags": list(CPU)})
+    write_model(project.suite / "net" / "modules" / "net.onnx")
+    (tmp_path / "files").mkdir()
+    np.save(tmp_path / "files" / "x.npy", MIXED)
+    np.save(tmp_path / "files" / "ids.npy", IDS)
+    quality(project)
+    return project
+
+
+def quality(project: TorchProject, *expected: dict[str, str], **changes: Any) -> None:
+    fields: dict[str, Any] = {
+        "type": "quality",
+        "modules": [MODULE],
+        "inputs": [{"url": "x.npy"}, {"url": "ids.npy"}],
+        "expected_outputs": list(expected),
+        "run_args": ["--device=local-task", "--function=net"],
+    }
+    project.test("net/net_quality_cpu", **(fields | changes))
+
+
+def record(project: TorchProject, code: int = 0) -> str:
+    done = project.gauntlet("golden.record", "--model=net")
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def to_paste(text: str) -> Any:
+    return json.loads(text.partition('"expected_outputs": ')[2].splitlines()[0])
+
+
+def provenance(folder: Path) -> Any:
+    return json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.iree
+def test_outputs_are_recorded_pasted_and_then_pass(project: TorchProject) -> None:
+    text = record(project)
+    assert f"write into {TEST}:" in text
+    pasted = to_paste(text)
+    # What a module computes has no sign, what it hands through has that of the .npy file.
+    assert [item["url"].rpartition(".")[2] for item in pasted] == ["npy", "bin", "npy"]
+    assert pasted == [{**item, "url": item["url"].replace("out/", "net_quality_cpu/")} for item in RECORDED]
+    quality(project, *pasted)
+    lint = project.gauntlet("lint")
+    assert (lint.returncode, lint.stdout) == (0, "2 spec files are sound\n")
+    done = project.gauntlet("run", "--run-dir=runs/first")
+    assert done.returncode == 0, done.stdout
+    assert "write into" not in record(project)
+    wrong = project.suite / "net" / "net_quality_cpu" / "output_1.bin"
+    wrong.write_bytes(np.array([0, 0], np.int64).tobytes())
+    done = project.gauntlet("run", "--run-dir=runs/second")
+    assert done.returncode == 1
+    assert "net/net_quality_cpu@cpu threshold" in done.stdout
+    assert "output 1: " in done.stdout
+
+
+def test_provenance_says_what_the_outputs_were_made_from(project: TorchProject) -> None:
+    record(project)
+    folder = project.suite / "net" / "net_quality_cpu"
+    written = provenance(folder)
+    assert written["model"]["source"] == "../modules/net.onnx", "from the provenance's own folder, on any machine"
+    assert [item["source"].rpartition("/")[2] for item in written["inputs"]] == ["x.npy", "ids.npy"]
+    for item in written["outputs"]:
+        assert hashlib.sha256((folder / item["source"]).read_bytes()).hexdigest() == item["sha256"]
+
+
+def test_inputs_of_every_kind(project: TorchProject) -> None:
+    content = MIXED.tobytes()
+    (project.folder / "files" / "x.bin").write_bytes(content)
+    quality(project, inputs=[{"url": "x.bin", "value": "2x4xf32"}, {"value": "1x3xi64=3 1 2"}])
+    record(project)
+    folder = project.suite / "net" / "net_quality_cpu"
+    assert np.array_equal(np.load(folder / "output_0.npy"), np.maximum(MIXED, 0))
+    first, second = provenance(folder)["inputs"]
+    assert (first["value"], first["sha256"]) == ("2x4xf32", hashlib.sha256(content).hexdigest())
+    assert (second["value"], second["source"]) == ("1x3xi64", "1x3xi64=3 1 2")
+    # Handed through, but without a sign: its input is no .npy file.
+    assert (folder / "output_2.bin").read_bytes() == IDS.tobytes()
+
+
+def test_an_input_that_numpy_cannot_hold(project: TorchProject) -> None:
+    quality(project, inputs=[{"value": "2x4xbf16=1"}, {"url": "ids.npy"}])
+    text = record(project, 2)
+    assert f"{TEST}: onnxruntime cannot be given the input '2x4xbf16=1'" in text
+
+
+@pytest.mark.parametrize("there", ["nowhere", "beside", "external"])
+def test_named_outputs_are_recorded_where_they_are_meant(project: TorchProject, there: str) -> None:
+    folder = {"external": project.folder / "files"}.get(there, project.suite / "net") / "out"
+    if there != "nowhere":
+        folder.mkdir()
+        np.save(folder / "output_0.npy", X)
+    quality(project, *RECORDED)
+    assert "write into" not in record(project)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("output_0.npy", "output_1.bin", "output_2.npy", "provenance.json")
+    ]
+
+
+def test_an_output_of_another_name_is_to_be_pasted(project: TorchProject) -> None:
+    quality(project, {"url": "out/y.npy"})
+    assert to_paste(record(project)) == RECORDED
+
+
+@pytest.mark.parametrize(
+    ("expected", "says"),
+    [
+        ([{"url": "https://h/out/output_0.npy"}], "no files of its own: https://h/out/output_0.npy"),
+        ([{"url": "random://uniform/2x4xf32?seed=1"}], "no files of its own"),
+        ([{"url": "file:///nowhere/output_0.npy"}], "outside of the specs, in /nowhere"),
+        ([{"url": "a/output_0.npy"}, {"url": "b/output_1.npy"}], "outputs lie in 2 folders"),
+    ],
+)
+def test_outputs_that_are_not_the_specs_own(project: TorchProject, expected: list[dict[str, str]], says: str) -> None:
+    quality(project, *expected)
+    text = record(project, 2)
+    assert f"error: {TEST}: " in text
+    assert says in text
+    assert not list(project.suite.rglob("output_*"))
+
+
+def test_programs_that_onnxruntime_cannot_run_are_passed_over(project: TorchProject) -> None:
+    project.module("net/modules/add_cpu")
+    project.test("net/add_quality_cpu", type="quality", modules=["net/modules/add_cpu"], inputs=[], expected_outputs=[])
+    assert "suite/net/add_quality_cpu.json: passed over: add_cpu.mlir is no .onnx file" in record(project)
+    (project.folder / TEST).unlink()
+    assert "suite/net/add_quality_cpu.json: add_cpu.mlir is no .onnx file" in record(project, 2)
+
+
+def test_weights_outside_of_the_model_are_refused(project: TorchProject) -> None:
+    weights = [{"type": "splat", "module": MODULE, "value": 1, "scope": ""}]
+    quality(project, weights=weights)
+    assert "its weights lie outside of the .onnx file" in record(project, 2)

@@ -1,0 +1,652 @@
+"""The run servers: the tool's own verdicts, case by case, and what hurts one case hurts no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Allclose, Origin, Stage, Verdict
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.measuring.arrays import Tensor, read_arguments
+from iree_gauntlet.measuring.comparison import compare_outputs
+from iree_gauntlet.measuring.element_types import TensorError, storage_dtype
+from iree_gauntlet.measuring.tolerances import Tolerances
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.run_server import RunAnswer, RunJob, RunServers, RunVerdict
+from iree_gauntlet.running.served_threshold import check_served_threshold, run_job
+from iree_gauntlet.running.steps import Command, Step
+from iree_gauntlet.running.supervisor import Outcome, Supervisor
+from iree_gauntlet.running.threshold import check_threshold
+from iree_gauntlet.worker.output_rule import close_values, same_values
+from iree_gauntlet.worker.run_arguments import UnsupportedError, Value, read_value
+from tests.support.places import CORPUS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.running.results import Result
+
+CORPUS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
+COMPILE_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-input-demote-f64-to-f32=false",
+    "--iree-opt-level=O0",
+)
+# Of every kind: element types, scalars, no values, several outputs, and those of the corpus that give something else.
+CASES = (
+    *("test_and2d", "test_bitshift_left_uint8", "test_cast_BFLOAT16_to_FLOAT", "test_gridsample_nearest"),
+    *("test_castlike_DOUBLE_to_FLOAT16_expanded", "test_nonzero_example", "test_qlinearmatmul_3D_uint8_float16"),
+    *("test_range_float_type_positive_delta", "test_resize_downsample_scales_cubic_align_corners", "test_tan_example"),
+    *("test_split_zero_size_splits_opset13", "test_top_k_smallest"),
+)
+# Functions that wait as long as they are told, read where they are told, and take as much memory as they are told.
+FAULTS = """
+func.func private @loop(%n: i64) -> i64 {
+  %c0 = arith.constant 0 : i64
+  %c1 = arith.constant 1 : i64
+  %r = scf.while (%i = %c0) : (i64) -> i64 {
+    %go = arith.cmpi slt, %i, %n : i64
+    scf.condition(%go) %i : i64
+  } do {
+  ^bb0(%i: i64):
+    %x = util.optimization_barrier %i : i64
+    %next = arith.addi %x, %c1 : i64
+    scf.yield %next : i64
+  }
+  return %r : i64
+}
+func.func @wait(%n: tensor<i64>) -> tensor<i64> {
+  %v = tensor.extract %n[] : tensor<i64>
+  %r = func.call @loop(%v) : (i64) -> i64
+  %t = tensor.from_elements %r : tensor<i64>
+  return %t : tensor<i64>
+}
+func.func @gather(%table: tensor<4xf32>, %at: tensor<2xi64>) -> tensor<2xf32> {
+  %e = tensor.empty() : tensor<2xf32>
+  %r = linalg.generic {
+      indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>], iterator_types = ["parallel"]
+    } ins(%at : tensor<2xi64>) outs(%e : tensor<2xf32>) {
+  ^bb0(%i: i64, %o: f32):
+    %x = arith.index_cast %i : i64 to index
+    %v = tensor.extract %table[%x] : tensor<4xf32>
+    linalg.yield %v : f32
+  } -> tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func @fill(%n: tensor<i64>) -> tensor<?xf32> {
+  %v = tensor.extract %n[] : tensor<i64>
+  %x = arith.index_cast %v : i64 to index
+  %one = arith.constant 1.0 : f32
+  %e = tensor.empty(%x) : tensor<?xf32>
+  %r = linalg.fill ins(%one : f32) outs(%e : tensor<?xf32>) -> tensor<?xf32>
+  return %r : tensor<?xf32>
+}
+"""
+TYPES = {
+    **{name: name for name in ("f16", "f32", "f64", "bf16", "i1", "i4", "i8", "i16", "i32", "i64", "f8E4M3FN")},
+    "cf64": "complex<f32>",
+}
+SECOND = 90_000_000  # rounds of `wait`, about
+
+
+def native(package: str, name: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} is not installed")
+    return str(Path(spec.submodule_search_locations[0]) / name)
+
+
+def compile_program(source: Path, module: Path) -> None:
+    compiler = native("iree.compiler._mlir_libs", "iree-compile")
+    command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
+    # The linker's temporary files stay beside the module.
+    subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "faults.mlir").write_text(FAULTS)
+    compile_program(folder / "faults.mlir", folder / "faults.vmfb")
+    return str(folder / "faults.vmfb")
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Functions that give back their arguments, one for each type."""
+    folder = tmp_path_factory.mktemp("identities")
+    text = "\n".join(
+        f"func.func @{name}(%a: tensor<?x{mlir}>) -> tensor<?x{mlir}> {{ return %a : tensor<?x{mlir}> }}"
+        for name, mlir in TYPES.items()
+    )
+    (folder / "identities.mlir").write_text(text)
+    compile_program(folder / "identities.mlir", folder / "identities.vmfb")
+    return str(folder / "identities.vmfb")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[RunServers]:
+    with RunServers(sys.executable, 1) as servers:
+        yield servers
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    with Supervisor() as supervisor:
+        yield supervisor
+
+
+def threshold_step(folder: Path, module: str, flags: list[str], cwd: Path, name: str = "case") -> Step:
+    tool = native("iree._runtime_libs", "iree-run-module")
+    place = folder / "steps" / name
+    count = sum(flag.startswith("--expected_output=") for flag in flags)
+    return Step(
+        id=f"{name}:threshold",
+        chain=name,
+        dialect="op_tests",
+        model="ops",
+        submodel=name,
+        target="cpu",
+        sku="",
+        stage=Stage.THRESHOLD,
+        folder=str(place),
+        timeout=60.0,
+        origin=Origin("cpu.json", ""),
+        command=Command((tool, "--device=local-sync", f"--module={module}", *flags), str(cwd)),
+        outputs=tuple(("actual_output", f"{place}/actual_{index}.npy") for index in range(count)),
+        notes=("a note",),
+    )
+
+
+def served(step: Step, servers: RunServers, supervisor: Supervisor) -> Result:
+    # Expected to fail, so that the tool is not asked about a failure.
+    step = replace(step, expect_failure="or not")
+    result = check_served_threshold(step, servers, Processes(supervisor, Path(step.folder).parents[1]))
+    assert result is not None, "left to the tool"
+    return result
+
+
+def workers(servers: RunServers) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in servers.pids]
+
+
+def busy_seconds(servers: RunServers) -> float:
+    return sum(sum(worker.cpu_times()[:2]) for worker in workers(servers))
+
+
+def fault(module: str, function: str, *inputs: str, timeout: float = 60.0) -> RunJob:
+    return RunJob(module, "local-sync", timeout, function=function, inputs=inputs)
+
+
+def in_background(servers: RunServers, job: RunJob) -> tuple[threading.Thread, list[RunAnswer]]:
+    """Starts a job on a thread, and waits until it is being worked on."""
+    answers: list[RunAnswer] = []
+    before = busy_seconds(servers)
+    thread = threading.Thread(target=lambda: answers.append(servers.run(job)))
+    thread.start()
+    until = time.monotonic() + 30
+    while busy_seconds(servers) < before + 0.1 and time.monotonic() < until:
+        time.sleep(0.01)
+    return thread, answers
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    if not CORPUS.is_dir():
+        pytest.skip("the corpus is not here")
+    folder = tmp_path_factory.mktemp("modules")
+    found = {name: folder / f"{name}.vmfb" for name in CASES if (CORPUS / name).is_dir()}
+    for name, module in found.items():
+        compile_program(CORPUS / name / "model.mlir", module)
+    return found
+
+
+@pytest.mark.iree
+@pytest.mark.corpus
+def test_verdicts_are_the_tools_own(modules: dict[str, Path], tmp_path: Path, supervisor: Supervisor) -> None:
+    steps = []
+    for name, module in modules.items():
+        lines = (CORPUS / name / "run_module_io_flags.txt").read_text().split("\n")
+        steps.append(threshold_step(tmp_path, str(module), [line for line in lines if line], CORPUS / name, name))
+    processes = Processes(supervisor, tmp_path)
+    wanted = {step.id: check_threshold(step, processes) for step in steps}
+    assert sum(result.verdict is Verdict.FAILED for result in wanted.values()) >= 3
+    assert sum(result.verdict is Verdict.PASSED for result in wanted.values()) >= 6
+    for count in (1, 2):
+        with RunServers(sys.executable, count) as servers, ThreadPoolExecutor(count) as pool:
+            servers.start()
+            for _ in range(2):
+                results = list(pool.map(lambda step: served(step, servers, supervisor), steps))
+                for step, result in zip(steps, results, strict=True):
+                    native_result = wanted[step.id]
+                    assert (result.verdict, result.reason) == (native_result.verdict, native_result.reason), step.id
+                    assert result.command == native_result.command
+                    assert not result.outputs or result.outputs == native_result.outputs
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_is_handled_as_the_tool_does(
+    name: str, identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+) -> None:
+    rng = np.random.default_rng(20261122)
+    data = rng.integers(0, 2 if name == "i1" else 60, 64, np.uint8).tobytes()
+    other = bytes([data[0] ^ 1, *data[1:]])
+    (tmp_path / "a.bin").write_bytes(data)
+    (tmp_path / "b.bin").write_bytes(other)
+    packed = name == "i4"
+    count = 128 if packed else 64 // storage_dtype(name).itemsize
+    verdicts = set()
+    for expected in ("a", "b"):
+        flags = [
+            f"--function={name}",
+            f"--input={count}x{name}=@a.bin",
+            f"--expected_output={count}x{name}=@{expected}.bin",
+        ]
+        step = threshold_step(tmp_path, identities, flags, tmp_path)
+        processes = Processes(supervisor, tmp_path)
+        result = check_served_threshold(replace(step, expect_failure="or not"), servers, processes)
+        wanted = check_threshold(step, processes)
+        if result is None:
+            # The tool aborts here: it is the one to say so.
+            assert (wanted.verdict, wanted.signal) == (Verdict.ERROR, "SIGABRT")
+        else:
+            assert (result.verdict, result.reason) == (wanted.verdict, wanted.reason)
+        verdicts.add(wanted.verdict)
+    assert packed or Verdict.PASSED in verdicts
+
+
+@pytest.mark.iree
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2.00005"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2.01"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2.01", "--expected_f32_threshold=0.1"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2.00001", "--equality_mode=exact"],
+        ["--function=f32", "--input=2xf32=7", "--expected_output=2xf32=7 7"],
+        ["--function=f32", "--input=2xf32", "--expected_output=2xf32=0"],
+        ["--function=f32", "--input=0xf32", "--expected_output=0xf32"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=3xf32=1 2 3"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xi32=1 2"],
+        ["--function=f32", "--input=2xf32=1 2", "--expected_output=(ignored)"],
+        ["--function=f32", "--input=2xf32=1 2"],
+        ["--function=i64", "--input=@i64.npy", "--expected_output=@i64.npy"],
+        ["--function=i64", "--input=2xi64=1 -2", "--expected_output=@i64.npy"],
+        ["--function=i1", "--input=@i1.npy", "--expected_output=@i1.npy"],
+        ["--function=f16", "--input=2xf16=0.1", "--expected_output=2xf16=0.1"],
+        ["--function=bf16", "--input=2xbf16=0.5 3", "--expected_output=2xbf16=0.5 3"],
+        ["--function=f32", "--input=1x400000xf32=@large.bin", "--expected_output=1x400000xf32=@large.bin"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_and_tolerances_are_taken_as_the_tool_takes_them(
+    flags: list[str], identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+) -> None:
+    np.save(tmp_path / "i64.npy", np.array([1, -2]))
+    np.save(tmp_path / "i1.npy", np.array([True, False]))
+    (tmp_path / "large.bin").write_bytes(np.arange(400000, dtype=np.float32).tobytes())
+    step = threshold_step(tmp_path, identities, flags, tmp_path)
+    wanted = check_threshold(step, Processes(supervisor, tmp_path))
+    result = served(step, servers, supervisor)
+    assert (result.verdict, result.reason) == (wanted.verdict, wanted.reason)
+
+
+@pytest.mark.iree
+def test_a_status_reads_as_the_tools(
+    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+) -> None:
+    for wrong in (
+        ["--function=f32", "--expected_output=f32=1"],
+        ["--function=f32", "--input=f32=1", "--input=f32=2", "--expected_output=f32=1"],
+    ):
+        step = threshold_step(tmp_path, identities, wrong, tmp_path)
+        wanted = check_threshold(step, Processes(supervisor, tmp_path))
+        result = served(step, servers, supervisor)
+        assert result.verdict is wanted.verdict is Verdict.FAILED
+        assert "--input" in " ".join(wrong) or result.reason == wanted.reason
+        assert result.exit_code == wanted.exit_code == 1
+        assert result.log == "steps/case/stderr.txt"
+        assert (tmp_path / result.log).read_text().startswith("INVALID_ARGUMENT; ")
+
+
+@pytest.mark.iree
+def test_a_device_that_is_not_there_is_left_to_the_tool(identities: str, servers: RunServers) -> None:
+    job = RunJob(identities, "no-such-driver", 60.0, function="f32", inputs=("2xf32=1",), expected=("2xf32=1",))
+    for _ in range(2):
+        answer = servers.run(job)
+        assert (answer.verdict, "no-such-driver" in answer.message) == (RunVerdict.UNSUPPORTED, True)
+    assert servers.run(replace(job, device="local-task")).verdict == RunVerdict.PASSED
+
+
+@pytest.mark.iree
+def test_a_pass_leaves_no_files(identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor) -> None:
+    flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
+    result = served(threshold_step(tmp_path, identities, flags, tmp_path), servers, supervisor)
+    assert result.verdict is Verdict.PASSED
+    assert result.command.startswith(f"cd {tmp_path} && ")
+    assert result.notes == ("a note",)
+    assert result.peak_rss_bytes > 1 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.iree
+def test_the_tool_decides_on_a_failure_that_nobody_expects(
+    identities: str, tmp_path: Path, supervisor: Supervisor
+) -> None:
+    class Confused(RunServers):
+        def run(self, job: RunJob) -> RunAnswer:  # noqa: ARG002
+            return RunAnswer(Outcome(1), RunVerdict.MISMATCH, outputs=({"index": 0, "type": "", "passed": False},))
+
+    flags = ["--function=f32", "--input=2xf32=1 2", "--expected_output=2xf32=1 2"]
+    with Confused(sys.executable, 1) as confused:
+        processes = Processes(supervisor, tmp_path)
+        good = threshold_step(tmp_path, identities, flags, tmp_path)
+        result = check_served_threshold(good, confused, processes)
+        assert result is not None
+        assert result.verdict is Verdict.PASSED
+        assert "memory that nothing has written" in result.notes[-1]
+        bad = threshold_step(tmp_path, identities, [*flags[:2], "--expected_output=2xf32=1 3"], tmp_path)
+        result = check_served_threshold(bad, confused, processes)
+        assert result is not None
+        assert result == replace(
+            check_threshold(bad, processes),
+            cpu_seconds=result.cpu_seconds,
+            tool_seconds=result.tool_seconds,
+            peak_rss_bytes=result.peak_rss_bytes,
+        )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--parameters=model=a.irpa"],
+        ["--module=other.vmfb"],
+        ["--function=f", "--function=g"],
+        ["--expected_f32_threshold=some"],
+        ["--print_statistics"],
+        ["--output=@a.npy"],
+        ["--input"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_server_cannot_do_is_left_to_the_tool(flags: list[str], tmp_path: Path) -> None:
+    assert run_job(threshold_step(tmp_path, "m.vmfb", flags, tmp_path)) is None
+    step = threshold_step(tmp_path, "m.vmfb", [], tmp_path)
+    assert run_job(step) is not None
+    assert step.command is not None
+    assert run_job(replace(step, command=replace(step.command, env=(("A", "b"),)))) is None
+    assert run_job(replace(step, command=None)) is None
+
+
+@pytest.mark.iree
+def test_numpy_allclose_decides_where_it_is_asked_for(
+    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+) -> None:
+    def result(function: str, given: str, wanted: Any, rule: Allclose) -> Result:
+        np.save(tmp_path / "wanted.npy", wanted)
+        flags = [f"--function={function}", f"--input={given}", "--expected_output=@wanted.npy"]
+        step = replace(threshold_step(tmp_path, identities, flags, tmp_path), allclose=rule)
+        answer = served(step, servers, supervisor)
+        tool = check_threshold(step, Processes(supervisor, tmp_path))
+        assert (answer.verdict, answer.reason, answer.command) == (tool.verdict, tool.reason, tool.command)
+        return answer
+
+    strict, loose = Allclose(1e-5, 1e-8, equal_nan=False), Allclose(0.1, 0.0, equal_nan=True)
+    single = np.float32
+    assert result("f32", "2xf32=1 2", np.array([1, 2], single), strict).verdict is Verdict.PASSED
+    assert result("f32", "2xf32=1 2", np.array([1, 2.1], single), loose).verdict is Verdict.PASSED
+    assert result("i64", "2xi64=1 200000", np.array([1, 200001]), strict).verdict is Verdict.PASSED
+    failed = result("f32", "2xf32=1 2", np.array([1, 2.1], single), strict)
+    assert failed.verdict is Verdict.FAILED
+    assert failed.reason.startswith("output 0: 1 of 2 values (50 %) differ by more than 1e-08 + 1e-05·|expected|")
+    assert failed.outputs[0]["mismatches"] == 1
+    assert result("f32", "2xf32=1 2", np.array([1], single), strict).verdict is Verdict.FAILED
+    np.save(tmp_path / "nan.npy", np.array([np.nan], single))
+    nan = np.array([np.nan], single)
+    assert result("f32", "@nan.npy", nan, loose).verdict is Verdict.PASSED
+    assert result("f32", "@nan.npy", nan, strict).verdict is Verdict.FAILED
+
+
+@pytest.mark.iree
+def test_a_crash_hurts_one_case(faults: str, tmp_path: Path) -> None:
+    good = fault(faults, "gather", "4xf32=1 2 3 4", "2xi64=0 3")
+    bad = fault(faults, "gather", "4xf32=1 2 3 4", f"2xi64=0 {1 << 45}")
+    with RunServers(sys.executable, 1) as servers:
+        assert servers.run(good).verdict == RunVerdict.PASSED
+        for _ in range(2):
+            answer = servers.run(bad)
+            assert (answer.verdict, answer.outcome.signal, answer.outcome.exit_code) == ("died", "SIGSEGV", None)
+            assert not answer.outcome.timed_out
+            assert answer.outcome.notes == ()
+        assert servers.run(good).verdict == RunVerdict.PASSED
+        with Supervisor() as supervisor:
+            flags = ["--function=gather", "--input=4xf32=1", f"--input=2xi64={1 << 45}", "--expected_output=2xf32=1"]
+            result = served(threshold_step(tmp_path, faults, flags, tmp_path), servers, supervisor)
+            assert (result.verdict, result.reason) == (Verdict.ERROR, "iree-run-module crashed with SIGSEGV")
+            assert result.crashed
+
+
+@pytest.mark.iree
+def test_a_case_is_not_blamed_for_what_another_one_broke(faults: str) -> None:
+    with RunServers(sys.executable, 1) as servers:
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+        thread, answers = in_background(servers, fault(faults, "wait", f"i64={SECOND // 2}"))
+        workers(servers)[0].send_signal(signal.SIGABRT)
+        thread.join()
+        assert answers[0].verdict == RunVerdict.PASSED
+        assert "SIGABRT after other cases" in answers[0].outcome.notes[0]
+
+
+@pytest.mark.iree
+def test_a_killed_worker_is_told_from_a_crash(faults: str) -> None:
+    with RunServers(sys.executable, 1) as servers:
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+        thread, answers = in_background(servers, fault(faults, "wait", f"i64={100 * SECOND}"))
+        workers(servers)[0].kill()
+        thread.join()
+        assert (answers[0].verdict, answers[0].outcome.signal) == ("died", "SIGKILL")
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+        # One that is killed while it has nothing to do costs no case.
+        idle = workers(servers)[0]
+        idle.kill()
+        while idle.is_running() and idle.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+
+
+@pytest.mark.iree
+def test_a_case_that_never_ends_is_ended(faults: str) -> None:
+    with RunServers(sys.executable, 1) as servers:
+        servers.start()
+        begun = time.monotonic()
+        answer = servers.run(fault(faults, "wait", f"i64={1 << 60}", timeout=0.5))
+        assert answer.outcome.timed_out
+        assert (answer.verdict, answer.outcome.signal) == ("died", "SIGKILL")
+        assert time.monotonic() - begun < 20
+        assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
+
+
+@pytest.mark.iree
+def test_memory_has_a_limit(faults: str) -> None:
+    with RunServers(sys.executable, 1, memory_bytes=2 << 30) as servers:
+        assert servers.run(fault(faults, "fill", "i64=1000")).verdict == RunVerdict.PASSED
+        answer = servers.run(fault(faults, "fill", "i64=8000000000"))
+        assert answer.verdict == RunVerdict.ERROR
+        assert answer.message.startswith("RESOURCE_EXHAUSTED; ")
+        assert answer.outcome.notes == ("the memory that it may take is limited to 2 GiB",)
+        assert answer.outcome.peak_rss_bytes < 1 << 30
+        assert servers.run(fault(faults, "fill", "i64=1000")).verdict == RunVerdict.PASSED
+
+
+@pytest.mark.iree
+def test_a_large_case_is_not_charged_to_the_next(faults: str) -> None:
+    with RunServers(sys.executable, 1) as servers:
+        large = servers.run(fault(faults, "fill", "i64=50000000")).outcome.peak_rss_bytes
+        small = servers.run(fault(faults, "fill", "i64=1000")).outcome.peak_rss_bytes
+        assert large > 200_000_000
+        assert small < 150_000_000
+
+
+@pytest.mark.iree
+def test_many_cases_leave_nothing_behind(identities: str) -> None:
+    job = RunJob(identities, "local-sync", 60.0, function="f32", inputs=("2xf32=1 2",), expected=("2xf32=1 2",))
+    with RunServers(sys.executable, 1) as servers:
+        for _ in range(50):
+            servers.run(job)
+        worker = workers(servers)[0]
+        files, maps, memory = worker.num_fds(), len(worker.memory_maps(grouped=False)), worker.memory_info().rss
+        for _ in range(500):
+            servers.run(job)
+        assert worker.num_fds() == files
+        assert len(worker.memory_maps(grouped=False)) <= maps + 5
+        assert worker.memory_info().rss < memory + (4 << 20)
+
+
+@pytest.mark.iree
+def test_cancelling_ends_everything_at_once(faults: str) -> None:
+    with RunServers(sys.executable, 1) as servers:
+        thread, answers = in_background(servers, fault(faults, "wait", f"i64={1 << 60}"))
+        more: list[RunAnswer] = []
+        waiting = threading.Thread(target=lambda: more.append(servers.run(fault(faults, "wait", "i64=1"))))
+        waiting.start()
+        servers.cancel()
+        thread.join(20)
+        waiting.join(20)
+        assert [answer.outcome.cancelled for answer in (*answers, *more)] == [True, True]
+        assert not answers[0].outcome.timed_out
+        assert servers.pids == ()
+
+
+@pytest.mark.iree
+def test_workers_end_with_the_toolkit_whatever_they_do(faults: str, tmp_path: Path) -> None:
+    program = f"""
+import sys, threading, time
+from iree_gauntlet.running.run_server import RunJob, RunServers
+servers = RunServers(sys.executable, 2)
+servers.start()
+job = RunJob({faults!r}, "local-sync", 600.0, function="wait", inputs=("i64=1",))
+print(servers.run(job).verdict, flush=True)
+servers.run(RunJob({faults!r}, "local-sync", 600.0, function="wait", inputs=("i64={1 << 60}",)))
+"""
+    toolkit = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    with toolkit:
+        assert toolkit.stdout is not None
+        assert toolkit.stdout.readline() == "passed\n"
+        children = psutil.Process(toolkit.pid).children()
+        assert len(children) == 2
+        time.sleep(0.3)
+        toolkit.kill()
+        toolkit.wait()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert len(gone) == 2
+
+
+def test_a_python_without_a_runtime_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "iree"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('no iree here')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with (
+        RunServers(sys.executable, 1, environment) as servers,
+        pytest.raises(ToolchainError, match=r"cannot run modules: .*no iree here"),
+    ):
+        servers.run(RunJob("m.vmfb", "local-sync", 60.0))
+    with (
+        RunServers(str(tmp_path / "python"), 1) as servers,
+        pytest.raises(ToolchainError, match="No such file"),
+    ):
+        servers.start()
+
+
+FLOATS = st.sampled_from(["f16", "f32", "f64", "bf16"])
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-4, 3e-5, 1e4, 65504.0, float("inf"), float("-inf"), float("nan")])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_the_small_rule_is_the_large_one(data: st.DataObject) -> None:
+    name = data.draw(FLOATS)
+    dtype = storage_dtype(name)
+    size = data.draw(st.integers(0, 6))
+    with np.errstate(all="ignore"):
+        wanted = np.array(data.draw(st.lists(SPECIAL, min_size=size, max_size=size)), np.float64)
+        shift = np.array(data.draw(st.lists(SPECIAL.map(lambda x: x * 1e-3), min_size=size, max_size=size)))
+        mine, wanted = (wanted + shift).astype(dtype), wanted.astype(dtype)
+    near, far = data.draw(st.sampled_from([0.0, 1e-4, 0.1])), data.draw(st.sampled_from([0.0, 1e-5, 0.1]))
+    tolerances = Tolerances(near, near, near, near, far, exact=data.draw(st.booleans()))
+    whole = compare_outputs([Tensor(name, mine.shape, mine)], [Tensor(name, wanted.shape, wanted)], tolerances)[0]
+    limits = tolerances.effective(name) if tolerances.applies_to(name) else None
+    bits = np.uint16 if name == "bf16" else dtype
+    passed, error = same_values(mine.view(bits), wanted.view(bits), name, limits)
+    assert passed == whole.passed
+    if limits and error:
+        assert error == whole.max_abs_error
+
+
+def test_large_arrays_are_compared_to_their_end() -> None:
+    wanted = np.zeros(100_000, np.float32)
+    mine = wanted.copy()
+    mine[5] = 1e-5
+    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (True, float(np.float32(1e-5)))
+    mine[-1] = 1
+    assert same_values(mine, wanted, "f32", (1e-4, 0.0)) == (False, 1.0)
+    assert close_values(mine, wanted, rtol=0.0, atol=2.0, equal_nan=False) == (True, 1.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["f16", "f32", "f64", "bf16", "i1", "i4", "i8", "ui8", "si32", "i64", "cf64", "f8E4M3FN", "tf32"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.text("0123456789-+.eE xinfa,[]", max_size=12),
+)
+def test_values_are_read_as_elsewhere_or_not_at_all(name: str, shape: list[int], values: str) -> None:
+    text = "x".join([*map(str, shape), name]) + "=" + values
+    try:
+        mine = read_value(text, "/nowhere")
+    except UnsupportedError:
+        return
+    try:
+        wanted = read_arguments([text], Path("/nowhere"))[0]
+    except TensorError as error:
+        raise AssertionError(f"{text!r} is refused elsewhere") from error
+    assert mine is not None
+    assert wanted is not None
+    assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
+    assert bytes(mine.contents) == wanted.array.tobytes()
+
+
+def test_files_are_read_as_elsewhere_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(24)))
+    np.save(tmp_path / "a.npy", np.arange(6, dtype=np.int32).reshape(2, 3))
+    np.save(tmp_path / "f.npy", np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    np.save(tmp_path / "big.npy", np.arange(6, dtype=">i4"))
+    np.save(tmp_path / "s.npy", np.array(2.5, np.float16))
+    for text in ("3x2xf32=@a.bin", "5xf32=@a.bin", "f64=@a.bin", "@a.npy", "@s.npy", "48xi4=@a.bin"):
+        mine, wanted = read_value(text, str(tmp_path)), read_arguments([text], tmp_path)[0]
+        assert isinstance(mine, Value)
+        assert wanted is not None
+        assert (mine.shape, mine.element_type) == (wanted.shape, wanted.element_type)
+        assert bytes(mine.contents) == wanted.array.tobytes()
+    for text in ("7xf32=@a.bin", "@f.npy", "@big.npy", "@none.npy", "2xf32=@none.bin", "+a.npy", "@a.bin", "4", "1.5"):
+        with pytest.raises(UnsupportedError):
+            read_value(text, str(tmp_path))
+    assert read_value("(ignored)", "") is None

@@ -1,0 +1,514 @@
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.running.steps import Command
+from iree_gauntlet.running.supervisor import Outcome, Supervisor, disk_full, shell_line
+from iree_gauntlet.running.tail import clean_line, read_tail
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPOSITORY = ROOT
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    with Supervisor(grace=0.3) as it:
+        yield it
+
+
+@pytest.fixture
+def run(supervisor: Supervisor, tmp_path: Path) -> Callable[..., Outcome]:
+    def run(*argv: str, timeout: float = 30, env: tuple[tuple[str, str], ...] = (), name: str = "out") -> Outcome:
+        return supervisor.run(
+            Command(argv, str(tmp_path), env),
+            stdout=tmp_path / f"{name}.out",
+            stderr=tmp_path / f"{name}.err",
+            timeout=timeout,
+            tmpdir=tmp_path,
+        )
+
+    return run
+
+
+def python(code: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", code
+
+
+def marked() -> str:
+    """A length of sleep that no other process of this machine sleeps."""
+    return f"{random.randint(1000, 9999)}.{random.randint(10**8, 10**9)}"
+
+
+def sleepers(mark: str) -> list[int]:
+    """Living processes that have the mark as an argument of `sleep`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == b"sleep" and mark.encode() in words:
+            found.append(int(folder.name))
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not come true in time"
+        time.sleep(0.01)
+
+
+def test_plain_process(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run("sh", "-c", "echo out; echo err >&2; pwd; cat; exit 3")
+    assert outcome.exit_code == 3
+    assert outcome.signal == ""
+    assert (outcome.timed_out, outcome.cancelled, outcome.stuck, outcome.truncated) == (False,) * 4
+    assert outcome.tail == ("out", str(tmp_path), "err")
+    assert (tmp_path / "out.out").read_text() == f"out\n{tmp_path}\n"
+    assert (tmp_path / "out.err").read_text() == "err\n"
+    assert outcome.output_bytes == len(f"out\n{tmp_path}\nerr\n")
+    assert outcome.notes == ()
+
+
+def test_streams_may_share_a_file(supervisor: Supervisor, tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "log"
+    command = Command(("sh", "-c", "echo a; echo b >&2; echo c"), "")
+    outcome = supervisor.run(command, stdout=log, stderr=log, timeout=30, tmpdir=tmp_path)
+    assert log.read_text() == "a\nb\nc\n"
+    assert outcome.tail == ("a", "b", "c")
+
+
+def test_environment_is_changed_not_replaced(run: Callable[..., Outcome]) -> None:
+    outcome = run("sh", "-c", 'echo "$GAUNTLET_X"; test -n "$PATH"', env=(("GAUNTLET_X", "é ü"),))
+    assert outcome.exit_code == 0
+    assert outcome.tail == ("é ü",)
+
+
+def test_temporary_folder_is_private_and_removed(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run("sh", "-c", "echo $TMPDIR; stat -c %a $TMPDIR; mkdir -p $TMPDIR/a/b; chmod 500 $TMPDIR/a")
+    folder = Path(outcome.tail[0])
+    assert folder.parent == tmp_path
+    assert outcome.tail[1] == "700"
+    assert not folder.exists()
+    assert outcome.notes == ()
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGTERM"])
+def test_crash_names_its_signal(run: Callable[..., Outcome], name: str) -> None:
+    outcome = run("sh", "-c", f"kill -{name[3:]} $$")
+    assert outcome.exit_code is None
+    assert outcome.signal == name
+    assert not outcome.timed_out
+
+
+def test_abort_of_a_python(run: Callable[..., Outcome]) -> None:
+    outcome = run(*python("import os; print('last words', flush=True); os.abort()"))
+    assert outcome.signal == "SIGABRT"
+    assert "last words" in outcome.tail
+
+
+@linux
+def test_hang_is_ended_with_its_children(run: Callable[..., Outcome]) -> None:
+    mark = marked()
+    outcome = run("sh", "-c", f"sh -c 'sleep {mark} & sleep {mark}' & sleep {mark}; true", timeout=0.3)
+    assert outcome.timed_out
+    assert outcome.signal == "SIGTERM"
+    assert 0.3 <= outcome.seconds < 5
+    assert sleepers(mark) == []
+
+
+@linux
+def test_who_ignores_sigterm_is_killed_after_the_grace(run: Callable[..., Outcome]) -> None:
+    mark = marked()
+    outcome = run("sh", "-c", f"trap '' TERM; sleep {mark} & sleep {mark}; sleep {mark}", timeout=0.2)
+    assert outcome.timed_out
+    assert outcome.signal == "SIGKILL"
+    assert 0.5 <= outcome.seconds < 5
+    assert sleepers(mark) == []
+
+
+@linux
+def test_members_outlive_a_leader_no_longer_than_the_grace(run: Callable[..., Outcome]) -> None:
+    mark = marked()
+    begun = time.monotonic()
+    outcome = run("sh", "-c", f"(trap '' TERM; sleep {mark}; sleep {mark}) & exec sleep {mark}", timeout=0.2)
+    assert outcome.signal == "SIGTERM"
+    assert outcome.seconds < 0.5
+    assert 0.5 <= time.monotonic() - begun < 5
+    assert sleepers(mark) == []
+
+
+@linux
+def test_what_a_process_leaves_behind_is_killed(run: Callable[..., Outcome]) -> None:
+    mark = marked()
+    outcome = run("sh", "-c", f"sleep {mark} & setsid sleep {mark} & sleep 0.2; exit 4")
+    assert outcome.exit_code == 4
+    assert not outcome.timed_out
+    until(lambda: sleepers(mark) == [])
+
+
+def test_exit_code_of_who_obeys_sigterm_is_kept(run: Callable[..., Outcome]) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    outcome = run(*python(code), timeout=0.6)
+    assert outcome.timed_out
+    assert outcome.exit_code == 7
+
+
+def test_cancel_ends_all_and_starts_no_more(
+    supervisor: Supervisor, run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    outcomes: list[Outcome] = []
+    ready = [tmp_path / f"ready{number}" for number in range(3)]
+    threads = [
+        threading.Thread(
+            target=lambda n=number: outcomes.append(run("sh", "-c", f"touch ready{n}; sleep 60", name=str(n)))
+        )
+        for number in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(path.exists() for path in ready))
+    supervisor.cancel_all()
+    for thread in threads:
+        thread.join(5)
+    assert [(outcome.cancelled, outcome.timed_out, outcome.signal) for outcome in outcomes] == [
+        (True, False, "SIGTERM")
+    ] * 3
+    assert run("true") == Outcome(None, cancelled=True)
+
+
+def test_second_cancel_does_not_wait(tmp_path: Path) -> None:
+    with Supervisor(grace=60) as supervisor:
+        outcomes: list[Outcome] = []
+        command = Command(("sh", "-c", "trap '' TERM; touch ready; while :; do sleep 1; done"), str(tmp_path))
+        thread = threading.Thread(
+            target=lambda: outcomes.append(
+                supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=60, tmpdir=tmp_path)
+            )
+        )
+        thread.start()
+        until((tmp_path / "ready").exists)
+        supervisor.cancel_all()
+        time.sleep(0.1)
+        assert outcomes == []
+        supervisor.cancel_all()
+        thread.join(5)
+        assert outcomes[0].signal == "SIGKILL"
+        assert outcomes[0].cancelled
+
+
+def test_cancel_from_a_signal_handler_while_waiting(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.cancel_all())
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        assert run("sleep", "60").cancelled
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@linux
+def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome]) -> None:
+    mark = marked()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            run("sleep", mark)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    until(lambda: sleepers(mark) == [])
+    assert run("true").exit_code == 0
+
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+from iree_gauntlet.running.steps import Command
+from iree_gauntlet.running.supervisor import Supervisor
+folder, mark = Path(sys.argv[1]), sys.argv[2]
+supervisor = Supervisor()
+def run(n):
+    shell = f"trap '' TERM; sleep {mark} & setsid sleep {mark} & touch {folder}/ready{n}; sleep {mark}; true"
+    supervisor.run(Command(("sh", "-c", shell), ""), stdout=folder / f"o{n}", stderr=folder / f"e{n}",
+                   timeout=60, tmpdir=folder / "tmp")
+for n in range(2):
+    threading.Thread(target=run, args=(n,)).start()
+"""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    mark = marked()
+    (tmp_path / "tmp").mkdir()
+    argv = [*python(PARENT), str(tmp_path), mark]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) as parent:
+        until(lambda: all((tmp_path / f"ready{n}").exists() for n in range(2)))
+        until(lambda: len(sleepers(mark)) == 6)
+        parent.send_signal(number)
+    until(lambda: sleepers(mark) == [], 5)
+    until(lambda: list((tmp_path / "tmp").iterdir()) == [], 5)
+
+
+@linux
+def test_death_of_the_warden_is_told_and_leaves_no_process(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
+    mark = marked()
+    assert run("true").exit_code == 0
+    assert supervisor._warden is not None
+    threading.Timer(0.3, supervisor._warden.kill).start()
+    with pytest.raises(GauntletError, match="killed from outside"):
+        run("sh", "-c", f"sleep {mark} & sleep {mark}; true")
+    until(lambda: sleepers(mark) == [])
+    with pytest.raises(GauntletError, match="killed from outside"):
+        run("true")
+
+
+def test_stuck_process_is_given_up(tmp_path: Path) -> None:
+    # No SIGKILL reaches it in time: none is waited for.
+    with Supervisor(grace=0.0, kill_patience=0.0) as supervisor:
+        command = Command(("sh", "-c", "trap '' TERM; while :; do sleep 1; done"), "")
+        outcome = supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=0.2, tmpdir=tmp_path)
+        assert outcome.timed_out
+        assert outcome.stuck or outcome.signal == "SIGKILL"
+        assert outcome.exit_code is None
+
+
+def test_flood_is_read_from_its_end(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run("sh", "-c", "yes spam | head -c 50000000; echo; echo the end; echo error >&2")
+    assert outcome.output_bytes > 50_000_000
+    assert outcome.truncated
+    assert len(outcome.tail) == 20
+    assert outcome.tail[-2:] == ("the end", "error")
+
+
+def test_long_error_leaves_room_for_output(run: Callable[..., Outcome]) -> None:
+    outcome = run("sh", "-c", "seq 100; seq 100 >&2")
+    assert outcome.tail == (*map(str, range(95, 101)), *map(str, range(87, 101)))
+    assert outcome.truncated
+
+
+def test_resources_are_those_of_the_process(run: Callable[..., Outcome]) -> None:
+    ballast = bytearray(200 << 20)
+    small = run("true")
+    assert 0 < small.peak_rss_bytes < 100 << 20, "the toolkit's own memory was counted"
+    code = "b = b'x' * (150 << 20)\nimport time\nwhile time.process_time() < 0.4: pass"
+    large = run(*python(code))
+    assert 150 << 20 <= large.peak_rss_bytes < 250 << 20
+    assert 0.4 <= large.cpu_seconds < 5
+    assert large.seconds >= 0.4
+    assert run("sleep", "0.3").cpu_seconds < 0.2
+    del ballast
+
+
+def test_missing_program(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="no-such-tool: no such program on PATH") as caught:
+        run("no-such-tool")
+    assert caught.value.hint
+    with pytest.raises(ToolchainError, match=r"/none: no such program\n"):
+        run(str(tmp_path / "none"))
+
+
+def test_program_that_cannot_be_run(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/interpreter\n")
+    with pytest.raises(ToolchainError, match=r"Permission denied"):
+        run(str(program))
+    program.chmod(0o755)
+    with pytest.raises(ToolchainError, match="interpreter or loader"):
+        run("./program")
+    program.write_bytes(b"\x7fELFnonsense")
+    with pytest.raises(ToolchainError, match="cannot be run: Exec format error"):
+        run(str(program))
+    with pytest.raises(ToolchainError, match="null byte"):
+        run("a\0b")
+
+
+def test_folders_that_are_missing(supervisor: Supervisor, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(GauntletError, match=r"none: cannot run true there: no such folder"):
+        supervisor.run(Command(("true",), str(tmp_path / "none")), stdout=log, stderr=log, timeout=9)
+    with pytest.raises(GauntletError, match="cannot make a folder for a process"):
+        supervisor.run(Command(("true",), ""), stdout=log, stderr=log, timeout=9, tmpdir=tmp_path / "none")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(GauntletError, match="folder: cannot write the log"):
+        supervisor.run(Command(("true",), ""), stdout=tmp_path / "folder", stderr=log, timeout=9, tmpdir=tmp_path)
+
+
+def test_long_command_lines_pass(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    arguments = [f"{number:05}" + "x" * 95 for number in range(6000)]
+    outcome = run(*python("import sys; print(len(sys.argv))"), *arguments)
+    assert outcome.tail == ("6001",)
+    with pytest.raises(GauntletError, match="Argument list too long"):
+        run("true", "x" * (1 << 20))
+
+
+def test_many_at_once_from_threads(run: Callable[..., Outcome]) -> None:
+    codes: dict[int, int | None] = {}
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        outcome = run("sh", "-c", f"sleep 0.0{number % 7}; exit {number}", name=str(number))
+        with lock:
+            codes[number] = outcome.exit_code
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == {number: number for number in range(24)}
+
+
+@linux
+def test_nothing_leaks(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
+    run("true")
+    assert supervisor._warden is not None
+    folders = [Path("/proc/self/fd"), Path(f"/proc/{supervisor._warden.pid}/fd")]
+    before = [len(list(folder.iterdir())) for folder in folders]
+    for _ in range(10):
+        run("true")
+        with pytest.raises(ToolchainError):
+            run("no-such-tool")
+    assert [len(list(folder.iterdir())) for folder in folders] == before
+    assert run("sh", "-c", "ls /proc/self/fd").tail == ("0", "1", "2", "3")
+
+
+def test_signals_have_their_defaults_in_the_process(run: Callable[..., Outcome]) -> None:
+    code = "import signal as s; print(all(s.getsignal(n) is s.SIG_DFL for n in (s.SIGTERM, s.SIGHUP)))"
+    assert run(*python(code)).tail == ("True",)
+
+
+def test_overhead_of_short_processes(run: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]) -> None:
+    run("true")
+    begun = time.perf_counter()
+    inside = sum(run("true").seconds for _ in range(50))
+    each = (time.perf_counter() - begun) / 50
+    with capsys.disabled():
+        print(f"\na short process: {each * 1e3:.1f} ms, {inside / 50 * 1e3:.1f} ms of them its own")  # noqa: T201 (a figure for people, not a verdict)
+
+
+def test_closed_supervisor_refuses(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    supervisor.close()
+    supervisor.close()
+    with pytest.raises(RuntimeError):
+        supervisor.run(Command(("true",), ""), stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=9, tmpdir=tmp_path)
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+
+
+@given(argv=st.lists(WORDS, max_size=4), value=WORDS, name=st.sampled_from(["A", "x_1", "a-b", "1a"]))
+def test_shell_line_means_the_command(argv: list[str], value: str, name: str) -> None:
+    code = "import os, sys; os.write(1, ascii([sys.argv[1:], os.environ[sys.argv[1]], os.getcwd()]).encode())"
+    words = ("-I", "-S", "-c", code, name, *argv)
+    line = shell_line(Command((sys.executable, *words), "/usr/bin", ((name, value),)))
+    # What the shell makes of it, without the cost of a process for each example.
+    assert line.startswith("cd /usr/bin && ")
+    parts = shlex.split(line)
+    assert parts[:3] == ["cd", "/usr/bin", "&&"]
+    rest = parts[3:]
+    if not name.isidentifier():
+        assert rest.pop(0) == "env"
+    assert rest == [f"{name}={value}", sys.executable, *words]
+
+
+@pytest.mark.parametrize("folder", ["a b", "-x", "it's $HOME"])
+@pytest.mark.parametrize("name", ["A", "a-b"])
+def test_shell_line_in_a_shell(tmp_path: Path, folder: str, name: str) -> None:
+    (tmp_path / folder).mkdir()
+    value = "$(false) `x` \"' \\ \n*"
+    code = f"import os, sys; print(ascii((os.environ[{name!r}], sys.argv[1], os.path.basename(os.getcwd()))))"
+    line = shell_line(Command((*python(code), value), folder, ((name, value),)))
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == ascii((value, value, folder))
+
+
+def test_shell_line_without_changes() -> None:
+    assert shell_line(Command(("a", "--b=c"), "")) == "a --b=c"
+
+
+def test_full_disk_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not disk_full(tmp_path / "not" / "yet", ("fine",))
+    assert disk_full(tmp_path, ("LLVM ERROR: IO failure on output stream: No space left on device",))
+    real = os.statvfs(tmp_path)
+    fields = list(real)
+    fields[4] = 0  # f_bavail
+    full = os.statvfs_result(fields)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    assert disk_full(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_in_a_real_message(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run("sh", "-c", "LC_ALL=C cat /etc/hostname > /dev/full")
+    assert outcome.exit_code != 0
+    assert disk_full(tmp_path, outcome.tail)
+    assert os.strerror(errno.ENOSPC).lower() in outcome.tail[-1].lower()
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;31merror:\x1b[0m bad", "error: bad"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x07", "link"),
+        ("\x1b]0;never ended", ""),
+        ("10%\r50%\r100%", "100%"),
+        ("dos\r", "dos"),
+        ("tab\there", "tab here"),
+        ("bell\x07 nul\0 bidi\u202e end\x85", "bell nul bidi end "),
+        ("\ufffe\ud800", ""),
+        ("x" * 500, "x" * 400 + "… (100 more characters)"),
+    ],
+)
+def test_clean_line(raw: str, clean: str) -> None:
+    assert clean_line(raw) == clean
+
+
+@given(data=st.binary(max_size=2000), lines=st.integers(0, 30))
+def test_tail_of_anything_is_printable(tmp_path_factory: pytest.TempPathFactory, data: bytes, lines: int) -> None:
+    path = tmp_path_factory.mktemp("tail") / "log"
+    path.write_bytes(data)
+    tail = read_tail(path, lines)
+    assert len(tail.lines) <= lines
+    assert all(line.isprintable() for line in tail.lines)
+    assert tail.size == len(data)
+
+
+def test_tail_of_one_endless_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"y" * 1_000_000 + b"\n\n\n")
+    tail = read_tail(path)
+    assert tail.truncated
+    assert tail.lines[0].startswith("… yyy")
+    assert len(tail.lines[0]) < 500
+    assert read_tail(tmp_path / "none").lines == ()

@@ -1,0 +1,537 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.measuring.midpoint import most_comparisons
+from iree_gauntlet.measuring.noise import blocks_from_rounds
+from iree_gauntlet.reporting.bisection import (
+    BISECT_RECORD,
+    BisectOutcome,
+    bisect_json,
+    bisect_markdown,
+    bisect_outcome,
+    bisect_text,
+    write_bisect_reports,
+)
+from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.tasks.bisect_probe import ExactJudge, Judged, Reading, Run
+from iree_gauntlet.tasks.bisect_question import Question
+from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
+from iree_gauntlet.tasks.bisect_search import BisectSearch
+from iree_gauntlet.toolchains.candidates import Candidate
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.faulty_iree import slow_benchmarks, tree
+from tests.support.places import ROOT
+from tests.support.processes import wait_until
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.measuring.rounds import Block
+    from iree_gauntlet.tasks.bisect_probe import Judge
+    from tests.support.command_line import Done
+
+_LABELS = ("a", "b", "c", "d", "e", "f", "g")
+
+
+class Bisects:
+    """Searches among seven candidates without any IREE, recorded as the task records them."""
+
+    def __init__(self, folder: Path, *, good_is_older: bool = True) -> None:
+        self.folder = folder
+        row = tuple(Candidate(label, f"build:/{label}") for label in _LABELS)
+        self.question = Question("size", "toy/abs@cpu", row, good_is_older, {"iree_compiler": ""})
+        self.asked: list[str] = []
+        self.said: list[str] = []
+
+    def run(
+        self, judge: Judge, earlier: Mapping[str, Judged] | None = None, *, every: bool = False
+    ) -> tuple[BisectOutcome, tuple[ExitCode, str]]:
+        with EventLog(self.folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
+            log.write("bisect", {"command": "bisect", "cwd": "/", "confidence": 1.0, **self.question.as_dict()})
+            done = BisectSearch(self.question, judge, log, self.said.append, earlier or {}, every=every).search()
+            log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
+        return write_bisect_reports(self.folder, environ={}), done
+
+    def exact(self, values: Sequence[float | None], name: str = "size") -> Judge:
+        """A judge by values that are known; None for what cannot be judged."""
+
+        def run(candidate: Candidate) -> Run:
+            self.asked.append(candidate.label)
+            value = values[_LABELS.index(candidate.label)]
+            reading = Reading(value, f"{value} bytes") if value is not None else Reading(None, reason="it crashed")
+            toolchain = {
+                "compiler": candidate.label,
+                "compiler_commit": 10 * f"{ord(candidate.label):x}",
+            }
+            return Run(reading, candidate.label, toolchain, 0.5)
+
+        return ExactJudge(name, run)
+
+
+@pytest.mark.parametrize("change", range(1, 7))
+def test_a_change_is_found_wherever_it_is(tmp_path: Path, change: int) -> None:
+    bisects = Bisects(tmp_path)
+    found, done = bisects.run(bisects.exact([100] * change + [130] * (7 - change)))
+    assert done == (ExitCode.OK, "")
+    assert found.answer == f"first bad: {_LABELS[change]}; last good: {_LABELS[change - 1]}"
+    assert (found.confidence, found.exit_code, found.remarks) == ("exact", ExitCode.OK, [])
+    assert len(bisects.asked) <= 5
+    assert found.link.startswith("https://github.com/iree-org/iree/compare/6")
+    assert "about 3 steps left" in "\n".join(bisects.said)
+
+
+def test_the_good_end_may_be_the_newer_one(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path, good_is_older=False)
+    found, done = bisects.run(bisects.exact([130, 130, 100, 100, 100, 100, 100]))
+    assert (found.answer, done[0]) == ("first good: c; last bad: b", ExitCode.OK)
+    assert bisects.asked[:2] == ["g", "a"]
+
+
+def test_what_cannot_be_judged_makes_a_range(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    found, done = bisects.run(bisects.exact([100, 100, None, None, None, 130, 130]))
+    assert done == (ExitCode.INCONCLUSIVE, "")
+    assert found.answer == "between b (good) and f (bad); could not be judged: c, d, e"
+    assert len(set(bisects.asked)) == len(bisects.asked)
+    assert "cannot be judged: it crashed" in "\n".join(bisects.said)
+    text = bisect_text(found)
+    assert text.count("it crashed") == 3
+    assert "exact; 7 of 7 tried" in text
+
+
+def test_third_values_and_changes_back_and_forth_are_told(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    found, done = bisects.run(bisects.exact([100, 130, 160, 100, 100, 115, 130]), every=True)
+    assert done[0] is ExitCode.OK
+    assert found.answer == "first bad: f; last good: e"
+    assert len(bisects.asked) == 7
+    back, third = found.remarks
+    assert "a is good, b bad; c is bad, d good; e is good, f bad" in back
+    assert third.endswith("c (160 bytes), f (115 bytes)")
+    assert "trying the other" in "\n".join(bisects.said)
+    assert json.loads(bisect_json(found))["changes"] == [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "code", "says"),
+    [
+        ([100] * 7, "size", ExitCode.FAILED, "nothing to look for: both ends give the same (100 bytes)"),
+        ([math.nan] * 7, "error", ExitCode.FAILED, "nothing to look for"),
+        ([None] * 7, "size", ExitCode.ERROR, "the good end a cannot be judged: it crashed"),
+        ([100, *[None] * 6], "size", ExitCode.ERROR, "the bad end g cannot be judged: it crashed"),
+        ([0, 0, 0, 0, 0, 0, 1], "runs", ExitCode.FAILED, "the wrong way round"),
+    ],
+)
+def test_ends_that_leave_nothing_to_look_for(
+    tmp_path: Path, values: list[float | None], name: str, code: ExitCode, says: str
+) -> None:
+    bisects = Bisects(tmp_path)
+    found, done = bisects.run(bisects.exact(values, name))
+    assert done[0] is code
+    assert says in done[1]
+    assert set(bisects.asked) <= {"a", "g"}
+    assert (found.answer, found.exit_code, found.link) == (done[1], code, "")
+    assert says in (tmp_path / "bisect.md").read_text()
+    assert json.loads((tmp_path / "bisect.json").read_text())["first_new"] is None
+
+
+def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    judge = bisects.exact([100, 100, 100, 130, 130, 130, 130])
+    before, _ = bisects.run(judge)
+    known = {label: Judged(event["bad"], event["value"], event["text"]) for label, event in before.judged.items()}
+    bisects.asked.clear()
+    again, done = bisects.run(judge, known)
+    assert (bisects.asked, done[0], again.answer) == ([], ExitCode.OK, before.answer)
+    del known["d"], known["g"]
+    again, _ = bisects.run(judge, known)
+    assert (sorted(bisects.asked), again.answer) == (["d", "e", "g"], before.answer)
+
+
+class _Rounds:
+    """Blocks of made-up times: good against a candidate that takes so many times as long."""
+
+    def __init__(self, ratios: Sequence[float | None], spread: float, most: int = 1000) -> None:
+        self._ratios = ratios
+        self._spread = spread
+        self._most = most
+        self._chance = np.random.default_rng(5)
+        self.taken = 0
+        self.void = ""
+
+    def ready(self, candidate: Candidate) -> Run:
+        known = self._ratios[_LABELS.index(candidate.label)] is not None
+        return Run(Reading(None, reason="" if known else "it does not compile"), candidate.label, {}, 0.1)
+
+    def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
+        count = min(count, self._most - self.taken)
+        self.taken += count
+        ratio = self._ratios[_LABELS.index(candidate.label)]
+        assert ratio is not None
+        times = np.exp(self._chance.normal(0, self._spread, (4 * count, 5)))
+        return blocks_from_rounds(times, self.taken, ratio)
+
+    def trouble(self, candidate: Candidate) -> str:
+        return "void: the good end differs from itself" if candidate.label in self.void else ""
+
+
+def test_times_are_judged_by_their_ratio_to_the_good_end(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    rounds = _Rounds([1, 1, 1, None, 1.07, 1.07, 1.07], 0.01)
+    found, done = bisects.run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    assert done == (ExitCode.INCONCLUSIVE, "")
+    assert found.answer == "between c (good) and e (bad); could not be judged: d"
+    assert "1.07" in found.judged["g"]["text"]
+    assert found.judged["g"]["low"] > 1.03
+    # The other direction: bad is the faster one.
+    (tmp_path / "other").mkdir()
+    found, _ = Bisects(tmp_path / "other").run(
+        RoundsJudge(_Rounds([1, 1, 0.9, 0.9, 0.9, 0.9, 0.9], 0.01), most_comparisons(7), 0.01, 40)
+    )
+    assert found.answer == "first bad: c; last good: b"
+
+
+def test_times_that_stay_in_the_middle_end_the_search_with_a_range(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    middle = math.sqrt(1.2)
+    rounds = _Rounds([1, middle, middle, middle, middle, middle, 1.2], 0.02)
+    found, done = bisects.run(RoundsJudge(rounds, most_comparisons(7), 0.01, 20))
+    assert done == (ExitCode.INCONCLUSIVE, "")
+    # The ends' comparison, and not one more than the confidence was shared out over.
+    assert len(found.judged) == 1 + most_comparisons(7)
+    assert "not judged" in found.answer or "could not be judged" in found.answer
+    assert all("holds the middle" in found.judged[label]["reason"] for label in found.judged if label not in "ag")
+
+
+def test_times_of_a_session_that_is_void_decide_nothing(tmp_path: Path) -> None:
+    rounds = _Rounds([1, 1, 1, 1, 1.07, 1.07, 1.07], 0.01)
+    rounds.void = "d"
+    found, done = Bisects(tmp_path).run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    assert (done[0], found.judged["d"]["bad"]) == (ExitCode.INCONCLUSIVE, None)
+    assert found.judged["d"]["reason"] == "void: the good end differs from itself"
+    (tmp_path / "end").mkdir()
+    rounds.void = "g"
+    found, done = Bisects(tmp_path / "end").run(RoundsJudge(rounds, most_comparisons(7), 0.01, 40))
+    assert done == (ExitCode.FAILED, "void: the good end differs from itself")
+    (tmp_path / "short").mkdir()
+    short = _Rounds([1, 1, 1, 1.03, 1.07, 1.07, 1.07], 0.01, most=25)
+    found, _ = Bisects(tmp_path / "short").run(RoundsJudge(short, most_comparisons(7), 0.01, 40))
+    assert found.judged["d"]["reason"].endswith("; the time is up")
+
+
+def test_ends_that_take_the_same_time_leave_nothing_to_look_for(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    found, done = bisects.run(RoundsJudge(_Rounds([1] * 7, 0.01), most_comparisons(7), 0.01, 20))
+    assert done[0] is ExitCode.FAILED
+    assert "the ends do not differ for certain" in found.answer
+    (tmp_path / "none").mkdir()
+    _, done = Bisects(tmp_path / "none").run(RoundsJudge(_Rounds([1] * 7, 0.01, most=0), 3, 0.01, 20))
+    assert done == (ExitCode.ERROR, "the bad end g cannot be judged: no rounds could be taken")
+
+
+def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+    bisects.run(bisects.exact([100, 100, 100, 130, 130, 130, 130]))
+    lines = (tmp_path / BISECT_RECORD).read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        (tmp_path / BISECT_RECORD).write_bytes(b"".join(lines[:count]) + b'{"event":"jud')
+        found = bisect_outcome(tmp_path)
+        assert any("crash cut short" in remark for remark in found.remarks)
+        assert (found.end is None) == (count < len(lines))
+        for report in (bisect_text(found), bisect_markdown(found), bisect_json(found)):
+            assert report.endswith("\n")
+        if count < len(lines):
+            assert any("--resume goes on" in remark for remark in found.remarks)
+            assert found.exit_code is ExitCode.ERROR
+    for content, says in ((b"", "does not say what was looked for"), (b'{"event":"bisect"}\n', "is no whole record")):
+        (tmp_path / BISECT_RECORD).write_bytes(content)
+        with pytest.raises(GauntletError, match=says):
+            bisect_outcome(tmp_path)
+
+
+def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
+    bisects = Bisects(tmp_path)
+
+    def run(candidate: Candidate) -> Run:
+        if candidate.label in "ag":
+            return Run(Reading(float("ag".index(candidate.label)), "x|y`z\n<b>"), "", {}, 0.1)
+        return Run(Reading(None, reason="\x1b[31m| a\r\nb | `c` <script>"), "", {"compiler_commit": "../.."}, 0.1)
+
+    found, _ = bisects.run(ExactJudge("size", run))
+    markdown = (tmp_path / "bisect.md").read_text()
+    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 7
+    assert "<script>" not in markdown
+    assert "\x1b" not in bisect_text(found) + markdown
+    assert found.link == ""
+
+
+# ---- The task, on builds that are IREE's own tools behind wrappers.
+
+_MAIN = """
+import sys
+from iree_gauntlet.tasks import program
+from iree_gauntlet.tasks.bisect_tasks import bisect_task
+if "bisect" not in program.namespace.tasks:
+    program.namespace.add_task(bisect_task)
+program.main()
+"""
+
+
+class Builds(Project):
+    """A project, and builds beside it whose tools are the installed ones behind scripts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.builds = folder.parent / "builds"
+
+    def build(self, name: str, compile_flags: str = "", *, run: str = "", before: str = "") -> str:
+        """A build whose compiler adds flags, whose other tools are as they are; how `--iree` names it."""
+        root = self.builds / name
+        here = find_installed()
+        scripts = {
+            "iree-compile": f'{before}\nexec {here.compile} "$@" {compile_flags}',
+            "iree-opt": f'exec {here.ir_tool} "$@"',
+            "iree-lld": "exit 1",
+            "iree-run-module": run or f'exec {here.run_module} "$@"',
+            "iree-benchmark-module": f'exec {here.benchmark_module} "$@"',
+        }
+        (root / "tools").mkdir(parents=True)
+        (root / "lib").mkdir()
+        for tool, text in scripts.items():
+            (root / "tools" / tool).write_text(f"#!/bin/sh\n# {name}\n{text}\n")
+            (root / "tools" / tool).chmod(0o755)
+        (root / "lib" / "libIREECompiler.so").write_text("in the wheel")
+        return f"build:{root}"
+
+    def row(self, change: int, flags: str, count: int = 7) -> list[str]:
+        """Builds in a row, from the one at `change` on with these flags."""
+        return [self.build(f"b{index}", flags if index >= change else "") for index in range(count)]
+
+    def bisect(self, row: Sequence[str], *words: str) -> Done:
+        return self.gauntlet(*self.words(row, *words))
+
+    @staticmethod
+    def words(row: Sequence[str], *words: str) -> list[str]:
+        among = [word for iree in row[1:-1] for word in ("--among", iree)]
+        return ["bisect", "--good", row[0], "--bad", row[-1], *among, "--model", "toy", "--submodel", "abs", *words]
+
+    @staticmethod
+    def _argv(words: tuple[str, ...], toolchain: dict[str, str]) -> list[str]:
+        assert not toolchain
+        return [sys.executable, "-c", _MAIN, *words]
+
+    @property
+    def found(self) -> dict[str, Any]:
+        reports = [path.parent for path in (self.folder / "runs").glob("*/bisect.json")]
+        newest = max(reports, key=lambda path: (path / "bisect.json").stat().st_mtime_ns)
+        return dict(json.loads((newest / "bisect.json").read_text()))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Builds:
+    return Builds(tmp_path / "project")
+
+
+_SMALLER = "--iree-llvmcpu-debug-symbols=false"
+
+
+@pytest.mark.iree
+def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    done = project.bisect(project.row(3, _SMALLER), "--metric", "size")
+    assert done.code == 0, done.text
+    assert "first bad: b3; last good: b2 (exact; 4 of 7 tried)" in done.out
+    assert "bisecting 5 candidates, about 3 steps left" in done.out
+    assert "verdict" not in done.out, "a candidate's own console"
+    found = project.found
+    assert (found["exit_code"], found["first_new"], found["last_old"], found["between"]) == (0, "b3", "b2", [])
+    sizes = {item["label"]: item["value"] for item in found["candidates"] if item["tried"]}
+    assert sizes["b0"] == sizes["b2"] > sizes["b3"] == sizes["b6"]
+    assert found["candidates"][0]["toolchain"]["compiler_commit"] == find_installed().compiler_commit
+    assert found["commits"] is None, "all are of one commit"
+    # Only its own report goes into a CI job's summary.
+    assert (tmp_path / "summary.md").read_text() == next((project.folder / "runs").glob("*/bisect.md")).read_text()
+    # The same again from the record, without running anything.
+    again = project.gauntlet("bisect", "--resume")
+    assert again.code == 0, again.text
+    assert "bisecting" not in again.out
+    assert "first bad: b3; last good: b2 (exact; 4 of 7 tried)" in again.out
+    reported = project.gauntlet("report", "latest")
+    assert (reported.code, reported.out in again.out) == (0, True), reported.text
+    other = project.gauntlet("bisect", "--resume", "--metric", "error")
+    assert (other.code, "--metric: a resumed bisect keeps" in other.err) == (2, True)
+
+
+@pytest.mark.iree
+def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
+    row = [
+        project.build("b0"),
+        project.build("b1", before='case "$*" in *--iree-hal*) echo "x.mlir:1:1: error: no" >&2; exit 1;; esac'),
+        project.build("b2"),
+        project.build("b3", "--no-such-flag"),
+        f"build:{project.builds}/nowhere",
+        project.build("b5", _SMALLER),
+    ]
+    done = project.bisect(row, "--metric", "size")
+    assert done.code == 4, done.text
+    assert "between b2 (good) and b5 (bad); could not be judged: b3, nowhere" in done.out
+    assert "nowhere is no folder" in done.out
+    # What does not compile is bad by another metric.
+    done = project.bisect([row[0], row[2], row[1]], "--metric", "compiles")
+    assert done.code == 0, done.text
+    assert "first bad: b1; last good: b2" in done.out
+    assert "fails: compile: " in done.out
+
+
+@pytest.mark.iree
+def test_a_planted_crash_is_found(project: Builds) -> None:
+    run = find_installed().run_module
+    crash = f'case "$*" in *--module*) kill -SEGV $$;; esac\nexec {run} "$@"'
+    row = [project.build("b0"), project.build("b1"), project.build("b2", run=crash)]
+    done = project.bisect(row, "--metric", "runs")
+    assert done.code == 0, done.text
+    assert "first bad: b2; last good: b1" in done.out
+    assert "SIGSEGV" in done.out
+    # By its error a crash says nothing.
+    done = project.bisect(row, "--metric", "error")
+    assert done.code == 3, done.text
+    assert "the bad end b2 cannot be judged: threshold: " in done.out
+    same = project.bisect([row[0], row[2], row[1]], "--metric", "error")
+    assert same.code == 1, same.text
+    assert "nothing to look for: both ends give the same (max error 0)" in same.out
+
+
+@pytest.mark.iree
+def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds) -> None:
+    row = project.row(5, _SMALLER)
+    slow = project.builds / "b3" / "tools" / "iree-compile"
+    kept = slow.read_text()
+
+    def record() -> Path | None:
+        return next((project.folder / "runs").glob(f"*/{BISECT_RECORD}"), None)
+
+    def judged() -> list[str]:
+        path = record()
+        lines = path.read_text().splitlines() if path else []
+        return [json.loads(line)["candidate"] for line in lines if '"judged"' in line]
+
+    # The third one never ends by itself.
+    slow.write_text(kept.replace("exec", 'case "$*" in *--iree-hal*) sleep 60;; esac\nexec', 1))
+    process = project.start(*project.words(row, "--metric", "size"))
+    wait_until(lambda: len(judged()) == 2)
+    wait_until(lambda: list((project.folder / "runs").glob("*/b3/journal.jsonl")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process = project.start("bisect", "--resume")
+    wait_until(lambda: list((project.folder / "runs").glob("*/b3.2/journal.jsonl")))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    path = record()
+    assert path is not None
+    assert bisect_outcome(path.parent).end is not None
+    assert "it was interrupted" in (path.parent / "bisect.md").read_text()
+    slow.write_text(kept)
+    done = project.gauntlet("bisect", "--resume")
+    assert done.code == 0, done.text
+    assert "first bad: b5; last good: b4" in done.out
+    assert len(judged()) == len(set(judged()))
+    assert judged()[:3] == ["b0", "b6", "b3"]
+
+
+@pytest.mark.iree
+def test_a_planted_slowdown_is_found_by_rounds(project: Builds, tmp_path: Path) -> None:
+    def build(name: str, factor: float) -> str:
+        return tree(tmp_path / name, iree_benchmark_module=slow_benchmarks(tmp_path / f"{name}-scripts", factor))
+
+    row = [build(f"b{index}", 10.0 if index >= 2 else 1.0) for index in range(4)]
+    quick = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count")
+    done = project.bisect(row, "--metric", "time", *quick)
+    assert done.code == 0, done.text
+    assert "first bad: b2; last good: b1 (99 % confidence; 4 of 4 tried)" in done.out
+    found = project.found
+    values = {item["label"]: item for item in found["candidates"] if item["tried"]}
+    assert 1 < values["b3"]["low"] < values["b3"]["value"] < values["b3"]["high"]
+    assert values["b3"]["value"] > 3
+    assert values["b1"]["high"] < 4
+    assert found["confidence"] == 0.99
+    assert (values["b1"]["bad"], values["b2"]["bad"]) == (False, True)
+    # Again: nothing is measured twice.
+    again = project.gauntlet("bisect", "--resume")
+    assert (again.code, "bisecting" in again.out) == (0, False), again.text
+
+
+_ENDS = ["--good", "3.9.0", "--bad", "3.12.0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--bad", "3.9.0"], 2, "bisect needs --good"),
+        (_ENDS, 2, "bisect needs --metric"),
+        ([*_ENDS, "--metric", "speed"], 2, "--metric speed: unknown metric"),
+        ([*_ENDS, "--metric", "size"], 2, "and 2 are selected: toy/abs@cpu, toy/neg@cpu"),
+        ([*_ENDS, "--metric", "size", "--model", "none"], 5, "none"),
+        ([*_ENDS, "--metric", "size", "--budget", "3"], 2, "--budget is for --metric time and compile-time"),
+        ([*_ENDS, "--metric", "time", "--budget", "-3"], 2, "--budget -3: expected minutes above 0"),
+        ([*_ENDS, "--metric", "time", "--min-time", "-1"], 2, "--min-time -1"),
+        ([*_ENDS, "--metric", "time", "--disturbed", "ignore"], 2, "--disturbed ignore: unknown"),
+        ([*_ENDS, "--metric", "time", "--cpus", "9999"], 2, "there is no CPU 9999"),
+        (["--good", "3.9", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "are both 3.9.0"),
+        (["--good", "build:x", "--bad", "3.9.0", "--metric", "size", "--submodel", "abs"], 2, "is no version"),
+        (
+            [*_ENDS, "--metric", "size", "--submodel", "abs", "--among", "3.10.0", "--nightlies"],
+            2,
+            "exclude each other",
+        ),
+        ([*_ENDS, "--metric", "size", "--iree-compiler", "path", "--iree-runtime", "path"], 2, "nothing to search"),
+        ([*_ENDS, "--metric", "size", "--submodel", "abs", "--run-dir", "job@2"], 2, "misread a path"),
+        (["--resume"], 2, "there is no earlier `bisect`"),
+    ],
+)
+def test_wrong_input(project: Builds, words: list[str], code: int, says: str) -> None:
+    project.add("neg", "arith.negf %a : tensor<4xf32>")
+    done = project.gauntlet("bisect", "--offline", *words)
+    assert (done.code, says in done.text) == (code, True), done.text
+    assert not list((project.folder / "runs").glob("*")) if (project.folder / "runs").exists() else True
+
+
+@pytest.mark.iree
+def test_what_cannot_be_fetched_is_an_error_of_its_own(project: Builds) -> None:
+    project.regression(inputs=[{"source": "http://127.0.0.1:9/x.npy"}])
+    done = project.bisect(project.row(1, _SMALLER, 3), "--metric", "size", "--offline")
+    assert done.code == 3, done.text
+    assert "not everything that the model needs could be fetched" in done.err
+    assert project.found["exit_code"] == 3
+
+
+@pytest.mark.iree
+@pytest.mark.models
+def test_a_model_that_older_releases_do_not_compile(tmp_path: Path) -> None:
+    # Three releases: an environment takes some 600 MB.
+    words = ["--good", "3.7.0", "--bad", "3.5.0", "--model", "rapidocr", "--submodel", "rec", "--metric", "compiles"]
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN, "bisect", *words, "--run-dir", str(tmp_path / "found")],
+        cwd=ROOT,
+        env={**os.environ, "IREE_GAUNTLET_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "last bad: 3" in done.stdout

@@ -1,0 +1,265 @@
+"""Whole runs of a tiny project with the real tools: what passes, what fails, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.faulty_iree import slow_benchmarks
+from tests.support.toy_project import FLAGS, Project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.iree
+
+_CHAIN = "toy/abs@cpu"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_all_steps_pass_and_the_second_run_compiles_nothing(project: Project) -> None:
+    first = project.gauntlet("run")
+    assert first.code == 0, first.text
+    junit = ET.parse(project.newest / "junit.xml").getroot()
+    cases = [case.get("name") for case in junit.iter("testcase")]
+    assert cases == ["fetch", "compile", "threshold", "compstat", "benchmark"]
+    assert "compiles: 0 from cache, 1 made" in first.out
+    assert project.result(f"{_CHAIN}:compile")["cache"]["reason"] == "never compiled here"
+    second = project.gauntlet("run")
+    assert second.code == 0
+    assert "compiles: 1 from cache, 0 made" in second.out
+    assert len(project.result(f"{_CHAIN}:benchmark")["samples"]["real_time"]) == 3
+
+
+def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Project) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_time_ms={"lab": 1e-6})
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count")
+    assert done.code == 1
+    checks = {check["metric"]: check for check in project.result(f"{_CHAIN}:compstat")["checks"]}
+    assert checks["dispatch_count"]["passed"] is False
+    assert checks["binary_size_bytes"]["passed"] is False
+    junit = (project.newest / "junit.xml").read_text()
+    assert "dispatch count 1 is 1 over the limit 0" in junit
+    assert "golden_size.cpu" in junit
+    assert "golden_time_ms.lab" in junit
+    assert junit.count("<failure") == 2
+
+
+def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project) -> None:
+    project.benchmark(golden_time_ms={"lab": 1e-6})
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count")
+    assert done.code == 1
+    result = project.result(f"{_CHAIN}:benchmark")
+    confirmation = result["statistics"]["confirmation"]
+    assert len(confirmation["rounds"]) == 10, "clear at the first look"
+    assert confirmation["passed"] is False
+    assert confirmation["low_ms"] > confirmation["limit_ms"]
+    marked = sum(bool(item["disturbed"]) for item in confirmation["rounds"])
+    assert result["reason"].startswith("after 10 more rounds")
+    assert (f"({marked} of them disturbed; such as: " in result["reason"]) is (marked > 0)
+    assert "over the limit" in result["reason"]
+    assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
+    strict = project.gauntlet("run", "--sku", "lab", "--verdict", "strict")
+    assert strict.code == 1
+    assert "confirmation" not in project.result(f"{_CHAIN}:benchmark")["statistics"]
+
+
+def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Project, tmp_path: Path) -> None:
+    """The first process start of the benchmark tool is made slow, as a neighbour would."""
+    project.benchmark(golden_time_ms={"lab": 50.0})
+    slow = slow_benchmarks(tmp_path / "slow", 1e6, once=True)
+    done = project.gauntlet("run", "--sku", "lab", "--disturbed", "count", benchmark_module=str(slow))
+    result = project.result(f"{_CHAIN}:benchmark")
+    assert done.code == 0, done.text
+    assert result["samples"]["real_time"][0] > 50.0
+    assert result["checks"][0]["passed"] is True
+    assert any(note.startswith("not confirmed: ") for note in result["notes"])
+
+
+def test_no_time_to_confirm_is_inconclusive(project: Project) -> None:
+    project.benchmark(golden_time_ms={"lab": 1e-6})
+    done = project.gauntlet("run", "--sku", "lab", "--confirm-seconds", "0.001", "--disturbed", "count")
+    assert done.code == 4
+    assert project.result(f"{_CHAIN}:benchmark")["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("options", [("--verdict", "lenient"), ("--confirm-seconds", "0"), ("--disturbed", "ignore")])
+def test_confirming_in_a_way_that_there_is_not(project: Project, options: tuple[str, str]) -> None:
+    done = project.gauntlet("run", *options)
+    assert done.code == 2
+    assert f"{options[0]} {options[1]}" in done.err
+    assert not list(project.folder.glob("runs/*")), "nothing is left behind"
+
+
+def test_a_time_golden_is_checked_on_its_own_sku_alone(project: Project) -> None:
+    project.benchmark(golden_time_ms={"lab": 1e-6})
+    assert project.gauntlet("run").code == 0
+    check = project.result(f"{_CHAIN}:benchmark")["checks"][0]
+    assert check["passed"] is None
+    assert check["measured"] > 0
+    assert "lab" in check["note"]
+
+
+def test_a_golden_of_another_release_is_shown_and_not_checked(project: Project) -> None:
+    project.benchmark(golden_dispatch={"cpu": 0}, golden_compiler="2.0.0")
+    assert project.gauntlet("run").code == 0
+    check = project.result(f"{_CHAIN}:compstat")["checks"][0]
+    assert check["passed"] is None
+    assert "2.0.0" in check["note"]
+
+
+def test_wrong_numbers_fail_with_figures_and_a_command_that_shows_it(project: Project) -> None:
+    project.expected("abs", [9.0, 9.0, 9.0, 9.0])
+    done = project.gauntlet("run")
+    assert done.code == 1
+    result = project.result(f"{_CHAIN}:threshold")
+    output = result["outputs"][0]
+    assert (output["mismatches"], output["count"]) == (4, 4)
+    assert float(output["worst_expected"]) == 9
+    assert output["max_abs_error"] > 8
+    assert np.load(output["actual_path"]).shape == (4,)
+    # What is printed can be pasted.
+    line = next(line for line in done.out.splitlines() if line.strip().startswith("reproduce:"))
+    pasted = subprocess.run(
+        ["bash", "-c", line.partition("reproduce:")[2]], capture_output=True, text=True, check=False
+    )
+    assert pasted.returncode == 1
+    assert "[FAILED] result[0]" in pasted.stdout
+    # A benchmark says how fast a model is, right or wrong.
+    assert project.verdict(f"{_CHAIN}:benchmark") == "passed"
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [float("nan")] * 4])
+def test_other_shapes_and_nans_fail(project: Project, values: list[float]) -> None:
+    project.expected("abs", values)
+    assert project.gauntlet("run", "--stages", "threshold").code == 1
+    assert project.result(f"{_CHAIN}:threshold")["outputs"][0]["passed"] is False
+
+
+def test_the_specs_tolerance_counts(project: Project) -> None:
+    values = np.load(project.regressions / "abs.npy") + 0.01
+    project.expected("abs", list(map(float, values)))
+    assert project.gauntlet("threshold", "--model", "toy").code == 1
+    project.regression(threshold_args=["--expected_f32_threshold=0.1f"])
+    assert project.gauntlet("threshold", "--model", "toy").code == 0
+
+
+def test_expected_failures_run_and_are_strict(project: Project) -> None:
+    project.regression(run_test_expecting_to_fail=True)
+    passes = project.gauntlet("run", "--stages", "threshold")
+    assert passes.code == 1
+    assert project.verdict(f"{_CHAIN}:threshold") == "xpassed"
+    assert "remove the expectation" in passes.out
+    assert project.gauntlet("run", "--stages", "threshold", "--lenient").code == 0
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet("run", "--stages", "threshold").code == 0
+    assert project.verdict(f"{_CHAIN}:threshold") == "xfailed"
+    assert "run_test_expecting_to_fail" in project.result(f"{_CHAIN}:threshold")["reason"]
+
+
+def test_a_suite_expects_a_compile_to_fail(project: Project) -> None:
+    (project.regressions / "abs.mlir").write_text("this is no program\n")
+    reason = 'reason = "it is broken"'
+    project.suite(f'[[expect_failure]]\ncase = "toy/*"\nstage = "compile"\n{reason}\n')
+    done = project.gauntlet("run", "--suite", "s")
+    assert done.code == 0, done.text
+    assert project.verdict(f"{_CHAIN}:compile") == "xfailed"
+    assert project.verdict(f"{_CHAIN}:threshold") == "skipped"
+
+
+def test_a_compile_that_fails_gives_the_first_error(project: Project) -> None:
+    (project.regressions / "abs.mlir").write_text("func.func @abs( {\n")
+    done = project.gauntlet("run")
+    assert done.code == 1
+    result = project.result(f"{_CHAIN}:compile")
+    assert result["verdict"] == "failed"
+    assert "expected" in result["reason"]
+    assert project.verdict(f"{_CHAIN}:benchmark") == "skipped"
+    assert "3 skipped (3 behind a failure)" in done.out
+
+
+def test_a_changed_flag_is_why_the_cache_misses(project: Project) -> None:
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O1"])
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    assert "--iree-opt-level=O1" in project.result(f"{_CHAIN}:compile")["cache"]["reason"]
+
+
+def test_a_damaged_module_is_made_again(project: Project) -> None:
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    module = next((project.folder / "cache" / "modules").glob("??/*/module"))
+    content = bytearray(module.read_bytes())
+    content[len(content) // 2] ^= 1
+    module.write_bytes(content)
+    assert project.gauntlet("run").code == 0
+    assert project.result(f"{_CHAIN}:compile")["cache"]["reason"].startswith("damaged")
+
+
+def test_force_recompile_compares(project: Project) -> None:
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    assert project.gauntlet("run", "--stages", "compile", "--force-recompile").code == 0
+    result = project.result(f"{_CHAIN}:compile")
+    assert result["cache"]["hit"] is False
+    assert any("made again" in note for note in result["notes"])
+
+
+def test_a_compile_command_can_be_pasted_although_its_files_share_the_cache(project: Project) -> None:
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    command = project.result(f"{_CHAIN}:compile")["command"]
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
+    assert shlex.split(command)[0] == "cd"
+
+
+def test_a_renamed_flag_is_translated_and_said(project: Project) -> None:
+    project.regression(run_function="abs", compiler_flags=[*FLAGS, "--iree-llvmgpu-enable-prefetch"])
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 0, done.text
+    assert any("--iree-llvmgpu-prefetch-num-stages=2" in note for note in project.result(f"{_CHAIN}:compile")["notes"])
+
+
+def test_an_unknown_flag_is_caught_before_anything_runs(project: Project) -> None:
+    project.regression(compiler_flags=[*FLAGS, "--iree-opt-levle=O1"])
+    done = project.gauntlet("run")
+    assert done.code == 2
+    assert "--iree-opt-level" in done.err
+    assert not (project.folder / "runs").exists()
+    assert project.gauntlet("lint", "--toolchain").code == 2
+    assert project.gauntlet("lint").code == 0
+
+
+def test_the_step_summary_of_github_is_appended_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = project.folder / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert project.gauntlet("run", "--stages", "compile").code == 0
+    text = summary.read_text()
+    assert text.startswith("before\n")
+    assert "| toy | abs |" in text
+
+
+def test_summary_json_holds_the_figures(project: Project) -> None:
+    assert project.gauntlet("run").code == 0
+    summary = json.loads((project.newest / "summary.json").read_text())
+    assert summary["exit_code"] == 0
+    assert "toy/abs@cpu" in json.dumps(summary)
+
+
+def test_a_step_summary_that_cannot_be_written_hides_no_verdict(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.folder))
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3
+    assert "2 passed" in done.out
+    assert "GITHUB_STEP_SUMMARY" in done.err

@@ -1,0 +1,200 @@
+"""Shards of a run: whole, disjoint, balanced by recorded cost, and steady when cases are added."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.shards import chain_groups, cut_of, shard_of, shards_of_groups
+from iree_gauntlet.running.steps import Step
+from iree_gauntlet.tasks.shards import asked_shard, cost_of_chains, only_shard, record_costs
+from tests.support.journal_builder import HIT, JournalBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NAMES = st.sets(st.text("abcdef/@_", min_size=1, max_size=8), max_size=40)
+_COSTS = st.dictionaries(st.text("abcdef/@_", min_size=1, max_size=8), st.floats(0, 1e4), max_size=40)
+_COUNTS = st.integers(1, 9)
+
+
+@given(_NAMES, _COSTS, _COUNTS)
+def test_every_name_is_in_one_share(names: set[str], costs: dict[str, float], count: int) -> None:
+    shards = shard_of(names, costs, count)
+    assert shards.keys() == names
+    assert all(1 <= shard <= count for shard in shards.values())
+    assert shards == shard_of(sorted(names, reverse=True), dict(reversed(costs.items())), count)
+
+
+@given(_NAMES, _COSTS, _COUNTS, _NAMES)
+def test_added_cases_move_no_other_one(names: set[str], costs: dict[str, float], count: int, added: set[str]) -> None:
+    before = shard_of(names, costs, count)
+    after = shard_of(names | (added - costs.keys()), costs, count)
+    assert {name: after[name] for name in names} == before
+
+
+@given(_COSTS, _COUNTS)
+def test_shares_are_balanced_by_cost(costs: dict[str, float], count: int) -> None:
+    shards = shard_of(costs, costs, count)
+    loads = [sum(cost for name, cost in costs.items() if shards[name] == shard) for shard in range(1, count + 1)]
+    # Graham: what came last to the fullest shard was put where least was.
+    assert max(loads) - min(loads) <= max(costs.values(), default=0.0) * (1 + 1e-9) + 1e-9
+
+
+def test_cases_without_a_cost_spread_evenly() -> None:
+    names = [f"onnx/node/generated/test_{number}@cpu" for number in range(1152)]
+    shards = list(shard_of(names, {}, 8).values())
+    assert all(100 < shards.count(shard) < 190 for shard in range(1, 9))
+    # Where a name goes is for ever: a CI's caches depend on it.
+    assert shard_of(["onnx/node/generated/test_abs@cpu"], {}, 8) == {"onnx/node/generated/test_abs@cpu": 7}
+
+
+def test_chains_that_need_each_other_stay_together() -> None:
+    groups = chain_groups("abcdef", [("b", "a"), ("c", "b"), ("e", "d"), ("e", "e"), ("f", "gone")])
+    assert groups == {"a": "a", "b": "a", "c": "a", "d": "d", "e": "d", "f": "f"}
+    # What joins them does not change their name, wherever it stands in the alphabet.
+    assert chain_groups("Abc", [("b", "c"), ("A", "c")]) == {"A": "c", "b": "c", "c": "c"}
+    shards = shards_of_groups(groups, {"b": 5.0, "c": 5.0, "d": 6.0, "f": 1.0}, 2)
+    assert {shards[chain] for chain in "abc"} == {1}
+    assert {shards[chain] for chain in "de"} == {2}
+    assert shards["f"] == 2
+    assert cut_of(shards) != cut_of({**shards, "f": 1})
+
+
+def _step(chain: str, stage: Stage, *needs: str) -> Step:
+    case, _, target = chain.partition("@")
+    model, _, submodel = case.partition("/")
+    words = chain, "sharktank", model, submodel, target, "", stage, "folder", 60.0, Origin("specs/x.json")
+    return Step(f"{chain}:{stage}", *words, needs=needs)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    steps: list[Step] = []
+    for number in range(10):
+        chain = f"m/s{number}@cpu"
+        steps += [_step(chain, Stage.COMPILE), _step(chain, Stage.THRESHOLD, f"{chain}:compile", "m/s0@cpu:compile")]
+    return Plan(tuple(steps[:6]) + tuple(_step(f"n/s{number}@cpu", Stage.COMPILE) for number in range(30)))
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    return {"shard": "", "shard_costs": "", **options}
+
+
+def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
+    parts = [only_shard(plan, _options(shard=f"{index}/4")) for index in (1, 2, 3, 4)]
+    ids = [step.id for part, _ in parts for step in part.steps]
+    assert sorted(ids) == sorted(step.id for step in plan.steps)
+    assert [[step.id for step in plan.steps if step in part.steps] for part, _ in parts] == [
+        [step.id for step in part.steps] for part, _ in parts
+    ]
+    together = [part for part, _ in parts if any(step.model == "m" for step in part.steps)]
+    assert len(together) == 1
+    told = [shard for _, shard in parts if shard]
+    assert [(shard["index"], shard["count"], shard["chains"]) for shard in told] == [(i, 4, 33) for i in (1, 2, 3, 4)]
+    assert len({shard["cut"] for shard in told}) == 1
+    assert only_shard(plan, _options()) == (plan, None)
+
+
+def test_what_is_run_again_comes_with_what_it_needs(plan: Plan) -> None:
+    part, shard = only_shard(plan, _options(shard="1/40", chains=["m/s1@cpu"]))
+    assert [step.id for step in part.steps] == ["m/s0@cpu:compile", "m/s1@cpu:compile", "m/s1@cpu:threshold"]
+    assert shard is None
+
+
+def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> None:
+    costs = {"n/s3@cpu": 60.0, "n/s4@cpu": 50.0, "n/s5@cpu": 5}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    by_file = only_shard(plan, _options(shard="1/2", shard_costs=str(tmp_path / "costs.json")))
+    names = {step.submodel for step in by_file[0].steps if step.model == "n"}
+    assert ("s3" in names, "s4" in names, "s5" in names) == (True, False, False)
+    builder = JournalBuilder()
+    steps = [builder.step("n", name, "compile") for name in ("s3", "s4", "s5")]
+    builder.begin()
+    for step, seconds in zip(steps, costs.values(), strict=True):
+        builder.result(step, seconds=seconds)
+    builder.write(tmp_path / "run")
+    assert only_shard(plan, _options(shard="1/2", shard_costs=str(tmp_path / "run"))) == by_file
+
+
+@pytest.mark.parametrize("text", ["3", "0/8", "9/8", "a/b", "1/0", "1/8 ", "-1/2", "1/99999"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a shard and how many there are, such as 3/8"):
+        asked_shard(_options(shard=text))
+
+
+def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--shard-costs without --shard"):
+        asked_shard(_options(shard_costs="x"))
+    with pytest.raises(UsageError, match="--shard-costs nope: there is no such run"):
+        only_shard(plan, _options(shard="1/2", shard_costs="nope"))
+    for content, told in [
+        ("[", "cannot be read"),
+        ("[]", "an object"),
+        ('{"a": "b"}', 'a: expected seconds, found "b"'),
+    ]:
+        (tmp_path / "costs.json").write_text(content)
+        with pytest.raises(UsageError, match=told):
+            only_shard(plan, _options(shard="1/2", shard_costs="costs.json"))
+    lonely = Plan((_step("m/s@cpu", Stage.COMPILE),))
+    empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
+    with pytest.raises(NothingSelectedError, match="none of the 1 chains of this selection belongs to this shard"):
+        only_shard(lonely, _options(shard=f"{empty}/2"))
+
+
+def _run(folder: Path, name: str, seconds: dict[str, float], **changes: Any) -> Path:
+    builder = JournalBuilder(run=name)
+    batch = builder.step("batch", "0a1b", "compile")
+    steps = {}
+    for submodel in seconds:
+        builder.step("m", submodel, "fetch")
+        steps[submodel] = builder.step("m", submodel, "compile"), builder.step("m", submodel, "threshold")
+    needs = {steps[submodel][0] for submodel in ("a", "b")}
+    builder.steps = [{**step, "needs": [batch]} if step["id"] in needs else step for step in builder.steps]
+    builder.begin()
+    builder.result(batch, seconds=4.0)
+    for submodel, (compiled, ran) in steps.items():
+        builder.result(f"m/{submodel}@cpu:fetch", seconds=100.0)
+        builder.result(compiled, seconds=seconds[submodel], **changes)
+        if submodel != "c":
+            builder.result(ran, seconds=0.5)
+    builder.end()
+    return builder.write(folder / "runs" / name)
+
+
+def test_costs_are_the_median_of_runs_that_did_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("specs", "suites"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    _run(tmp_path, "one", {"a": 1.0, "b": 2.0, "c": 3.0})
+    _run(tmp_path, "two", {"a": 3.0, "b": 2.0})
+    _run(tmp_path, "warm", {"a": 0.1, "b": 0.1, "d": 0.25}, cache=HIT)
+    assert record_costs({"runs": "one runs/two warm", "output": "costs.json"}) is ExitCode.OK
+    assert "wrote costs.json: 4 chains" in capsys.readouterr().err
+    text = (tmp_path / "costs.json").read_text()
+    # A batch's compile is its cases', in equal parts; fetches do not count, and `d` was never made.
+    assert json.loads(text) == {"m/a@cpu": 4.5, "m/b@cpu": 4.5, "m/c@cpu": 3.0, "m/d@cpu": 0.75}
+    assert text.startswith('{\n "m/a@cpu": 4.5,\n')
+    record_costs({"runs": "one", "output": ""})
+    assert json.loads(capsys.readouterr().out) == cost_of_chains([read_journal(tmp_path / "runs/one/journal.jsonl")])
+    with pytest.raises(UsageError, match="there is no folder gone"):
+        record_costs({"runs": "one", "output": "gone/costs.json"})
+    with pytest.raises(UsageError, match=r"shard\.costs three: there is no such run"):
+        record_costs({"runs": "one three", "output": ""})
+
+
+def test_what_has_cost_nothing_is_dealt_out_evenly() -> None:
+    shards = shard_of([f"case{number}" for number in range(80)], {f"case{number}": 0.0 for number in range(80)}, 8)
+    assert sorted(Counter(shards.values()).values()) == [10] * 8

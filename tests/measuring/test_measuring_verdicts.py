@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.measuring.comparison_verdict import (
+    Comparison,
+    Verdict,
+    against_control,
+    compare,
+    compare_log_ratios,
+)
+from iree_gauntlet.measuring.noise import (
+    Recording,
+    blocks_from_rounds,
+    log_ratios_from_rounds,
+    read_recording,
+    simulated_rounds,
+)
+from iree_gauntlet.measuring.paired import log_ratios
+from iree_gauntlet.measuring.rounds import Block, BlockOrder, EvidenceError, Location, Round
+from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
+from tests.support.places import DATA, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NOISE = DATA / "noise"
+_CONDITIONS = ("quiet", "neighbour", "shared")
+_PLAN = sequential_plan()
+_ORDER = {Verdict.FASTER: 0, Verdict.SAME: 1, Verdict.INCONCLUSIVE: 1, Verdict.SLOWER: 2}
+
+
+@cache
+def _recording(condition: str) -> Recording:
+    return read_recording(_NOISE / f"{condition}.json")
+
+
+def _sequential(ratios: np.ndarray[tuple[int, ...], np.dtype[np.float64]], plan: SequentialPlan = _PLAN) -> Comparison:
+    comparison = compare_log_ratios(ratios[: plan.looks[0]], plan)
+    while comparison.next_look is not None:
+        comparison = compare_log_ratios(ratios[: comparison.next_look], plan)
+    return comparison
+
+
+def _simulated(condition: str, factor: float, sessions: int) -> list[Verdict]:
+    verdicts = []
+    for index, times in enumerate(_recording(condition).models.values()):
+        for number in range(sessions):
+            rounds = simulated_rounds(times, 4 * _PLAN.max_blocks, np.random.default_rng([index, number]))
+            ratios = log_ratios_from_rounds(rounds.min(axis=1), number) + math.log(factor)
+            verdicts.append(_sequential(ratios).verdict)
+    return verdicts
+
+
+def _share(verdicts: list[Verdict], wanted: Verdict) -> float:
+    return verdicts.count(wanted) / len(verdicts)
+
+
+@pytest.mark.parametrize("condition", _CONDITIONS)
+def test_false_alarms_on_recorded_noise_stay_below_alpha(condition: str) -> None:
+    verdicts = _simulated(condition, 1.0, 100)
+    alarms = _share(verdicts, Verdict.SLOWER) + _share(verdicts, Verdict.FASTER)
+    assert alarms <= _PLAN.alpha + 3 * math.sqrt(_PLAN.alpha / len(verdicts))
+
+
+@pytest.mark.parametrize("condition", _CONDITIONS)
+def test_false_alarms_at_the_band_s_edge_stay_below_alpha(condition: str) -> None:
+    """A slowdown of exactly δ is the hardest that is not yet one; only one side's half of α is at stake."""
+    verdicts = _simulated(condition, 1.01, 100)
+    level = _PLAN.alpha / 2
+    assert _share(verdicts, Verdict.SLOWER) <= level + 3 * math.sqrt(level / len(verdicts))
+
+
+@pytest.mark.parametrize("condition", _CONDITIONS)
+@pytest.mark.parametrize("factor", [1.03, 1 / 1.03])
+def test_a_difference_of_the_whole_band_is_hardly_ever_called_the_same(condition: str, factor: float) -> None:
+    verdicts = _simulated(condition, factor, 100)
+    level = _PLAN.alpha / 2
+    assert _share(verdicts, Verdict.SAME) <= level + 3 * math.sqrt(level / len(verdicts))
+
+
+def test_five_percent_is_found_in_quiet_and_ten_beside_a_neighbour() -> None:
+    assert _share(_simulated("quiet", 1.05, 40), Verdict.SLOWER) >= 0.95
+    assert _share(_simulated("quiet", 1 / 1.05, 40), Verdict.FASTER) >= 0.95
+    assert _share(_simulated("neighbour", 1.10, 40), Verdict.SLOWER) >= 0.95
+
+
+def test_no_slowdown_is_ever_called_faster() -> None:
+    for condition in _CONDITIONS:
+        assert Verdict.FASTER not in _simulated(condition, 1.05, 30)
+
+
+@st.composite
+def _sessions(draw: st.DrawFn) -> list[Block]:
+    count = draw(st.integers(1, 24))
+    seed = draw(st.integers(0, 10_000))
+    shift = draw(st.sampled_from([-0.05, -0.01, 0.0, 0.01, 0.03, 0.2]))
+    noise = draw(st.sampled_from([1e-4, 0.003, 0.02, 0.2]))
+    chance = np.random.default_rng(seed)
+    rounds = np.exp(noise * chance.standard_t(3, size=(4 * count, 3)).clip(-50, 50))
+    return list(blocks_from_rounds(rounds, seed, math.exp(shift)))
+
+
+def _scaled(blocks: list[Block], a: float, b: float) -> list[Block]:
+    def side(rounds: tuple[Round, Round], factor: float) -> tuple[Round, Round]:
+        first, second = (Round(tuple(figure * factor for figure in round_.times)) for round_ in rounds)
+        return first, second
+
+    return [Block(block.order, side(block.a, a), side(block.b, b)) for block in blocks]
+
+
+@given(_sessions(), st.integers(-20, 20), st.sampled_from(list(Location)))
+def test_the_unit_of_time_is_no_matter(blocks: list[Block], power: int, location: Location) -> None:
+    # Powers of two scale without rounding; their logarithms do not.
+    before = compare(blocks, _PLAN, location=location)
+    after = compare(_scaled(blocks, 2.0**power, 2.0**power), _PLAN, location=location)
+    assert after.verdict == before.verdict
+    assert after.p_value == before.p_value
+    assert (after.ratio, after.low, after.high) == pytest.approx((before.ratio, before.low, before.high))
+
+
+@given(_sessions())
+def test_swapping_the_sides_inverts_ratio_and_verdict(blocks: list[Block]) -> None:
+    forth = compare(blocks, _PLAN)
+    back = compare([block.swapped() for block in blocks], _PLAN)
+    mirrored = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
+    assert back.verdict == mirrored.get(forth.verdict, forth.verdict)
+    assert back.p_value == forth.p_value
+    assert back.ratio == pytest.approx(1 / forth.ratio)
+    assert back.low == pytest.approx(1 / forth.high)
+    assert back.high == pytest.approx(1 / forth.low if forth.low else math.inf)
+
+
+@given(_sessions(), st.floats(1.0001, 3))
+def test_a_slower_b_is_never_judged_faster_than_before(blocks: list[Block], factor: float) -> None:
+    before, after = compare(blocks, _PLAN), compare(_scaled(blocks, 1.0, factor), _PLAN)
+    assert _ORDER[after.verdict] >= _ORDER[before.verdict]
+    assert after.ratio > before.ratio
+
+
+@given(_sessions())
+def test_the_order_of_repetitions_is_no_matter_and_nothing_is_drawn(blocks: list[Block]) -> None:
+    turned = [
+        Block(
+            block.order,
+            (Round(block.a[0].times[::-1]), Round(block.a[1].times[::-1])),
+            (Round(block.b[0].times[::-1]), Round(block.b[1].times[::-1])),
+        )
+        for block in blocks
+    ]
+    assert compare(turned, _PLAN) == compare(blocks, _PLAN) == compare(list(blocks), _PLAN)
+
+
+@given(_sessions())
+def test_a_verdict_says_what_its_interval_says(blocks: list[Block]) -> None:
+    comparison = compare(blocks, _PLAN, least=0.01, band=0.02)
+    if comparison.verdict == Verdict.SLOWER:
+        assert comparison.low > 1.01
+    elif comparison.verdict == Verdict.FASTER:
+        assert comparison.high < 1 / 1.01
+    elif comparison.verdict == Verdict.SAME:
+        assert comparison.low >= 1 / 1.02 - 1e-12
+        assert comparison.high <= 1.02 + 1e-12
+    else:
+        assert comparison.reason
+    assert comparison.reason
+    assert (comparison.next_look is None) or comparison.verdict == Verdict.INCONCLUSIVE
+
+
+def test_the_four_verdicts() -> None:
+    def judged(*shifts: float) -> Comparison:
+        return compare_log_ratios(np.array(shifts), _PLAN)
+
+    assert judged(*[0.05] * 10).verdict == Verdict.SLOWER
+    assert judged(*[-0.05] * 10).verdict == Verdict.FASTER
+    assert judged(*[0.001] * 10).verdict == Verdict.SAME
+    crossing = judged(*np.linspace(-0.05, 0.08, 10))
+    assert crossing.verdict == Verdict.INCONCLUSIVE
+    assert crossing.next_look == 14
+    assert "is neither beyond ±1 % nor within ±3 %" in crossing.reason
+
+
+def test_too_few_blocks_say_how_many_are_needed() -> None:
+    comparison = compare_log_ratios(np.full(4, 0.5), _PLAN)
+    assert comparison.verdict == Verdict.INCONCLUSIVE
+    assert (comparison.low, comparison.high, comparison.p_value) == (0.0, math.inf, 1.0)
+    assert comparison.next_look == 10
+    assert comparison.reason == "4 blocks, and 10 are needed for the first verdict"
+    assert comparison.ratio == pytest.approx(math.exp(0.5))
+
+
+def test_a_plan_that_is_used_up_is_named() -> None:
+    comparison = compare_log_ratios(np.random.default_rng(0).normal(0, 0.3, 40), _PLAN)
+    assert comparison.next_look is None
+    assert comparison.reason.endswith("all 40 blocks are taken")
+
+
+def test_blocks_that_contradict_earlier_ones_give_no_verdict() -> None:
+    comparison = compare_log_ratios(np.array([0.2] * 10 + [-0.2] * 30), _PLAN)
+    assert comparison.verdict == Verdict.INCONCLUSIVE
+    assert "contradict" in comparison.reason
+
+
+def test_only_blocks_of_the_plan_are_used() -> None:
+    ratios = np.random.default_rng(0).normal(0, 0.3, 40)
+    assert compare_log_ratios(np.append(ratios, 9.0), _PLAN).ratio == compare_log_ratios(ratios, _PLAN).ratio
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_a_bad_time_anywhere_is_an_error_and_no_verdict(bad: float) -> None:
+    with pytest.raises(EvidenceError):
+        compare([Block.of_rounds(BlockOrder.ABBA, [Round((1.0,))] * 3 + [Round((1.0, bad))])] * 10, _PLAN)
+
+
+@pytest.mark.parametrize("ratios", [[], [math.nan] * 10, [0.0] * 9 + [math.inf]])
+def test_bad_ratios_are_an_error_and_no_verdict(ratios: list[float]) -> None:
+    with pytest.raises(EvidenceError):
+        compare_log_ratios(np.array(ratios, dtype=np.float64), _PLAN)
+    with pytest.raises(EvidenceError):
+        compare([], _PLAN)
+
+
+@pytest.mark.parametrize(("least", "band"), [(0.0, 0.03), (-0.01, 0.03), (0.01, 1.0), (math.nan, 0.03), (0.03, 0.01)])
+def test_margins_that_are_none_are_an_error(least: float, band: float) -> None:
+    with pytest.raises(EvidenceError, match="equivalence band"):
+        compare_log_ratios(np.zeros(10), _PLAN, least, band)
+
+
+def test_a_session_whose_control_differs_is_void() -> None:
+    slower, control = (compare_log_ratios(np.full(10, shift), _PLAN) for shift in (0.2, 0.03))
+    judged = against_control(slower, control)
+    assert judged.verdict == Verdict.INCONCLUSIVE
+    assert judged.reason.startswith("void: A against itself is slower (+3.0 %)")
+    assert judged.next_look is None
+    same = compare_log_ratios(np.zeros(10), _PLAN)
+    assert against_control(same, control).verdict == Verdict.INCONCLUSIVE
+
+
+def test_a_difference_no_larger_than_the_control_s_is_none() -> None:
+    slower = compare_log_ratios(np.full(10, 0.05), _PLAN)
+    wide = compare_log_ratios(np.linspace(-0.3, 0.42, 10), _PLAN)
+    assert wide.verdict == Verdict.INCONCLUSIVE
+    assert against_control(slower, wide).verdict == Verdict.INCONCLUSIVE
+    assert "no more than A against itself" in against_control(slower, wide).reason
+    quiet = compare_log_ratios(np.linspace(-0.01, 0.012, 10), _PLAN)
+    assert against_control(slower, quiet) == slower
+
+
+def test_a_verdict_takes_no_time() -> None:
+    rounds = np.exp(np.random.default_rng(0).normal(0, 0.02, (120, 10)))
+    blocks = blocks_from_rounds(rounds, 0)
+    compare(blocks, _PLAN)
+    began = time.process_time()
+    for _ in range(5):
+        compare(blocks, _PLAN)
+    assert (time.process_time() - began) / 5 < 0.1
+
+
+def test_simulated_blocks_and_ratios_are_the_same_evidence() -> None:
+    times = next(iter(_recording("quiet").models.values()))
+    rounds = simulated_rounds(times, 42, np.random.default_rng(1))
+    ratios = log_ratios(blocks_from_rounds(rounds, 5, 1.05))
+    assert ratios == pytest.approx(log_ratios_from_rounds(rounds.min(axis=1), 5) + math.log(1.05))
+    assert len(ratios) == 10
+
+
+def test_simulated_rounds_keep_what_hangs_together() -> None:
+    times = np.arange(1.0, 101.0)[:, None]
+    rounds = simulated_rounds(times, 50, np.random.default_rng(0), stretch=10).ravel()
+    assert len(rounds) == 50
+    assert sum(np.diff(rounds) == 1) >= 45
+    for stretch, count in ((0, 5), (101, 5), (10, 0)):
+        with pytest.raises(EvidenceError):
+            simulated_rounds(times, count, np.random.default_rng(0), stretch)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"condition": "x", "description": "", "models": []}', "\x00"])
+def test_what_is_no_recording_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "noise.json"
+    path.write_text(text)
+    with pytest.raises(EvidenceError, match="no recording of noise"):
+        read_recording(path)
+
+
+@pytest.mark.parametrize("times", [[], [[]], [[1.0, 0.0]], [[float("nan")]], [1.0]])
+def test_a_recording_with_bad_times_is_an_error(tmp_path: Path, times: list[object]) -> None:
+    path = tmp_path / "noise.json"
+    path.write_text(json.dumps({"condition": "x", "description": "", "models": {"m": {"real_time_ms": times}}}))
+    with pytest.raises(EvidenceError, match="no table"):
+        read_recording(path)
+    with pytest.raises(EvidenceError):
+        read_recording(tmp_path / "absent.json")
+
+
+def test_the_documented_command_prints_the_documented_tables() -> None:
+    root = ROOT
+    done = subprocess.run(
+        [sys.executable, "benchmarks/verdicts.py", "--sessions", "1", "--max-blocks", "10"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = (root / "docs" / "statistics.md").read_text(encoding="utf-8")
+    spreads, quiet, *_ = done.stdout.strip().split("\n\n")
+    assert spreads in page
+    assert quiet.partition(":")[2].strip() in page
+    rules = [line.split("|")[1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert all(f"|{rule}|" in page for rule in rules)

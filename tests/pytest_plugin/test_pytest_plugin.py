@@ -1,0 +1,477 @@
+"""The pytest plugin, as its users run it: pytest in a process of its own, with the real compiler and runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support.places import SHARED
+from tests.support.torch_project import CPU, PYTEST, TorchProject
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.iree
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifacts of a run of the project: so that other tests need not compile."""
+    project = TorchProject(tmp_path_factory.mktemp("warm"))
+    fill(project)
+    done = project.pytest("-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project.folder / "artifacts"
+
+
+@pytest.fixture
+def project(tmp_path: Path, warm: Path) -> TorchProject:
+    project = TorchProject(tmp_path)
+    fill(project)
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / "modules").symlink_to(warm / "modules")
+    return project
+
+
+def fill(project: TorchProject) -> None:
+    project.module()
+    project.quality()
+    project.benchmark()
+    project.compstat(golden_dispatch_count=1)
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """The counts of pytest's last line."""
+    last = next(line for line in reversed(done.stdout.splitlines()) if re.search(r"in \d+\.\d+s", line))
+    return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", last.split(" in ")[0])}
+
+
+# What is collected
+
+
+def test_nothing_happens_without_its_options(project: TorchProject) -> None:
+    (project.folder / "test_other.py").write_text("def test_other():\n    pass\n")
+    command = [word for word in project.pytest_command("-q") if "directory" not in word]
+    done = subprocess.run(
+        command, cwd=project.folder, capture_output=True, text=True, check=False, env=project.environment()
+    )
+    assert outcomes(done) == {"passed": 1}
+    assert not (project.folder / "job_summary.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((), {"benchmark", "compstat", "quality"}),
+        (("-m", "cpu and not benchmark"), {"compstat", "quality"}),
+        (("-m", "quality or benchmark"), {"benchmark", "quality"}),
+        (("-k", "compstat"), {"compstat"}),
+        (("-k", "toy and not quality"), {"benchmark", "compstat"}),
+        (("suite/toy/add_quality_cpu.json",), {"quality"}),
+        (("suite/toy/add_quality_cpu.json::toy/add_quality_cpu.json",), {"quality"}),
+        (("suite/toy",), {"benchmark", "compstat", "quality"}),
+    ],
+)
+def test_collect_only(project: TorchProject, arguments: tuple[str, ...], names: set[str]) -> None:
+    done = project.pytest("--collect-only", "-q", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {line for line in done.stdout.splitlines() if "::" in line}
+    assert found == {f"suite/toy/add_{name}_cpu.json::toy/add_{name}_cpu.json" for name in names}
+    assert not (project.folder / "job_summary.md").exists()
+    assert not (project.folder / "artifacts" / "runs").exists()
+
+
+def test_python_tests_of_a_named_folder_run_too_and_those_beside_the_specs_do_not(project: TorchProject) -> None:
+    (project.folder / "more").mkdir()
+    (project.folder / "more" / "test_more.py").write_text("def test_more():\n    pass\n")
+    (project.suite / "test_beside.py").write_text("def test_beside():\n    assert False\n")
+    assert outcomes(project.pytest("-q", "more")) == {"passed": 4}
+
+
+def test_a_conftest_that_defines_the_same_options_is_left_out(project: TorchProject) -> None:
+    conftest = "import a_package_that_is_not_here  # of a suite with --test-file-directory\n"
+    (project.suite / "conftest.py").write_text(conftest)
+    (project.folder / "conftest.py").write_text(conftest)
+    assert outcomes(project.pytest("-q", "-k", "compstat")) == {"passed": 1, "deselected": 2}
+
+
+def test_another_conftest_is_loaded(project: TorchProject) -> None:
+    (project.folder / "conftest.py").write_text("def pytest_report_header():\n    return 'seen it'\n")
+    assert "seen it" in project.pytest("--collect-only").stdout
+
+
+def test_folders_of_any_name_and_depth_are_collected(project: TorchProject) -> None:
+    project.compstat("build/dist/deep_compstat", golden_dispatch_count=1)
+    done = project.pytest("--collect-only", "-q", "-k", "deep")
+    assert "suite/build/dist/deep_compstat.json::build/dist/deep_compstat.json" in done.stdout
+
+
+def test_what_earlier_sessions_left_below_the_tests_is_no_test(project: TorchProject) -> None:
+    left = project.folder / "artifacts" / "artifacts" / "https" / "host"
+    left.mkdir(parents=True)
+    (left / "data.json").write_text('{"type": "quality"}')
+    command = [word.replace("./suite", "./") for word in project.pytest_command("--collect-only", "-q")]
+    done = subprocess.run(
+        command, cwd=project.folder, capture_output=True, text=True, check=False, env=project.environment()
+    )
+    assert "3 errors" in done.stdout
+    assert "data.json" not in done.stdout
+
+
+def test_an_unknown_marker_is_a_warning_that_lists_the_known_ones(project: TorchProject) -> None:
+    done = project.pytest("--collect-only", "-q", "-m", "cpu or hip", "--strict-markers")
+    assert "no test has the marker hip; known: benchmark, compstat, cpu, quality" in done.stdout
+    assert "3 tests collected" in done.stdout
+
+
+def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProject) -> None:
+    (project.suite / "toy" / "broken.json").write_text('{"type": "quality",')
+    project.test("toy/nomodule", type="benchmark", inputs=[], modules=["toy/modules/ad_cpu"])
+    project.test("toy/typo", type="quality", inputs=[], expectd_outputs=[])
+    done = project.pytest("-q")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "suite/toy/broken.json:1: ends in the middle of a value" in done.stdout
+    assert "suite/toy/nomodule.json:6: modules[0]: there is no module definition toy/modules/ad_cpu.json" in done.stdout
+    assert "Did you mean 'toy/modules/add_cpu'?" in done.stdout
+    assert "suite/toy/typo.json:10: expectd_outputs: unknown field; did you mean 'expected_outputs'?" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--module-directory=suite"], "--module-directory needs --test-file-directory"),
+        (["--force-recompile"], "--force-recompile needs --test-file-directory"),
+        (["--test-file-directory=gone"], "--test-file-directory: gone is no folder"),
+        (["--test-file-directory=suite", "--module-directory=gone"], "--module-directory: gone is no folder"),
+    ],
+)
+def test_options_that_do_not_fit(project: TorchProject, arguments: list[str], message: str) -> None:
+    command = [word for word in project.pytest_command() if not word.startswith("--")]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=project.environment(),
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# What comes of it
+
+
+def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
+    done = project.pytest("--junitxml=junit.xml", "--log-cli-level=info", "--job-summary-path=out/summary", "-m", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outcomes(done) == {"passed": 3}
+    assert "iree-run-module" in done.stdout
+    assert "toy/add_quality_cpu@cpu threshold: passed" in done.stdout
+    markdown = (project.folder / "out" / "summary" / "job_summary.md").read_text()
+    assert markdown.startswith("# Job Summary For Markers: cpu\n\n## Quality Test Summary\n\n| Name | Status |\n")
+    assert "| toy/add_compstat_cpu.json | 1 | 1 | N/A | " in markdown
+    junit = ET.parse(project.folder / "junit.xml").getroot()
+    named = {case.get("name"): case for case in junit.iter("testcase")}
+    assert set(named) == {f"toy/add_{kind}_cpu.json" for kind in ("quality", "benchmark", "compstat")}
+    properties = {item.get("name"): item.get("value") for item in named["toy/add_benchmark_cpu.json"].iter("property")}
+    assert properties["verdict"] == "passed"
+    assert float(properties["time_ms_min"] or "") > 0
+
+
+def test_a_wrong_expression_leaves_the_last_summary_alone(project: TorchProject) -> None:
+    summary = project.folder / "job_summary.md"
+    summary.write_text("of the last session")
+    done = project.pytest("-q", "-m", "cpu and (quality")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert summary.read_text() == "of the last session"
+    assert not (project.folder / "artifacts" / "runs").exists()
+
+
+def test_the_short_summary_says_what_failed(project: TorchProject) -> None:
+    project.compstat("toy/low", golden_dispatch_count=0)
+    done = project.pytest("-q", "-k", "low", COLUMNS="240")
+    assert (
+        "FAILED suite/toy/low.json::toy/low.json - CheckFailure: toy/low@cpu compstat: failed: dispatch" in done.stdout
+    )
+
+
+def test_a_program_that_does_not_compile_fails_all_its_tests_by_the_compilers_words(project: TorchProject) -> None:
+    (project.suite / "toy" / "modules" / "add_cpu.mlir").write_text("func.func @main( {")
+    done = project.pytest("-q")
+    assert outcomes(done) == {"failed": 3}
+    assert done.stdout.count("iree-compile failed with exit code 1") >= 3
+    assert project.gauntlet("run").returncode == 1
+
+
+def test_benchmarks_run_last(project: TorchProject) -> None:
+    done = project.pytest("-v")
+    order = re.findall(r"add_(\w+)_cpu\.json::", done.stdout)
+    assert order[-1] == "benchmark"
+
+
+def test_what_fails_and_why(project: TorchProject) -> None:
+    expected = project.folder / "files" / "toy_add_quality_cpu" / "y.npy"
+    values = np.load(expected)
+    values[1, 2] += 1
+    np.save(expected, values)
+    project.compstat("toy/low", golden_dispatch_count=0)
+    project.benchmark("toy/slow", golden_time_ms=1e-9)
+    project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])
+    project.compstat("toy/bad", module="toy/modules/bad_cpu")
+    project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
+    project.compstat("toy/expected", golden_dispatch_count=0, markers=["xfail"])
+    project.compstat("toy/unexpected", golden_dispatch_count=1, markers=["xfail"])
+    project.compstat("toy/left_out", golden_dispatch_count=1, markers=["skip"])
+    # A machine that is never quiet would not confirm the broken time.
+    done = project.pytest("--verdict=strict")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert outcomes(done) == {"failed": 5, "passed": 2, "skipped": 1, "xfailed": 1, "error": 1}
+    text = done.stdout
+    assert "output 0: 1 of 8 values (12.5 %) differ" in text
+    assert "dispatch count 1 is 1 over the limit 0 (suite/toy/low.json: golden_dispatch_count)" in text
+    assert "toy/modules/bad_cpu@cpu compile: failed: iree-compile failed with exit code" in text
+    assert "gone/x.npy: No such file or directory" in text
+    assert "[XPASS(strict)] marked 'xfail'" in text
+    assert "reproduce: cd " in text
+    assert "session.py" not in text
+    rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
+    assert rows == {
+        "toy/add_quality_cpu.json": "FAILED",
+        "toy/add_benchmark_cpu.json": "PASSED",
+        "toy/add_compstat_cpu.json": "PASSED",
+        "toy/low.json": "FAILED",
+        "toy/slow.json": "FAILED",
+        "toy/bad.json": "FAILED",
+        "toy/gone.json": "FAILED",
+        "toy/expected.json": "XFAILED",
+        "toy/unexpected.json": "FAILED",
+        "toy/left_out.json": "N/A",
+    }
+
+
+def test_a_time_that_cannot_be_judged_is_no_pass(project: TorchProject) -> None:
+    project.benchmark("toy/slow", golden_time_ms=1e-9)
+    done = project.pytest("--confirm-seconds=0.001", "-k", "slow")
+    assert outcomes(done) == {"failed": 1, "deselected": 3}
+    assert "toy/slow@cpu benchmark: inconclusive: " in done.stdout
+    rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
+    assert rows == {"toy/slow.json": "N/A"}
+
+
+@pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
+def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
+    done = project.pytest(option)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert option.partition("=")[0] in done.stderr
+
+
+def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
+    project.compstat("toy/low", golden_dispatch_count=0)
+    project.module("toy/modules/bad_cpu", compiler_flags=[*CPU, "--iree-llvmcpu-target-cpu=nope"])
+    project.compstat("toy/bad", module="toy/modules/bad_cpu")
+    # What is expected to fail is the check.
+    project.compstat("toy/bad_too", module="toy/modules/bad_cpu", markers=["xfail"])
+    project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
+    project.compstat("toy/expected", golden_dispatch_count=0, markers=["xfail"])
+    found = []
+    for arguments in ([], ["-n", "2"]):
+        done = project.pytest(*arguments)
+        found.append(project.summary())
+        assert outcomes(done) == {"failed": 3, "passed": 3, "xfailed": 1, "error": 1}
+    done = project.gauntlet("run", "--run-dir", "runs/by-inv")
+    assert done.returncode == 3, done.stdout
+    found.append(json.loads((project.folder / "runs" / "by-inv" / "job_summary.json").read_text()))
+    statuses = [{row[0]: row[-1] for kind in summary.values() for row in kind["rows"]} for summary in found]
+    assert statuses[0] == statuses[1] == statuses[2]
+    assert len(statuses[0]) == 8
+
+
+def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: TorchProject) -> None:
+    project.compstat("toy/other", module=project.module("toy/modules/odd", compiler_flags=["--iree-not-a-flag"]))
+    done = project.pytest("-q")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "iree-not-a-flag" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+# Caches and processes
+
+
+def compiles(project: TorchProject) -> list[dict[str, object]]:
+    newest = max((project.folder / "artifacts" / "runs").iterdir())
+    journals = sorted(newest.glob("journal-*.jsonl")) or [newest / "journal.jsonl"]
+    events = [event for journal in journals for event in project.journal(journal.name)]
+    return [event for event in events if event["event"] == "result" and event["step"].endswith(":compile")]
+
+
+def test_a_module_compiles_once_in_two_processes(tmp_path: Path) -> None:
+    project = TorchProject(tmp_path)
+    fill(project)
+    for number in range(4):
+        project.compstat(f"toy/more_{number}", golden_dispatch_count=1)
+    done = project.pytest("-q", "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
+    assert len(made) == 1
+    assert project.journal()[-1]["exit_code"] == 0
+
+
+@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["one", "two"])
+def test_force_recompile_makes_each_module_again_once(project: TorchProject, processes: list[str]) -> None:
+    done = project.pytest("-q", "--force-recompile", *processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
+    assert [event["cache"]["reason"] for event in made] == ["--force-recompile"]  # type: ignore[index]
+
+
+def test_without_it_nothing_is_compiled_again(project: TorchProject) -> None:
+    assert project.pytest("-q").returncode == 0
+    assert all(event["cache"]["hit"] for event in compiles(project))  # type: ignore[index]
+
+
+def test_benchmarks_run_beside_nothing_else(project: TorchProject) -> None:
+    for number in range(3):
+        project.benchmark(f"toy/more_{number}")
+        project.quality(f"toy/quality_{number}")
+    done = project.pytest("-q", "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    newest = max((project.folder / "artifacts" / "runs").iterdir())
+    spans: dict[str, tuple[float, float]] = {}
+    for journal in newest.glob("journal-*.jsonl"):
+        for event in project.journal(journal.name):
+            if event["event"] == "result" and event["tool_seconds"]:
+                end = _seconds(event["time"])
+                spans[f"{journal.name} {event['step']}"] = (end - event["tool_seconds"], end)
+    benchmarks = [name for name in spans if name.endswith(":benchmark")]
+    assert len(benchmarks) == 4
+    for name in benchmarks:
+        begin, end = spans[name]
+        # The journal's times are milliseconds; a process ends a little before its result is written.
+        others = (span for other, span in spans.items() if other != name)
+        beside = [(first, last) for first, last in others if first < end - 0.02 and last > begin + 0.02]
+        assert not beside
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def test_a_test_whose_time_is_up_leaves_nothing_running_and_the_others_go_on(project: TorchProject) -> None:
+    flags = ["--device=local-task", "--function=main", "--benchmark_min_time=60s"]
+    project.benchmark("toy/aaa_endless", run_args=flags)
+    done = project.pytest("-q", "--timeout=6")
+    assert outcomes(done) == {"failed": 1, "passed": 3}, done.stdout
+    assert "Timeout (>6.0s) from pytest-timeout" in done.stdout
+    rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
+    assert rows["toy/aaa_endless.json"] == "FAILED"
+    assert rows["toy/add_benchmark_cpu.json"] == "PASSED"
+    assert not _running(project.folder)
+
+
+def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
+    flags = ["--device=local-task", "--function=main", "--benchmark_min_time=60s"]
+    project.benchmark("toy/endless", run_args=flags)
+    process = subprocess.Popen(
+        project.pytest_command("-q", "-k", "endless"),
+        cwd=project.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=project.environment(),
+    )
+    deadline = time.monotonic() + 60
+    while not _running(project.folder):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output
+    assert not _running(project.folder)
+
+
+def _running(folder: Path) -> list[int]:
+    """Processes of IREE's tools that work for a project."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and "iree-" in words[0] and any(str(folder) in word for word in words):
+            found.append(process.pid)
+    return found
+
+
+# The document that the options come from
+
+DOCUMENT = SHARED / "reference" / "seeds" / "torch_models_README.md"
+
+
+def documented_commands() -> list[str]:
+    """The command lines of its section "Example Usages", continued lines joined."""
+    if not DOCUMENT.is_file():
+        return []
+    section = DOCUMENT.read_text().split("## Example Usages")[1].split("### pytest-iree Flags")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    return [" ".join(block.replace("\\\n", " ").split()) for block in blocks]
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not DOCUMENT.is_file(), reason="the document is not here")
+@pytest.mark.parametrize("command", documented_commands())
+def test_the_documents_own_command_lines_work_as_they_stand(command: str, warm: Path, tmp_path: Path) -> None:
+    iree = tmp_path / "iree" / "tests" / "external" / "iree-test-suites"
+    folder = iree / "torch_models" if "<path-to-iree>" not in command else iree
+    project = TorchProject(iree / "torch_models", suite_name="examples")
+    # Its own program is there, too.
+    conftest = "import pytest_iree\n\ndef pytest_addoption(parser):\n    parser.addoption('--test-file-directory')\n"
+    project.folder.mkdir(parents=True)
+    (project.folder / "conftest.py").write_text(conftest)
+    (iree / "torch_modles").symlink_to("torch_models")
+    (iree / "test_suite_files").mkdir()
+    module = "modules/add_cpu" if folder == iree else "examples/modules/add_cpu"
+    project.module("modules/add_cpu")
+    if folder == iree:
+        (project.folder / "modules").symlink_to("examples/modules")
+    fields = {
+        "modules": [module],
+        "inputs": [{"value": "2x4xf32=1"}],
+        "run_args": ["--device=local-task", "--function=main"],
+    }
+    weights = [{"type": "splat", "module": module, "value": 0.5, "scope": "model"}]
+    expected = [{"value": "2x4xf32=3"}]
+    project.test("one_quality", type="quality", markers=["cpu"], weights=weights, expected_outputs=expected, **fields)
+    project.test("two_benchmark", type="benchmark", markers=["hip"], weights=weights, **fields)
+    project.write(project.suite / "three.json", {"type": "compstat", "markers": ["cpu"], "module": module})
+    (folder / "artifacts").mkdir()
+    (folder / "artifacts" / "modules").symlink_to(warm / "modules")
+    words = shlex.split(command.replace("<path-to-iree>", str(tmp_path / "iree")))
+    assert words[0] == "pytest"
+    done = subprocess.run(
+        [*PYTEST, *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=project.environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "--collect-only" in words:
+        assert "3 tests collected" in done.stdout
+    elif "hip and benchmark" in words:
+        assert outcomes(done) == {"passed": 1, "deselected": 2}
+    else:
+        assert outcomes(done) == {"passed": 3}

@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.running.journal import Journal
+from iree_gauntlet.running.steps import CacheLookup, Command, Step
+from tests.support.places import ROOT
+
+NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
+STEPS = [{"id": "a"}, {"id": "b"}]
+
+
+def clock() -> datetime:
+    return NOW
+
+
+def write_run(path: Path) -> None:
+    with Journal(path, clock) as journal:
+        journal.run({"run": "r", "steps": STEPS})
+        for step in ("a", "b"):
+            journal.start(step)
+            journal.result(step, {"verdict": "passed", "reason": "ünï\n\u2028"})
+        journal.end(exit_code=0, seconds=1.5, interrupted=False)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path)
+    record = read_journal(path)
+    assert record.path == path
+    assert record.steps == tuple(STEPS)
+    assert record.starts == {"a": "2026-11-21T05:18:00.123Z", "b": "2026-11-21T05:18:00.123Z"}
+    assert record.results["a"]["reason"] == "ünï\n\u2028"
+    assert record.end is not None
+    assert record.end["exit_code"] == 0
+    assert not record.torn
+    assert datetime.fromisoformat(record.starts["a"]) == NOW.replace(microsecond=123_000).astimezone(UTC)
+    assert path.read_bytes().isascii()
+
+
+def test_cut_at_every_byte_reads_and_invents_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path)
+    whole = path.read_bytes()
+    full = read_journal(path)
+    ends = [index for index, byte in enumerate(whole) if byte == 10]
+    cut = tmp_path / "cut.jsonl"
+    for size in range(len(whole) + 1):
+        cut.write_bytes(whole[:size])
+        record = read_journal(cut)
+        assert all(full.results[step] == result for step, result in record.results.items())
+        assert record.torn == (size > 0 and size - 1 not in ends)
+        lines = sum(end < size for end in ends)
+        assert len(record.results) == (lines >= 3) + (lines >= 5)
+        assert (record.end is not None) == (lines >= 6)
+
+
+def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path)
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        before = read_journal(path)
+        with Journal(path, clock) as journal:
+            journal.run({"resumed": True, "steps": [*STEPS, {"id": "c"}]})
+            journal.result("c", {"verdict": "failed"})
+        after = read_journal(path)
+        assert {*before.results, "c"} <= {*after.results}
+        assert after.end is None
+        assert len(after.steps) == 3
+        assert len(after.runs) >= len(before.runs) + 1
+
+
+def test_broken_line_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write_run(path)
+    lines = path.read_bytes().split(b"\n")
+    for broken in (
+        b"garbage",
+        b"[1]",
+        b'{"event":"result"',
+        b'{"event":"result","x":NaN}',
+        b"\xff\xfe",
+        b"[" * 9999,
+    ):
+        path.write_bytes(b"\n".join([lines[0], broken, *lines[1:]]))
+        with pytest.raises(GauntletError, match=r"journal\.jsonl:2:"):
+            read_journal(path)
+    path.write_bytes(lines[0] + b'\n{"event":"result"}\n')
+    with pytest.raises(GauntletError, match=r"journal\.jsonl:2: .* without a step"):
+        read_journal(path)
+    path.write_bytes(b'{"event":"run","steps":3}\n')
+    with pytest.raises(GauntletError, match=r"journal\.jsonl:1: .* without a list"):
+        read_journal(path)
+
+
+def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run({"steps": []})
+        journal.result("a", {"verdict": "failed"})
+        journal.write("weather", {"sun": True})
+        journal.result("a", {"verdict": "passed"})
+    record = read_journal(path)
+    assert record.results["a"]["verdict"] == "passed"
+    assert record.end is None
+
+
+def test_missing_journal_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(GauntletError, match="no journal") as caught:
+        read_journal(tmp_path / "none")
+    assert caught.value.hint
+    with pytest.raises(GauntletError, match="cannot read"):
+        read_journal(tmp_path)
+    (tmp_path / "empty").touch()
+    assert read_journal(tmp_path / "empty") == JournalRecord(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, Path()])
+def test_what_is_no_strict_json_writes_nothing(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        with pytest.raises((ValueError, TypeError)):
+            journal.result("a", {"x": value})
+        assert path.read_bytes() == b""
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock), pytest.raises(GauntletError, match=f"being written by process {os.getpid()}"):
+        Journal(path, clock)
+    with Journal(path, clock):
+        pass
+
+
+def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    script = (
+        "import sys, time; from pathlib import Path; from datetime import datetime, UTC\n"
+        "from iree_gauntlet.running.journal import Journal\n"
+        "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
+        "print('held', flush=True); time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(GauntletError, match=f"process {process.pid}"):
+            Journal(path, clock)
+        process.kill()
+    with Journal(path, clock) as journal:
+        journal.run({"steps": []})
+
+
+def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    write = os.write
+    calls = 0
+
+    def fails_halfway(descriptor: int, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return write(descriptor, data[:10])
+        raise OSError(28, "No space left on device")
+
+    with Journal(path, clock) as journal:
+        journal.run({"steps": STEPS})
+        before = path.read_bytes()
+        monkeypatch.setattr(os, "write", fails_halfway)
+        with pytest.raises(GauntletError, match="No space left"):
+            journal.result("a", {"verdict": "passed"})
+        monkeypatch.undo()
+        assert path.read_bytes() == before
+        journal.result("b", {"verdict": "passed"})
+    assert set(read_journal(path).results) == {"b"}
+
+
+def test_unwritable_place_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(GauntletError, match=r"cannot write journal\.jsonl"):
+        Journal(tmp_path / "none" / "journal.jsonl", clock)
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run({"steps": []})
+
+        def work(name: str) -> None:
+            for number in range(20):
+                journal.start(f"{name}{number}")
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(read_journal(path).starts) == 80
+
+
+def test_closed_journal_refuses(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", clock)
+    journal.close()
+    journal.close()
+    with pytest.raises(RuntimeError):
+        journal.start("a")
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The descriptors that were brought to the disk, in order."""
+    done: list[int] = []
+    sync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        done.append(descriptor)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    return done
+
+
+def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_own(
+    tmp_path: Path, syncs: list[int]
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        opened = len(syncs)
+        journal.run({"steps": []})
+        assert len(syncs) == opened + 1
+        began = time.monotonic()
+        for number in range(300):
+            journal.start(str(number))
+            journal.result(str(number), {"verdict": "passed", "seconds": 0.001})
+        took = time.monotonic() - began
+        assert len(syncs) - opened < 10 + took / 0.02
+        before = len(syncs)
+        journal.result("long", {"verdict": "passed", "seconds": 1.0})
+        assert len(syncs) > before
+    assert len(read_journal(path).results) == 301
+
+
+def test_a_result_is_with_the_kernel_and_a_start_soon(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.start("a")
+        journal.result("a", {"verdict": "passed"})
+        record = read_journal(path)
+        assert list(record.starts) == list(record.results) == ["a"]
+        journal.start("b")
+        deadline = time.monotonic() + 10
+        while "b" not in read_journal(path).starts:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        journal.start("c")
+    assert list(read_journal(path).starts) == ["a", "b", "c"]
+
+
+def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    script = (
+        "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
+        "from iree_gauntlet.running.journal import Journal\n"
+        "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
+        "j.run({'steps': []})\n"
+        "for n in range(50): j.start(str(n)); j.result(str(n), {'verdict': 'passed'})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(read_journal(path).results) == 50
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    asked = threading.Event()
+
+    def fails(_descriptor: int) -> None:
+        asked.set()
+        raise OSError(5, "Input/output error")
+
+    journal = Journal(tmp_path / "journal.jsonl", clock)
+    monkeypatch.setattr(os, "fsync", fails)
+    journal.result("a", {"verdict": "passed"})
+    if not closed:
+        assert asked.wait(10)
+        # The thread that met it is about to note it.
+        time.sleep(0.2)
+        with pytest.raises(GauntletError, match="Input/output error"):
+            journal.result("b", {"verdict": "passed"})
+    with pytest.raises(GauntletError, match="Input/output error"):
+        journal.close()
+    journal.close()
+
+
+def test_a_step_is_written_as_it_is(tmp_path: Path) -> None:
+    step = Step(
+        id="m/s@cpu:compile",
+        chain="m/s@cpu",
+        dialect="d",
+        model="m",
+        submodel="s",
+        target="cpu",
+        sku="",
+        stage=Stage.COMPILE,
+        folder="f",
+        timeout=1.5,
+        origin=Origin("spec.json", "field"),
+        command=Command(("iree-compile", "m.mlir"), "f", (("A", "b"),)),
+        cache=CacheLookup("key", ingredients=(("flags", "--x"),)),
+    )
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run({"steps": (step,)})
+    assert list(read_journal(path).steps) == json.loads(json.dumps([asdict(step)]))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(fields=st.dictionaries(st.text().filter(lambda k: k not in {"event", "time", "step"}), JSON, max_size=4))
+def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.result("s", fields)
+    result = read_journal(path).results["s"]
+    assert {key: result[key] for key in fields} == json.loads(json.dumps(fields))
+
+
+def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, lambda: datetime.now(UTC)) as journal:
+        journal.run({"steps": [{"id": "old"}]})
+        journal.run({"steps": [{"id": "a"}]})
+        journal.more_steps([{"id": "b"}, {"id": "c"}])
+    assert [step["id"] for step in read_journal(path).steps] == ["a", "b", "c"]
+    path.write_text('{"event": "run", "steps": []}\n{"event": "steps"}\n')
+    with pytest.raises(GauntletError, match=r"journal.jsonl:2: the line is a steps event without a list of steps"):
+        read_journal(path)

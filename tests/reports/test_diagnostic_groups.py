@@ -1,0 +1,96 @@
+"""Failures with one cause are one group; what the compiler said was recorded from operator cases that fail."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.reporting.diagnostic_groups import diagnostic_of, group_failures, same_in_all
+from tests.support.places import DATA
+
+# IREE 3.13.0rc20261016 on ONNX operator cases: `case: first error line`, bounded as the journal bounds it.
+_RECORDED = DATA / "operator_diagnostics.txt"
+
+
+def test_recorded_diagnostics_are_grouped_by_what_is_missing() -> None:
+    lines = [line.split(": ", 1) for line in _RECORDED.read_text(encoding="utf-8").splitlines()]
+    items = [(name, "compile", f"iree-compile failed with exit code 1: {text}") for name, text in lines]
+    groups = group_failures(items)
+    illegal = "that was explicitly marked illegal"
+    assert {group.text: group.count for group in groups} == {
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.Resize)": 3,
+        f"failed to legalize operation 'torch.aten.sum.dim_IntList' {illegal}": 3,
+        f"failed to legalize operation 'torch.aten.nll_loss_forward' {illegal}": 3,
+        "failed to legalize operation 'torch.constant.int'": 3,
+        "failed to legalize operation 'torch.constant.bool'": 3,
+        "failed to legalize operation 'torch.constant.float'": 3,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.AffineGrid)": 2,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.ImageDecoder)": 2,
+        f"failed to legalize operation 'torch.aten.cumsum' {illegal}": 2,
+        f"failed to legalize operation 'torch.aten.prod.dim_int' {illegal}": 2,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.RandomUniformLike)": 1,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.DequantizeLinear)": 1,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.QuantizeLinear)": 1,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.GridSample)": 1,
+        f"failed to legalize operation 'torch.operator' {illegal} (onnx.LpPool)": 1,
+        f"failed to legalize operation 'torch.aten.max_unpool2d' {illegal}": 1,
+        f"failed to legalize operation 'torch.aten.dropout' {illegal}": 1,
+        "failed to legalize operation 'torch.aten.fft_ifft'": 1,
+        "'tensor.cast' op operand type 'tensor<…>' and result type 'tensor<…>' are cast incompatible": 1,
+        "unimplemented: dim is not constant": 1,
+    }
+
+
+def test_the_largest_comes_first_and_examples_are_few() -> None:
+    items = [("a", "compile", "x"), *((f"n{number}", "compile", f"no {number}") for number in range(41))]
+    items += [("b", "threshold", "x"), ("c", "threshold", "no 7")]
+    groups = group_failures(items)
+    assert [(group.stage, group.text, group.count) for group in groups] == [
+        ("compile", "no #", 41),
+        ("compile", "x", 1),
+        ("threshold", "x", 1),
+        ("threshold", "no #", 1),
+    ]
+    assert groups[0].examples == ("n0", "n1", "n2", "n3", "n4")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "output 0: 12 of 384 values (3.1 %) differ by more than 1e-4",
+            "output #: # of # values (# %) differ by more than #",
+        ),
+        ("element at index 3 (4) does not match", "element at index # (#) does not match"),
+        ("cannot open '/home/me/x/input_0.bin': gone", "cannot open '…': gone"),
+        ("cannot open /home/me/x/input_0.bin: gone", "cannot open …: gone"),
+        ("model.mlir:2:18: use of undeclared name %b#1", "use of undeclared name %…"),
+        ("expected 3x4xf32, found ?x4xf32", "expected …xf32, found …xf32"),
+        ("bad !torch.vtensor<[3,4],list<i8>> -> vector<2xf32", "bad !torch.vtensor<…> -> vector<…>"),
+        ("module 5deadbeef01 at 0x7ffe is no module", "module … at 0x… is no module"),
+        ("iree-compile crashed with SIGFPE", "iree-compile crashed with SIGFPE"),
+        ("iree-compile crashed with SIGFPE; expected: slow (cpu.json)", "iree-compile crashed with SIGFPE"),
+        ("t failed with exit code 1: x, but a crash is expected (y): list it as an ordinary failure", "x"),
+        ("iree-compile failed with exit code 1", "iree-compile failed with exit code #"),
+        ("passed, but is expected to fail: in the list; remove the expectation", "passed, but is expected to fail"),
+        ("iree-compile ran longer than its 60 s", "iree-compile ran longer than its # s"),
+        ("", "no reason was given"),
+    ],
+)
+def test_what_differs_from_case_to_case_goes(reason: str, text: str) -> None:
+    assert same_in_all(reason) == text
+
+
+def test_a_diagnostic_keeps_its_numbers() -> None:
+    reason = "iree-run-module failed with exit code 1: expected 4 but have 3; expected: in the list"
+    assert diagnostic_of(reason) == "expected 4 but have 3"
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["compile", "threshold"]), st.text(max_size=400))))
+def test_every_failure_is_in_one_group(items: list[tuple[str, str, str]]) -> None:
+    groups = group_failures(items)
+    assert sum(group.count for group in groups) == len(items)
+    assert len({(group.stage, group.text) for group in groups}) == len(groups)
+    assert all(len(group.text) <= 160 and "\n" not in group.text for group in groups)
+    assert [group.count for group in groups] == sorted((group.count for group in groups), reverse=True)

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+from markdown_it import MarkdownIt
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.reporting.matrix import MatrixOutcome, matrix_outcome
+from iree_gauntlet.reporting.matrix_cells import MatrixCell
+from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
+from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
+from iree_gauntlet.reporting.matrix_junit import matrix_junit
+from iree_gauntlet.reporting.matrix_markdown import matrix_markdown
+from iree_gauntlet.reporting.matrix_marks import FIGURES, figure_cells, ratio_text
+from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
+from iree_gauntlet.reporting.matrix_text import print_matrix
+from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.matrix_builder import chain, compile_result, failed, four_releases, release_run, write_record
+from tests.support.places import DATA
+
+
+def printed(matrix: MatrixOutcome) -> str:
+    stream = io.StringIO()
+    print_matrix(matrix, Path("runs/m"), MATRIX_REPORTS, stream, environ={})
+    return stream.getvalue()
+
+
+def texts(matrix: MatrixOutcome, kind: ChangeKind) -> list[str]:
+    return [f"{change.chain}: {change.text}" for change in changes(matrix) if change.kind is kind]
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> MatrixOutcome:
+    return matrix_outcome(four_releases(tmp_path / "m"))
+
+
+def test_what_changed_between_releases(matrix: MatrixOutcome) -> None:
+    assert texts(matrix, ChangeKind.FAILING) == [
+        "m/l3@cpu: 3.5.0 → 3.9.0: failed: threshold: output 1: the module gives element type i64"
+    ]
+    assert texts(matrix, ChangeKind.PASSING) == [
+        "m/l3@cpu: 3.9.0 → 3.12.0: was failed: threshold: output 1: the module gives element type i64",
+        "m/rec@cpu: 3.5.0 → 3.9.0: was failed: compile: error: large vector sizes | in a `softmax`",
+        "m/common@cpu: 3.5.0 → 3.9.0: was failed: threshold: output 0: 12 of 384 elements differ",
+    ]
+    assert [text.split(": ")[:2] for text in texts(matrix, ChangeKind.WRONG)] == [
+        ["m/l3@cpu", "3.9.0"],
+        ["m/common@cpu", "3.5.0"],
+    ]
+    assert texts(matrix, ChangeKind.DISPATCHES) == ["m/l3@cpu: 97 (3.5.0) → 55 (3.9.0)"]
+    # The last two sizes differ by 88 bytes: no jump.
+    assert texts(matrix, ChangeKind.SIZE) == ["m/cls@cpu: 726,002 (3.5.0) → 1,176,754 (3.9.0) → 833,674 (3.12.0)"]
+    assert texts(matrix, ChangeKind.TIME) == []
+
+
+def test_figures_are_held_against_the_first_iree(matrix: MatrixOutcome) -> None:
+    rows = {row.chain: row for row in matrix.rows}
+    l3 = rows["m/l3@cpu"].cells
+    assert figure_cells(l3["3.5.0"], None) == (*("5.00", "200", "12.00 ± 0.12", "97", "68.0 MB", "1e-06 #1"),)
+    assert figure_cells(l3["3.13.0"], l3["3.5.0"]) == (
+        *("4.00 ×0.80↓", "200 ×1.00", "9.00 ± 0.09 ×0.75↓", "55 ×0.57↓", "68.0 MB", "1e-06 #1"),
+    )
+    cls = rows["m/cls@cpu"].cells
+    assert figure_cells(cls["3.12.0"], cls["3.5.0"])[4:] == ("833.7 kB ×1.15↑", "0.0001 #1↑")
+    # Nothing to hold it against: it does not compile with the base.
+    rec = rows["m/rec@cpu"].cells
+    assert figure_cells(rec["3.5.0"], None) == ("–",) * len(FIGURES)
+    assert figure_cells(rec["3.9.0"], rec["3.5.0"])[2] == "97.00 ± 0.97"
+    assert figure_cells(None, l3["3.5.0"]) == ("–",) * len(FIGURES)
+
+
+def test_geometric_means_are_over_what_all_have(matrix: MatrixOutcome) -> None:
+    means = {(mean.metric, mean.label): mean for mean in mean_ratios(matrix)}
+    # l3 and common have wrong numbers somewhere, rec no time with the base: cls is left.
+    assert math.isclose(means["time", "3.9.0"].ratio, 2.6 / 3.0)
+    assert means["time", "3.9.0"].chains == 1
+    assert means["compile", "3.13.0"].chains == 3
+    assert math.isclose(means["compile", "3.13.0"].ratio, (4 / 5) ** (1 / 3))
+
+
+def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutcome) -> None:
+    assert matrix.exit_code is ExitCode.FAILED
+    text = printed(matrix)
+    lines = text.splitlines()
+    assert "3.9.0   1 failed, 11 passed" in lines
+    assert "3.12.0  12 passed" in lines
+    assert lines[-1] == "exit code 1: something failed"
+    assert text.index("What changed") < text.index("verdict") < text.index("one IREE after the other")
+
+
+def test_the_table_fits_into_120_columns(matrix: MatrixOutcome) -> None:
+    lines = printed(matrix).splitlines()
+    table = lines[lines.index("m/l3@cpu") - 1 : next(i for i, line in enumerate(lines) if line.startswith("×"))]
+    assert max(map(len, table)) <= 120
+    assert all(name in table[0] for name in ("verdict", "memory MB", "time ms", "dispatches"))
+    assert len(table) == 1 + 4 * (1 + 4)
+
+
+def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Path) -> None:
+    chains = {f"n{number:03}": chain() for number in range(100)}
+    runs: dict[str, Any] = {
+        "a": release_run("a", **chains),
+        "b": release_run("b", **{**chains, "n099": failed("compile", "no")}),
+    }
+    text = printed(matrix_outcome(write_record(tmp_path, runs)))
+    assert "m/n099@cpu\n" in text
+    assert "and 20 more models, in runs/m/matrix.md" in text
+    many = {name: chain(dispatches=1) for name in chains}
+    runs["b"] = release_run("b", **many)
+    assert "and 88 more, in runs/m/matrix.md" in printed(matrix_outcome(write_record(tmp_path, runs)))
+
+
+def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
+    text = matrix_markdown(matrix)
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
+    assert html.count("<table>") == 3
+    # Every row of every table has as many cells as its header, whatever a reason holds.
+    for table in html.split("<table>")[1:]:
+        rows = table.split("</table>")[0].split("<tr>")[1:]
+        counts = {row.count("<td") + row.count("<th") for row in rows}
+        assert len(counts) == 1
+    assert "<strong>failed: compile</strong>" in html
+    assert "gauntlet compare A B" in text
+    assert "- `3.5.0: m/rec@cpu`: failed: compile: error: large vector sizes" in text
+    assert text.endswith("\n")
+
+
+def test_json_is_what_its_schema_says(matrix: MatrixOutcome) -> None:
+    document = json.loads(matrix_json(matrix))
+    assert (document["schema"], document["base"], document["state"]) == (1, "3.5.0", "complete")
+    assert [iree["exit_code"] for iree in document["irees"]] == [1, 1, 0, 0]
+    assert document["irees"][1]["counts"]["failed"] == 1
+    cell = document["chains"][0]["irees"]["3.13.0"]
+    assert cell["time_ms"] == 9
+    assert cell["ratios"]["dispatch_count"] == 55 / 97
+    assert cell["worst_output"] == 1
+    assert document["chains"][1]["irees"]["3.5.0"]["stages"] == ["compile"]
+    assert {change["kind"] for change in document["changes"]} == {
+        *("newly failing", "newly passing", "wrong numbers", "dispatches", "size")
+    }
+
+
+def test_csv_has_a_row_for_each_model_and_iree(matrix: MatrixOutcome) -> None:
+    rows = list(csv.DictReader(io.StringIO(matrix_csv(matrix))))
+    assert len(rows) == 16
+    assert {row["iree"] for row in rows} == {"3.5.0", "3.9.0", "3.12.0", "3.13.0"}
+    assert (rows[0]["wrong_numbers"], rows[0]["time_ms_ratio"], rows[0]["stages"]) == ("false", "1", "")
+    (broken,) = (row for row in rows if row["chain"] == "m/rec@cpu" and row["iree"] == "3.5.0")
+    assert (broken["stages"], broken["time_ms"], broken["works"]) == ("compile", "", "false")
+
+
+def test_a_spreadsheet_runs_nothing_of_the_csv(tmp_path: Path) -> None:
+    run = JournalBuilder(run="a")
+    run.result(run.step("=cmd()", "x", "compile"), **compile_result())
+    run.lines.clear()
+    run.begin()
+    run.end()
+    (row,) = csv.DictReader(io.StringIO(matrix_csv(matrix_outcome(write_record(tmp_path, {"a": run})))))
+    assert row["chain"] == "'=cmd()/x@cpu"
+
+
+def test_junit_has_all_and_keeps_to_its_schema(tmp_path: Path) -> None:
+    runs: dict[str, Any] = {"3.5.0": every_verdict(), "3.99": "there is no IREE 3.99", "3.13.0": every_verdict()}
+    matrix = matrix_outcome(write_record(tmp_path, runs, results={"3.5.0": 3, "3.13.0": 3}))
+    text = matrix_junit(matrix)
+    root = etree.fromstring(text.encode())
+    etree.XMLSchema(etree.parse(str(DATA / "junit-10.xsd"))).assertValid(root)
+    suites = root.findall("testsuite")
+    names = [suite.get("name") for suite in suites]
+    assert len(names) == len(set(names)) == 17
+    assert "3.5.0/ocr/classifier@cpu" in names
+    assert [suite.get("id") for suite in suites] == [str(index) for index in range(17)]
+    cases = [(case.get("classname"), case.get("name")) for case in root.iter("testcase")]
+    assert len(cases) == len(set(cases)) == 37
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("37", "6", "7")
+    (missing,) = root.xpath("testsuite[@name='3.99/toolchain']/testcase/error")
+    assert missing.get("message") == "there is no IREE 3.99"
+    assert missing.text == "Nearest: 3.13.0."
+
+
+def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path) -> None:
+    runs: dict[str, Any] = {"3.99": "there is no IREE 3.99", "3.13.0": release_run("3.13.0", a=chain())}
+    matrix = matrix_outcome(write_record(tmp_path, runs))
+    assert matrix.exit_code is ExitCode.ERROR
+    assert matrix.irees[0].exit_code is ExitCode.ERROR
+    assert matrix.irees[1].exit_code is ExitCode.OK
+    # The base is the first one, also where it has no figures.
+    assert matrix.base == "3.99"
+    assert mean_ratios(matrix) == []
+    text = printed(matrix)
+    assert "3.99    there is no IREE 3.99" in text
+    assert "Nearest: 3.13.0." in text
+    assert "What changed" not in text
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "code", "says"),
+    [
+        (None, "unfinished", 3, "not run: the matrix was killed, or is still under way"),
+        ({"interrupted": True, "stopped": ""}, "interrupted", 130, "not run: the matrix was interrupted"),
+        ({"interrupted": False, "stopped": "--fail-fast, and a came out"}, "stopped", 0, "not run: --fail-fast, and a"),
+    ],
+)
+def test_one_that_never_began_says_why(tmp_path: Path, end: Any, state: str, code: int, says: str) -> None:
+    runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": None}
+    matrix = matrix_outcome(write_record(tmp_path, runs, end=end))
+    assert (matrix.state, int(matrix.exit_code)) == (state, code)
+    assert matrix.irees[1].problem.startswith(says)
+    assert says in printed(matrix)
+    assert ("skipped" in matrix_junit(matrix)) == (state == "stopped") or code
+
+
+def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
+    killed = release_run("b", x=chain(ms=3.0), y=chain())
+    # Nothing after the result of the second compile; the last line is torn.
+    killed.lines = killed.lines[: 1 + 3 * 2 + 2]
+    runs: dict[str, Any] = {"a": release_run("a", x=chain(), y=chain()), "b": killed, "c": None}
+    folder = write_record(tmp_path, runs, results={"a": 0}, end=None, torn='{"event":"resu')
+    matrix = matrix_outcome(folder)
+    assert matrix.exit_code is ExitCode.ERROR
+    assert any("cut short" in remark for remark in matrix.remarks)
+    cells = {row.chain: row.cells["b"] for row in matrix.rows}
+    assert cells["m/x@cpu"].time_ms == pytest.approx(3.0)
+    assert cells["m/y@cpu"].works is None
+    assert cells["m/y@cpu"].dispatch_count == 55
+    # That it was killed is no failure of the compiler.
+    assert texts(matrix, ChangeKind.FAILING) == []
+    assert "b: the journal has no end" in matrix_markdown(matrix)
+
+
+def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) -> None:
+    expected = {"compile": {"verdict": "xfailed", "reason": "no scatter"}}
+    runs: dict[str, Any] = {"a": release_run("a", x=expected), "b": release_run("b", x=chain())}
+    matrix = matrix_outcome(write_record(tmp_path, runs))
+    assert texts(matrix, ChangeKind.PASSING) == ["m/x@cpu: a → b: was xfailed: compile: no scatter"]
+    assert matrix.rows[0].cells["a"].verdict is Verdict.XFAILED
+    assert matrix.exit_code is ExitCode.OK
+
+
+def test_times_are_told_by_the_statistic_of_the_dialect(tmp_path: Path) -> None:
+    least = chain()
+    least["benchmark"] = {
+        "samples": samples(8.0, 9.0, 10.0),
+        "checks": [check("time_ms", 8.0, None, statistic="min")],
+    }
+    (row,) = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=least)})).rows
+    cell = row.cells["a"]
+    assert (cell.time_ms, cell.statistic, cell.repetitions) == (8.0, "min", 3)
+    assert figure_cells(cell, None)[2] == "min 8.00 ± 1.00"
+
+
+def test_compiles_of_several_modules_count_together_and_not_where_one_failed(tmp_path: Path) -> None:
+    run = JournalBuilder(run="a")
+    first, second = run.step("m", "x", "compile"), run.step("m", "x", "compile", "pipeline")
+    run.begin()
+    run.result(first, **compile_result(seconds=2.0, peak=10))
+    run.result(second, **compile_result(seconds=3.0, peak=30, dispatches=1))
+    run.end()
+    (row,) = matrix_outcome(write_record(tmp_path / "whole", {"a": run})).rows
+    cell = row.cells["a"]
+    assert (cell.compile_seconds, cell.compile_peak_bytes, cell.dispatch_count) == (5.0, 30, 55)
+    run.lines[4] |= {"verdict": "failed", "reason": "no", "statistics": None}
+    (row,) = matrix_outcome(write_record(tmp_path / "half", {"a": run})).rows
+    assert row.cells["a"].compile_seconds is None
+
+
+def test_nan_is_the_worst_error(tmp_path: Path) -> None:
+    odd = chain()
+    odd["threshold"] = {
+        "outputs": [comparison(max_abs_error=9.0), comparison(index=1, passed=False, max_abs_error="nan")],
+        "verdict": "failed",
+        "reason": "NaN",
+    }
+    matrix = matrix_outcome(write_record(tmp_path, {"a": release_run("a", x=odd)}))
+    assert figure_cells(matrix.rows[0].cells["a"], None)[5] == "nan #1"
+    assert json.loads(matrix_json(matrix))["chains"][0]["irees"]["a"]["max_abs_error"] == "nan"
+    assert "nan" in matrix_csv(matrix)
+
+
+def test_times_taken_under_a_disturbance_are_marked_and_left_out_of_means(tmp_path: Path) -> None:
+    busy = chain(ms=90.0)
+    busy["benchmark"]["statistics"] = {"machine": {"busy_share": 0.55, "steal_share": 0.1}}
+    quiet = chain(ms=9.0)
+    quiet["benchmark"]["statistics"] = {"machine": {"busy_share": 0.0, "steal_share": None}}
+    runs: dict[str, Any] = {"a": release_run("a", x=quiet, y=quiet), "b": release_run("b", x=busy, y=quiet)}
+    matrix = matrix_outcome(write_record(tmp_path, runs))
+    cells = matrix.rows[0].cells
+    assert figure_cells(cells["b"], cells["a"])[2] == "~90.00 ± 0.90 ×10.0↑"
+    causes = ["other work kept the CPUs 55 % busy", "other machines of the host took 10 % of the CPUs"]
+    assert cells["b"].disturbed.split("; ") == causes
+    assert "b: 1 of 2 times were taken while the machine did other work (~): measure them again" in matrix.remarks
+    assert texts(matrix, ChangeKind.TIME) == []
+    (mean,) = (mean for mean in mean_ratios(matrix) if mean.metric == "time")
+    assert (mean.chains, mean.ratio) == (1, 1.0)
+
+
+def test_two_names_of_one_iree_are_told(tmp_path: Path) -> None:
+    runs: dict[str, Any] = {name: release_run("3.13.0", x=chain()) for name in ("installed", "3.13.0")}
+    folder = write_record(tmp_path, runs)
+    record = folder / "matrix.jsonl"
+    record.write_text(record.read_text().replace('"identity": "installed"', '"identity": "3.13.0"'))
+    assert "installed and 3.13.0 are the same IREE" in " ".join(matrix_outcome(folder).remarks)
+
+
+def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_path: Path) -> None:
+    folder = four_releases(tmp_path / "m")
+    summary = tmp_path / "summary.md"
+    environ = {"GITHUB_STEP_SUMMARY": str(summary)}
+    write_matrix_reports(folder, environ=environ, append_step_summary=True)
+    first = {name: (folder / name).read_bytes() for name in MATRIX_REPORTS}
+    write_matrix_reports(folder, environ=environ)
+    assert {name: (folder / name).read_bytes() for name in MATRIX_REPORTS} == first
+    assert summary.read_bytes() == first["matrix.md"]
+    with pytest.raises(GauntletError, match="cannot append the summary"):
+        write_matrix_reports(folder, environ={"GITHUB_STEP_SUMMARY": str(tmp_path)}, append_step_summary=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("no JSON\n", "is no JSON object"),
+        ('{"event":"matrix","irees":[{"label":"a"}]}\n', "without a list of IREEs"),
+        ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":"../a"}]}\n', "without a list of IREEs"),
+        ('{"event":"matrix","irees":[{"label":"a","iree":"a","folder":".."}]}\n', "without a list of IREEs"),
+        ('{"event":"start"}\n', "without a label"),
+        ('{"event":"result","label":"3.5.0"}\n', "without an exit code"),
+        ('{"event":"result","label":"3.5.0","exit_code":77}\n', "77 is no exit code"),
+    ],
+)
+def test_a_damaged_record_is_told(tmp_path: Path, line: str, says: str) -> None:
+    folder = four_releases(tmp_path / "m")
+    record = folder / "matrix.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    if "77" in line:
+        line = line.replace("77", '77,"error":"x"')
+    record.write_text("".join([*lines[:6], line, *lines[6:]]) if "77" not in line else "".join([*lines, line]))
+    with pytest.raises(GauntletError, match=says):
+        matrix_outcome(folder)
+
+
+def test_there_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(GauntletError, match="there is no"):
+        matrix_outcome(tmp_path)
+    (tmp_path / "matrix.jsonl").write_text("")
+    matrix = matrix_outcome(tmp_path)
+    assert matrix.exit_code is ExitCode.ERROR
+    assert "its first line is missing" in printed(matrix)
+    assert matrix_markdown(matrix)
+    assert matrix_csv(matrix) == ""
+    etree.fromstring(matrix_junit(matrix).encode())
+
+
+figures = st.none() | st.floats(0, 1e12) | st.just(math.nan)
+
+
+@given(
+    st.builds(
+        MatrixCell,
+        st.sampled_from(Verdict),
+        compile_seconds=figures,
+        compile_peak_bytes=figures,
+        time_ms=figures,
+        spread_ms=figures,
+        dispatch_count=figures,
+        binary_size_bytes=figures,
+        max_abs_error=figures,
+        worst_output=st.integers(0, 9),
+    ),
+    st.builds(
+        MatrixCell,
+        st.sampled_from(Verdict),
+        compile_seconds=figures,
+        compile_peak_bytes=figures,
+        time_ms=figures,
+        dispatch_count=figures,
+        binary_size_bytes=figures,
+        max_abs_error=figures,
+    ),
+)
+def test_any_figures_can_be_written(cell: MatrixCell, base: MatrixCell) -> None:
+    written = figure_cells(cell, base)
+    assert len(written) == len(FIGURES)
+    assert all(written)
+    # Held against itself, nothing has changed.
+    assert not any("↑" in text or "↓" in text for text in figure_cells(cell, cell))
+
+
+@given(st.floats(1e-6, 1e6))
+def test_ratios_have_three_digits(value: float) -> None:
+    text = ratio_text(value)
+    assert text.startswith("×")
+    assert abs(float(text[1:]) - value) <= max(0.0051, value * 0.0051)

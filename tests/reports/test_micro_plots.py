@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.plot_heat_maps import is_grid
+from iree_gauntlet.micro.plot_style import (
+    STATUS_MARKS,
+    WORD_COLOURS,
+    colour_of,
+    ink_on,
+    scale_limit,
+    scale_ticks,
+    tick_text,
+)
+from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots
+from iree_gauntlet.micro.report_rows import Entry, entries, read_rows
+from iree_gauntlet.micro.results_figures import times
+from tests.support.micro_records import grid, point, ratio, record, variant
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+
+
+def one_entry(found: list[dict[str, Any]]) -> Entry:
+    (entry,) = entries(read_rows(found))
+    return entry
+
+
+def named(found: tuple[Plot, ...]) -> dict[str, Plot]:
+    return {plot.name: plot for plot in found}
+
+
+def texts(plot: Plot) -> list[str]:
+    root = etree.fromstring(plot.svg)
+    return ["".join(found.itertext()) for found in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def few() -> list[dict[str, Any]]:
+    """Two shapes, and a recipe for each thing that can become of one."""
+    return [
+        record(
+            point(size, size, size),
+            [
+                variant("baseline", 1.0, None),
+                variant("int8wo", 0.5, ratio(2.0 * size / 1024)),
+                variant("int8dq", 2.0, ratio(0.5)),
+                variant("O2", 1.0, None, status="same module"),
+                variant("int4wo-32", 1.0, None, iree=None, status="failed", reason="no"),
+                variant("O3", 1.0, ratio(1.02)),
+            ],
+        )
+        for size in (1024, 2048)
+    ]
+
+
+def test_without_matplotlib_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UsageError) as raised:
+        check_matplotlib()
+    assert "matplotlib" in raised.value.what
+    assert "iree-gauntlet[plots]" in raised.value.hint
+    with pytest.raises(UsageError):
+        draw_plots(read_rows(few()))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([(2**p, 2**p, 2**p) for p in range(10, 16)], False),
+        ([(16384, 8192, 1280), (16384, 1024, 8192), (16384, 8192, 7168), (16384, 3584, 8192)], False),
+        ([(1, k, n) for k in (8, 16) for n in (8, 16)], True),
+        ([(8, 8, 8)], False),
+        ([(1, 8, n) for n in (8, 16, 32)], False),
+    ],
+)
+def test_what_is_a_grid(shapes: list[tuple[int, int, int]], *, expected: bool) -> None:
+    assert is_grid(one_entry([record(point(*shape), [variant("baseline", 1.0, None)]) for shape in shapes])) is expected
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_a_small_sweep_is_a_grid(count: int) -> None:
+    assert is_grid(one_entry(grid(range(10, 10 + count))))
+
+
+@given(st.lists(st.floats(1e-3, 1e3), max_size=8))
+def test_the_scale_is_the_same_to_both_sides_of_one(ratios: list[float]) -> None:
+    limit = scale_limit(ratios)
+    assert limit == pytest.approx(scale_limit([1 / ratio for ratio in ratios]))
+    assert math.log2(1.25) <= limit <= 3
+    ticks = scale_ticks(limit)
+    assert 1.0 in ticks
+    assert list(ticks) == sorted(set(ticks))
+    assert len(ticks) <= 9
+    assert all(abs(math.log2(tick)) <= limit * 1.01 for tick in ticks)
+    assert len({tick_text(tick) for tick in ticks}) == len(ticks)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.4, 3))
+def test_colours_are_blue_above_one_and_vermilion_below_with_ink_that_can_be_read(value: float, limit: float) -> None:
+    red, green, blue = colour = colour_of(value, limit)
+    assert all(0 <= part <= 1 for part in colour)
+    if value > 1.05:
+        assert blue > red
+    elif value < 0.95:
+        assert red > blue
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    contrast = (luminance + 0.05) / 0.05 if ink_on(colour) == "#000000" else 1.05 / (luminance + 0.05)
+    # WCAG 2.1, 1.4.3: normal text.
+    assert contrast >= 4.5
+
+
+def test_a_stronger_speedup_has_a_stronger_colour_up_to_the_scales_end() -> None:
+    assert colour_of(4.0, 2.0) == colour_of(100.0, 2.0) == colour_of(math.inf, 2.0)
+    assert colour_of(2.0, 2.0) != colour_of(4.0, 2.0)
+    assert colour_of(0.25, 2.0) == colour_of(0.0, 2.0)
+
+
+@needs_matplotlib
+def test_the_same_rows_give_the_same_bytes() -> None:
+    first, second = draw_plots(read_rows(few())), draw_plots(read_rows(few()))
+    assert first == second
+    assert [plot.name for plot in first] == ["heat-small_linear", "bars-small_linear"]
+    for plot in first:
+        assert plot.png.startswith(b"\x89PNG\r\n\x1a\n")
+        assert plot.entry == "small_linear (linear, f32, local-task)"
+        # No time of day, no version, no random names.
+        assert b"dc:date" not in plot.svg
+        assert not re.search(rb"\d{4}-\d{2}-\d{2}T", plot.svg)
+
+
+@needs_matplotlib
+def test_a_heat_map_tells_every_speedup_and_every_sign() -> None:
+    heat = texts(named(draw_plots(read_rows(few())))["heat-small_linear"])
+    for cell in ("2.00", "4.00", "0.50", "≡", "×", "1.02?"):
+        assert cell in heat
+    assert {"1024-1024-1024", "2048-2048-2048", "int8wo", "int4wo-32"} <= set(heat)
+    assert "? inconclusive   ≡ compiled to the baseline's module   × failed" in heat
+
+
+@needs_matplotlib
+def test_bars_tell_recipes_shapes_and_what_their_colours_mean() -> None:
+    plot = named(draw_plots(read_rows(few())))["bars-small_linear"]
+    found = texts(plot)
+    assert {"faster", "slower", "inconclusive", "1×", "1024-1024-1024"} <= set(found)
+    assert "≡ compiled to the baseline's module   × failed" in found
+    assert "same" not in found
+    assert "int8wo: 2.83× in the geometric mean" in found
+    assert "O2" in found
+    for word in ("faster", "slower", "inconclusive"):
+        assert WORD_COLOURS[word].encode() in plot.svg
+
+
+@needs_matplotlib
+def test_a_sweep_has_a_map_for_each_recipe() -> None:
+    rows = read_rows(grid([10, 11, 12]))
+    found = named(draw_plots(rows))
+    recipes = entries(rows)[0].recipes
+    assert set(found) == {*(f"heat-small_linear-{recipe}" for recipe in recipes), "bars-small_linear"}
+    heat = texts(found["heat-small_linear-int8dq"])
+    assert {"m = 1024", "m = 2048", "m = 4096"} <= set(heat)
+    for row in rows:
+        if row.recipe == "int8dq" and row.speedup:
+            assert any(text.rstrip("=?") == times(row.speedup.ratio) for text in heat)
+
+
+@needs_matplotlib
+def test_names_of_any_kind_are_drawn_as_they_are() -> None:
+    names = ["a $b$ \\frac", "../../etc", "<b>&", "層\x1b[31m", "x" * 300, "a b", "a/b"]
+    found = [
+        record(point(8, 8, 8, name=name), [variant("baseline", 1.0, None), variant("int8wo", 1.0, ratio(1.0))])
+        for name in names
+    ]
+    drawn = draw_plots(read_rows(found))
+    assert len({plot.name.lower() for plot in drawn}) == 2 * len(names)
+    for plot in drawn:
+        assert re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*", plot.name)
+        assert len(plot.name) <= 120
+        etree.fromstring(plot.svg)
+    assert any("$b$ \\frac" in text for plot in drawn for text in texts(plot))
+
+
+@needs_matplotlib
+def test_an_entry_without_speedups_has_no_plots() -> None:
+    assert draw_plots(read_rows([record(point(8, 8, 8), [variant("baseline", 1.0, None)])])) == ()
+    assert draw_plots(()) == ()
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("interval", [(None, None), (0.0, math.inf), (1e-9, 1e9), (-1.0, math.nan)])
+def test_wild_intervals_are_cut_off_at_the_axis(interval: tuple[float | None, float | None]) -> None:
+    wild = {"ratio": 1e5, "low": interval[0], "high": interval[1], "word": "inconclusive"}
+    found = [variant("baseline", 1.0, None), variant("int8wo", 1.0, wild)]
+    assert len(draw_plots(read_rows([record(point(8, 8, 8), found)]))) == 2
+
+
+def test_every_status_has_a_sign() -> None:
+    assert set(STATUS_MARKS) == {"same module", "failed", "error", "skipped"}

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from iree_gauntlet.micro.report_rows import Ratio, Row, entries, read_rows
+from iree_gauntlet.micro.results_figures import (
+    LEGEND,
+    decibels,
+    doubts,
+    heading_facts,
+    ratio_text,
+    speedup_text,
+    summaries,
+    times,
+)
+from iree_gauntlet.micro.results_table import print_results, results_markdown, speedup_table
+from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
+
+
+def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
+    stream = io.StringIO()
+    print_results(rows, "runs/x/results.md", stream, environ={}, width=width)
+    return stream.getvalue().splitlines()
+
+
+def one(label: str, **changes: Any) -> Row:
+    (row,) = read_rows([record(point(64, 64, 64), [variant(label, 1.0, ratio(1.5), **changes)])])
+    return row
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.724, "1.72"), (12.46, "12.5"), (9.999, "10.0"), (130.4, "130"), (0.0944, "0.094"), (1.0, "1.00"), (0, "0")],
+)
+def test_ratios_have_three_digits(value: float, text: str) -> None:
+    assert times(value) == text
+
+
+@given(st.floats(1e-6, 1e6))
+def test_a_ratio_as_text_is_near_it(value: float) -> None:
+    assert float(times(value)) == pytest.approx(value, rel=0.06)
+
+
+def test_what_stands_in_the_place_of_a_speedup() -> None:
+    assert ratio_text(Ratio(1.72, 1.6, 1.84, "faster")) == "1.72 (1.60–1.84)"
+    assert ratio_text(Ratio(1.01, 0.9, 1.1, "inconclusive")) == "1.01 (0.90–1.10) ?"
+    assert ratio_text(Ratio(1.0, None, None, "same")) == "1.00 ="
+    assert speedup_text(None) == "–"
+    assert speedup_text(one("int8dq", iree=None, status="failed")) == "failed"
+    assert speedup_text(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
+    assert (decibels(math.inf), decibels(46.02), decibels(None)) == ("exact", "46.0 dB", "–")
+
+
+def test_the_longer_axis_goes_down() -> None:
+    (few,) = entries(read_rows(squares([10, 11])))
+    head, lines = speedup_table(few)
+    assert head == ("m-k-n", "1024-1024-1024", "2048-2048-2048")
+    assert [line[0] for line in lines] == ["baseline, ms", *few.recipes]
+    (many,) = entries(read_rows(grid([10, 11, 12])))
+    head, lines = speedup_table(many)
+    assert head == ("m-k-n", "baseline, ms", *many.recipes)
+    assert [line[0] for line in lines] == list(many.shapes)
+    found = many.row("int8dq", many.shapes[3])
+    assert lines[3][3] == speedup_text(found)
+
+
+def test_what_a_recipe_came_to() -> None:
+    rows = read_rows(
+        [
+            record(point(1, 1, 1), [variant("baseline", 1.0, None), variant("int8wo", 0.5, ratio(2.0))]),
+            record(point(2, 2, 2), [variant("baseline", 1.0, None), variant("int8wo", 2.0, ratio(0.5))]),
+            record(
+                point(3, 3, 3),
+                [
+                    variant("baseline", 1.0, None),
+                    variant("int8wo", 1.0, None, status="same module", error={"max": 1, "relative": 1, "sqnr_db": 9}),
+                ],
+            ),
+            record(point(4, 4, 4), [variant("baseline", 1.0, None), variant("int8wo", 1.0, None, iree=None)]),
+        ]
+    )
+    (entry,) = entries(rows)
+    baseline, found = summaries(entry)
+    assert baseline.mean is None
+    assert found.mean == pytest.approx(1.0)
+    assert (found.least, found.most) == (0.5, 2.0)
+    assert (found.faster, found.slower, found.undecided, found.missing) == (1, 1, 1, 1)
+    assert found.sqnr_db == 9
+    assert found.parameter_share == pytest.approx(0.25**0.5)
+    assert found.eager == pytest.approx(1.5)
+    assert found.compiled == pytest.approx(0.9)
+
+
+def test_the_console_keeps_to_its_width_and_says_everything() -> None:
+    rows = read_rows(grid([10, 11, 12]))
+    for width in (60, 120):
+        lines = printed(rows, width)
+        table = [line for line in lines if line not in LEGEND]
+        assert max(map(len, table)) <= width
+        text = "\n".join(lines)
+        for row in rows:
+            assert row.label in text
+            assert speedup_text(row) in text
+
+
+def test_long_tables_end_with_where_the_rest_is() -> None:
+    records = [
+        record(
+            point(size, 1, 1),
+            [variant("baseline", 1.0, None), variant("int8wo", 1.0, ratio(1.0), notes=[f"note of {size}"])],
+        )
+        for size in range(1, 90)
+    ]
+    lines = printed(read_rows(records))
+    assert "and 29 more, in runs/x/results.md" in lines
+    assert "and 77 more notes, in runs/x/results.md" in lines
+
+
+def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
+    failed = {"iree": None, "status": "error", "reason": "iree-compile: SIGSEGV"}
+    records = [record(point(m, 8, 8), [variant("int4wo-32", 1.0, None, **failed)]) for m in range(1, 6)]
+    assert doubts(read_rows(records)) == ("int4wo-32: error: iree-compile: SIGSEGV (1-8-8, 2-8-8, 3-8-8 and 2 more)",)
+
+
+def test_the_heading_says_what_it_knows() -> None:
+    rows = read_rows(squares([10, 11]))
+    assert heading_facts(HEADER, rows) == (
+        "run 20261121-220000-micro",
+        "configuration specs/recipes/dashboard.yml",
+        "IREE 3.13.0rc20261016",
+        "torch 2.13.0+cpu, torchao 0.18.0",
+        "AMD EPYC 7763, 2 cores",
+        "2 points, 14 variants",
+    )
+    assert heading_facts(None, rows[:1]) == ("1 point, 1 variants",)
+
+
+def test_markdown_has_a_table_for_each_entry() -> None:
+    rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
+    parsed = MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(results_markdown(rows, HEADER))
+    assert sum(token.type == "table_open" for token in parsed) == 4
+    titles = [parsed[index + 1].content for index, token in enumerate(parsed) if token.type == "heading_open"]
+    assert titles == [
+        "IREE Gauntlet: micro-benchmarks",
+        "small_linear (linear, f32, local-task)",
+        "Speed-ups",
+        "sweep (linear, f32, local-task)",
+        "Speed-ups",
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(records())
+def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
+    rows = read_rows(found)
+    text = results_markdown(rows, HEADER)
+    assert text.endswith("\n")
+    for entry in entries(rows):
+        head, lines = speedup_table(entry)
+        assert all(len(line) == len(head) for line in lines)
+    printed(rows)
+
+
+def test_nothing_measured_is_no_error() -> None:
+    assert "0 points" in results_markdown((), HEADER)
+    assert printed(()) == []

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from iree_gauntlet.reporting import figures
+from iree_gauntlet.reporting.details import check_line, comparison_line
+from iree_gauntlet.reporting.records import Check, OutputComparison
+from tests.support.journal_builder import check, comparison
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.00 s"),
+        (9.994, "9.99 s"),
+        (9.996, "10.0 s"),
+        (61.2, "61.2 s"),
+        (185.4, "3 min 05 s"),
+        (3599.9, "1 h 00 min"),
+        (7380.0, "2 h 03 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert figures.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1350.23, "1350.2"),
+        (9.1, "9.10"),
+        (0.0801, "0.0801"),
+        (0.0, "0.0000"),
+        (2e-4, "0.0002"),
+        (math.nan, "nan"),
+    ],
+)
+def test_milliseconds(value: float, text: str) -> None:
+    assert figures.milliseconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (512, "512 B"), (600_000, "600.0 kB"), (69.1e6, "69.1 MB"), (16e9, "16.0 GB")],
+)
+def test_byte_sizes(value: float, text: str) -> None:
+    assert figures.byte_size(value) == text
+
+
+def test_a_spread_has_as_many_decimals_as_its_mean() -> None:
+    assert figures.mean_and_spread(9.1, 0.1234) == "9.10 ± 0.12"
+    assert figures.mean_and_spread(1350.0, 12.0) == "1350.0 ± 12.0"
+    assert figures.mean_and_spread(0.08, 0.0012) == "0.0800 ± 0.0012"
+    assert figures.mean_and_spread(9.1, None) == "9.10"
+
+
+def test_shares_and_counts() -> None:
+    assert figures.percent(0, 0) == "0 %"
+    assert figures.percent(0, 7) == "0 %"
+    assert figures.percent(1, 50_000) == "0.002 %"
+    assert figures.whole(1_176_754) == "1,176,754"
+    assert figures.whole(1.5) == "1.50"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (check("dispatch_count", 76, 76), "dispatches: 76, within golden 76"),
+        (check("dispatch_count", 77, 76), "dispatches: 77 is over golden 76 by 1, +1.3 %"),
+        (check("dispatch_count", 1, 0), "dispatches: 1 is over golden 0 by 1"),
+        (check("binary_size_bytes", 9, None, note="no golden"), "size: 9 bytes, not checked; no golden"),
+        (
+            check("time_ms", 9.1, 9.0, 1.1, passed=None, note="golden of mi300"),
+            "time (mean): 9.10 ms, not checked against 9.90 ms (golden 9.00 ms × 1.1); golden of mi300",
+        ),
+        ({**check("time_ms", 1, 1), "measured": None}, "time (mean): not measured"),
+    ],
+)
+def test_check_lines(data: dict[str, object], text: str) -> None:
+    assert check_line(Check.from_json(data)) == text
+
+
+def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
+    # A verdict may rest on more than the plain comparison; the words must not contradict it.
+    data = check("time_ms", 9.1, 9.0, 1.1, passed=False)
+    assert check_line(Check.from_json(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
+
+
+def test_a_check_over_its_limit_that_passed_says_so() -> None:
+    data = check("time_ms", 10.0, 9.0, 1.1, passed=True)
+    assert check_line(Check.from_json(data)).startswith("time (mean): 10.00 ms, passed, is over 9.90 ms")
+
+
+def test_comparison_lines() -> None:
+    wrong = comparison(
+        passed=False, message="shape 1x2 where 1x3 was expected", count=0, max_abs_error=None,
+        worst_actual="", worst_expected="", cosine_similarity=None, actual_nans=2, expected_infs=1,
+    )  # fmt: skip
+    assert comparison_line(OutputComparison.from_json(wrong)) == (
+        "output 0 (1x384xf32): shape 1x2 where 1x3 was expected; NaN 2, expected 0; Inf 0, expected 1"
+    )
+    bare = {"index": 3, "passed": False}
+    assert comparison_line(OutputComparison.from_json(bare)) == "output 3: differs"
+    assert comparison_line(OutputComparison.from_json({"index": 3, "passed": True})) == "output 3: as expected"

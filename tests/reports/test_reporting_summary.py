@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.reporting import markdown
+from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.reporting.summary import STEP_SUMMARY_LIMIT, append_step_summary
+from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.places import DATA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DATA = DATA / "report"
+GITHUB_LIKE = MarkdownIt("commonmark").enable("table")
+anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
+# Whatever means something to Markdown, thickly.
+spiky = st.text("`|\\*_[]()<>&#-+=!~ \n1.a$", max_size=30)
+
+
+def summary_of(builder: JournalBuilder, folder: Path) -> str:
+    write_reports(builder.write(folder / RUN), environ={})
+    return (folder / RUN / "summary.md").read_text(encoding="utf-8")
+
+
+def cells(text: str) -> list[list[str]]:
+    """The text of each cell of the only table, as a Markdown reader shows it."""
+    rows: list[list[str]] = []
+    for token in GITHUB_LIKE.parse(text):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline" and rows:
+            rows[-1].append("".join(child.content for child in token.children or ()))
+    return rows
+
+
+def test_the_summary_is_what_it_was(tmp_path: Path) -> None:
+    # Where a change is meant: put the new text there, after reading it.
+    assert summary_of(every_verdict(), tmp_path) == (DATA / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_table_for_each_target(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    for target, sku in (("cpu", ""), ("rocm-gfx942", "mi300")):
+        builder.step("clip", "text", "compile", target=target, sku=sku)
+    builder.begin()
+    for step in builder.steps:
+        builder.result(step["id"])
+    builder.end()
+    text = summary_of(builder, tmp_path)
+    assert "\n## cpu\n" in text
+    assert "\n## rocm-gfx942 (mi300)\n" in text
+
+
+def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    compiled = builder.step("clip", "text", "compile")
+    threshold = builder.step("clip", "text", "threshold")
+    benchmark = builder.step("clip", "text", "benchmark")
+    builder.begin()
+    builder.result(compiled, seconds=8.2)
+    outputs = [comparison(max_abs_error=1e-6), comparison(index=1, max_abs_error=5e-5)]
+    builder.result(threshold, outputs=outputs)
+    checks = [
+        check("time_ms", 9.1, 9.0, 1.1),
+        check("dispatch_count", 55, 55),
+        check("binary_size_bytes", 1_000_000, 1_100_000),
+    ]
+    builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
+    builder.end()
+    text = summary_of(builder, tmp_path)
+    assert cells(text.partition("## cpu")[2].partition("##")[0])[1] == [
+        *("clip", "text", "8.20 s", "max error 5e-05 (atol 0.0001)", "9.10 ± 0.10", "9.00"),
+        *("9.00 (limit 9.90, mean)", "55 / 55", "1,000,000 / 1,100,000", "passed"),
+    ]
+
+
+def test_remarks_of_a_killed_run_stand_at_the_top(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    builder.start(builder.step("m", "s", "compile"))
+    builder.lines.clear()
+    builder.begin()
+    text = summary_of(builder, tmp_path)
+    assert "> the journal has no end: the run was killed, or is still under way" in text
+    assert text.startswith("# IREE Gauntlet: 1 error\n")
+
+
+def test_a_run_without_steps(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    builder.begin()
+    builder.end(5)
+    text = summary_of(builder, tmp_path)
+    assert text.startswith("# IREE Gauntlet: nothing ran\n")
+    assert "exit code 5 (nothing selected)" in text
+
+
+@given(st.one_of(spiky, anything))
+def test_any_text_in_a_cell_is_shown_as_it_stands(text: str) -> None:
+    made = markdown.table(("a", "b"), [(markdown.escape(text), "end")])
+    (_, row) = cells(made)
+    assert row[1] == "end"
+    assert row[0] == one_line(text, 500)
+
+
+@given(st.one_of(spiky, anything))
+def test_any_text_in_a_list_is_shown_as_it_stands(text: str) -> None:
+    tokens = GITHUB_LIKE.parse(f"- {markdown.escape(text)}\n\nend")
+    assert [token.type for token in tokens if token.type.endswith("_open")][:2] == [
+        "bullet_list_open",
+        "list_item_open",
+    ]
+    shown = [token.content for token in tokens if token.type == "inline"]
+    inline = next((token for token in tokens if token.type == "inline" and token.level > 1), None)
+    if one_line(text):
+        assert inline is not None
+        assert "".join(child.content for child in inline.children or ()) == one_line(text, 500)
+    assert shown[-1] == "end"
+
+
+@given(st.one_of(spiky, anything))
+def test_any_text_in_code_leaves_its_cell_whole(text: str) -> None:
+    made = markdown.table(("a", "b"), [(markdown.code(text), "end")])
+    (_, row) = cells(made)
+    assert row[1:] == ["end"]
+
+
+@given(st.one_of(spiky, anything))
+def test_a_code_block_holds_all_of_its_text(text: str) -> None:
+    tokens = GITHUB_LIKE.parse(f"{markdown.fenced(text)}\n\nend")
+    assert [token.type for token in tokens][:2] == ["fence", "paragraph_open"]
+
+
+@given(
+    st.lists(st.sampled_from(["text", "```", "````", "```sh", "```a```", "", "ä" * 5]), min_size=150, max_size=300),
+    st.integers(700, 1500),
+)
+def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str], limit: int) -> None:
+    text = "\n".join(lines) + "\n"
+    short = markdown.shortened(text, limit, "**cut**")
+    assert len(short.encode()) <= limit
+    if short != text:
+        inlines = [token.content for token in GITHUB_LIKE.parse(short) if token.type == "inline"]
+        assert inlines[-1] == "**cut**"
+
+
+def test_the_step_summary_is_appended_and_kept_under_the_limit(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n", encoding="utf-8")
+    append_step_summary(page, "# short\n")
+    assert page.read_text(encoding="utf-8") == "before\n\n# short\n"
+    append_step_summary(page, "a line of text\n" * 200_000)
+    assert page.stat().st_size <= STEP_SUMMARY_LIMIT
+    assert "Cut here" in page.read_text(encoding="utf-8")[-200:]
+    size = page.stat().st_size
+    append_step_summary(page, "a line of text\n" * 200_000)
+    assert page.stat().st_size <= STEP_SUMMARY_LIMIT
+    assert page.stat().st_size >= size
+
+
+def test_the_step_summary_is_written_only_when_asked(tmp_path: Path) -> None:
+    folder = every_verdict().write(tmp_path / RUN)
+    page = tmp_path / "page.md"
+    environ = {"GITHUB_STEP_SUMMARY": str(page)}
+    write_reports(folder, environ=environ)
+    assert not page.exists()
+    write_reports(folder, environ=environ, append_step_summary=True)
+    assert page.read_bytes() == (folder / "summary.md").read_bytes()
+    write_reports(folder, environ={}, append_step_summary=True)
+
+
+def test_a_step_summary_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = every_verdict().write(tmp_path / RUN)
+    environ = {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "page.md")}
+    with pytest.raises(GauntletError, match="cannot append the summary"):
+        write_reports(folder, environ=environ, append_step_summary=True)
+
+
+def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
+    folders = [every_verdict().write(tmp_path / name / RUN) for name in ("a", "b")]
+    for folder in folders:
+        write_reports(folder, environ={})
+    names = ("junit.xml", "summary.md", "summary.json")
+    first, second = ([(folder / name).read_bytes() for name in names] for folder in folders)
+    assert first == second
+    write_reports(folders[0], environ={})
+    assert [(folders[0] / name).read_bytes() for name in names] == first
+
+
+def test_summary_json_is_strict_and_says_what_its_description_says(tmp_path: Path) -> None:
+    builder = every_verdict()
+    builder.lines[-2]["outputs"] = [comparison(passed=False, max_abs_error="nan", max_rel_error="inf")]
+    folder = builder.write(tmp_path / RUN)
+    write_reports(folder, environ={})
+
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    document = json.loads((folder / "summary.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert document["schema"] == 1
+    assert document["exit_code"] == 3
+    assert document["counts"]["passed"] == 8
+    assert document["cache"]["compiles"] == {"hits": 2, "misses": 5}
+    detector = document["chains"][1]
+    assert detector["verdict"] == "failed"
+    assert detector["time_ms"] == {
+        "mean": 12.4,
+        "stdev": pytest.approx(0.1),
+        "min": 12.3,
+        "max": 12.5,
+        "repetitions": 3,
+        "golden": 9,
+        "limit": pytest.approx(9.9),
+        "passed": False,
+    }
+    assert detector["dispatch_count"] == {"measured": 130, "golden": 126, "limit": 126, "passed": False}
+    assert detector["quality"]["mismatches"] == 12
+    assert document["chains"][-1]["quality"]["max_abs_error"] == "nan"
+    assert document["chains"][2]["steps"][2]["behind"] == "minilm/l3@cpu:compile"
+
+
+def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GauntletError, match="there is no journal"):
+        write_reports(tmp_path, environ={})
+
+
+def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
+    folder = every_verdict().write(tmp_path / RUN)
+    journal = folder / "journal.jsonl"
+    whole = journal.read_bytes()
+    first_end = whole.index(b"\n")
+    for cut in (0, first_end // 2, first_end, *range(first_end + 1, len(whole), 997)):
+        journal.write_bytes(whole[:cut])
+        outcome = write_reports(folder, environ={})
+        assert outcome.exit_code == 3
+        assert outcome.remarks
+        assert len(outcome.steps) == (18 if cut > first_end else 0)
+
+
+def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = every_verdict().write(tmp_path / RUN)
+    write_reports(folder, environ={})
+    before = (folder / "junit.xml").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(GauntletError, match="No space left on device") as caught:
+        write_reports(folder, environ={})
+    assert "report" in caught.value.hint
+    assert (folder / "junit.xml").read_bytes() == before

@@ -1,0 +1,1 @@
+"""What several tests share: small projects, servers with faults, records that were made up, fake tools."""

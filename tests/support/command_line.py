@@ -1,0 +1,122 @@
+"""`gauntlet …`, run to its end: in this process, or in one of its own where signals, forks or the start matter."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from iree_gauntlet.tasks import program, surroundings
+from iree_gauntlet.toolchains.installed import find_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["LIMIT_SECONDS", "MAIN", "Done", "gauntlet_argv", "run_here", "run_in_process"]
+
+# Ends what hangs; nothing comes near it.
+LIMIT_SECONDS = 500.0
+# As a script for `python -c`.
+MAIN = "from iree_gauntlet.tasks.program import main; main()"
+_PATCHED = """
+import dataclasses, sys
+import iree_gauntlet.tasks.surroundings as surroundings
+from iree_gauntlet.tasks.program import main
+found = surroundings.find_installed()
+changes = dict(pair.split("=", 1) for pair in sys.argv.pop(1).split(";"))
+surroundings.find_installed = lambda: dataclasses.replace(found, **changes)
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+def run_here(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
+) -> Done:
+    """Runs a command in this process, as the console command does: its folder, environment and streams are its own.
+
+    Args:
+        words: after `gauntlet`.
+        folder: where.
+        environ: the whole environment.
+        toolchain: fields of the installed toolchain that are replaced.
+    """
+    streams = [io.BytesIO(), io.BytesIO()]
+    out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in streams)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_working_in(folder))
+        stack.enter_context(mock.patch.dict(os.environ, environ, clear=True))
+        stack.enter_context(mock.patch.object(sys, "argv", ["gauntlet", *words]))
+        stack.enter_context(mock.patch.object(sys, "stdin", stack.enter_context(Path(os.devnull).open())))
+        if toolchain:
+            found = dataclasses.replace(find_installed(), **dict[str, Any](toolchain))
+            stack.enter_context(mock.patch.object(surroundings, "find_installed", return_value=found))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        code = _exit_code()
+    said = [stream.getvalue().decode() for stream in streams]
+    assert "Traceback" not in said[1], said[1]
+    return Done(code, *said)
+
+
+def run_in_process(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
+) -> Done:
+    """As `run_here`, in a process of its own."""
+    done = subprocess.run(
+        gauntlet_argv(words, toolchain or {}),
+        cwd=folder,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def gauntlet_argv(words: Sequence[str], toolchain: Mapping[str, str]) -> list[str]:
+    """The argument vector of a command in a process of its own."""
+    if not toolchain:
+        return [sys.executable, "-c", MAIN, *words]
+    changes = ";".join(f"{name}={value}" for name, value in toolchain.items())
+    return [sys.executable, "-c", _PATCHED, changes, *words]
+
+
+def _exit_code() -> int:
+    try:
+        program.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@contextlib.contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,134 @@
+"""A small operator suite in a temporary folder: cases of a few lines, and configs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import Done
+    from tests.support.toy_project import Project
+
+__all__ = ["COMPILE_FLAGS", "OperatorSuite"]
+
+COMPILE_FLAGS = [
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-opt-level=O0",
+]
+_UNARY = """func.func @{name}(%a: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32>
+    attributes {{torch.onnx_meta.opset_version = 17 : si64}} {{
+  %0 = torch.operator "onnx.{operation}"({argument}) : (!torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32>
+  return %0 : !torch.vtensor<[4],f32>
+}}
+"""
+# What the compiler dies of: it divides by the zero extent (seen in 3.13.0).
+_DIVIDES_BY_ZERO = """func.func @reshape(%a: !torch.vtensor<[0,3,4],f32>, %s: !torch.vtensor<[3],si64>)
+    -> !torch.vtensor<[3,4,0],f32> attributes {torch.onnx_meta.opset_version = 21 : si64} {
+  %0 = torch.operator "onnx.Reshape"(%a, %s) {torch.onnx.allowzero = 1 : si64}
+      : (!torch.vtensor<[0,3,4],f32>, !torch.vtensor<[3],si64>) -> !torch.vtensor<[3,4,0],f32>
+  return %0 : !torch.vtensor<[3,4,0],f32>
+}
+"""
+_ENDLESS = """func.func @endless(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %true = arith.constant true
+  %r = scf.while (%x = %a) : (tensor<4xf32>) -> tensor<4xf32> {
+    %e = util.optimization_barrier %true : i1
+    scf.condition(%e) %x : tensor<4xf32>
+  } do {
+  ^bb0(%y: tensor<4xf32>):
+    %z = arith.addf %y, %y : tensor<4xf32>
+    scf.yield %z : tensor<4xf32>
+  }
+  return %r : tensor<4xf32>
+}
+"""
+# 30 GB, whose size is known only when it runs.
+_HUGE = """func.func @huge(%n: i64) -> tensor<?xf32> {
+  %one = arith.constant 1.0 : f32
+  %size = arith.index_cast %n : i64 to index
+  %empty = tensor.empty(%size) : tensor<?xf32>
+  %0 = linalg.fill ins(%one : f32) outs(%empty : tensor<?xf32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+"""
+
+
+class OperatorSuite:
+    """Cases below `ops/node` of a folder, with their configs in `ops/configs`."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.root: Path = project.folder / "ops"
+        (self.root / "configs").mkdir(parents=True)
+        self.config()
+
+    def config(self, name: str = "cpu_sync", **fields: Any) -> Path:
+        """Writes a config."""
+        document = {
+            "config_name": name,
+            "iree_compile_flags": COMPILE_FLAGS,
+            "iree_run_module_flags": ["--device=local-sync"],
+            **fields,
+        }
+        path = self.root / "configs" / f"{name}.json"
+        path.write_text(json.dumps(document, indent=2))
+        return path
+
+    def case(self, name: str, program: str, flags: list[str]) -> Path:
+        """Adds a case."""
+        folder = self.root / "node" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.mlir").write_text(program)
+        (folder / "run_module_io_flags.txt").write_text("".join(f"{flag}\n" for flag in flags))
+        return folder
+
+    def unary(self, name: str, operation: str = "Abs", expected: str = "1 2 3 4", argument: str = "%a") -> Path:
+        """Adds a case of four numbers in, four out; -1, 2, -3, 4 go in, from a file."""
+        program = _UNARY.format(name=name, operation=operation, argument=argument)
+        folder = self.case(name, program, ["--input=4xf32=@input_0.bin", f"--expected_output=4xf32={expected}"])
+        np.array([-1, 2, -3, 4], np.float32).tofile(folder / "input_0.bin")
+        return folder
+
+    def misspelt(self, name: str) -> Path:
+        """Adds a case that does not compile."""
+        return self.unary(name, argument="%b")
+
+    def refused(self, name: str) -> Path:
+        """Adds a case whose input the module refuses."""
+        folder = self.unary(name)
+        (folder / "run_module_io_flags.txt").write_text("--input=3xf32=1 2 3\n--expected_output=4xf32=1 2 3 4\n")
+        return folder
+
+    def crashes(self, name: str) -> Path:
+        """Adds a case that the compiler dies of."""
+        return self.case(
+            name, _DIVIDES_BY_ZERO, ["--input=0x3x4xf32", "--input=3xi64=3 4 0", "--expected_output=3x4x0xf32"]
+        )
+
+    def endless(self, name: str) -> Path:
+        """Adds a case that runs for ever."""
+        return self.case(name, _ENDLESS, ["--input=4xf32=0", "--expected_output=4xf32=0"])
+
+    def huge(self, name: str) -> Path:
+        """Adds a case that wants 32 GB."""
+        return self.case(name, _HUGE, ["--input=8000000000", "--expected_output=4xf32=0"])
+
+    def run(self, *words: str, **toolchain: str) -> Done:
+        """`gauntlet run` over the suite."""
+        return self.project.gauntlet("run", "--spec-dir", "ops", *words, **toolchain)
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """Verdicts of the newest run: `abs:compile` → `passed`; batches left out."""
+        record = self.project.journal
+        return {
+            f"{step['submodel']}:{step['stage']}": record.results[step["id"]]["verdict"]
+            for step in record.steps
+            if step["id"] in record.results and step["model"] != "batch"
+        }

@@ -1,0 +1,12 @@
+"""Where things are: the checkout, what was recorded for tests, and the corpus beside the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["CORPUS", "DATA", "ROOT", "SHARED"]
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+SHARED = (ROOT.parent / "shared").resolve()
+CORPUS = SHARED / "corpus"

@@ -1,0 +1,38 @@
+"""Looking at processes, and waiting for what they do."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.command_line import LIMIT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["running", "wait_until"]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
+    """Waits for something that another process does; the limit only ends a hang."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def running(word: str) -> list[int]:
+    """Processes whose command line holds a word."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (OSError, IndexError):
+                continue
+            if word in line and state != "Z":
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,85 @@
+"""Small trees of torch models: valid documents, and how a tree of them is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
+from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.dialects.trees import read_specs
+from iree_gauntlet.targets import Target
+from tests.support.spec_trees import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+__all__ = [
+    "BENCHMARK",
+    "COMPSTAT",
+    "EVERYWHERE",
+    "MODULE",
+    "QUALITY",
+    "TREE",
+    "load_torch",
+    "without",
+]
+
+# Targets that cover every test.
+EVERYWHERE = (CPU, *(Target(family) for family in ("rocm", "cuda", "vulkan", "metal", "vmvx")))
+
+MODULE: dict[str, Any] = {
+    "mlir": "https://h/model.mlir",
+    "compiler_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu", "--x=1"],
+}
+QUALITY: dict[str, Any] = {
+    "type": "quality",
+    "markers": ["cpu", "text"],
+    "modules": ["m/modules/a"],
+    "weights": [{"type": "url", "url": "https://h/w.irpa", "scope": "model"}],
+    "inputs": [{"url": "https://h/in.bin", "value": "1x64xi64"}, {"value": "4xf32=2"}],
+    "expected_outputs": [{"url": "https://h/out.npy"}],
+    "run_args": ["--function=main", "--device=local-task", "--expected_f16_threshold=1.0f"],
+}
+BENCHMARK: dict[str, Any] = {
+    "type": "benchmark",
+    "markers": ["cpu"],
+    "modules": ["m/modules/a"],
+    "weights": [{"type": "random", "module": "m/modules/a", "seed": 42, "scope": "model"}],
+    "inputs": [{"value": "1x64xi64"}],
+    "run_args": ["--function=main", "--device=local-task", "--benchmark_repetitions=3"],
+    "golden_time_ms": 12.5,
+}
+COMPSTAT: dict[str, Any] = {
+    "type": "compstat",
+    "markers": ["cpu"],
+    "module": "m/modules/a",
+    "golden_dispatch_count": 7,
+    "golden_binary_size": 9000,
+}
+TREE: dict[str, Any] = {
+    "torch_models/m/modules/a.json": MODULE,
+    "torch_models/m/quality.json": QUALITY,
+    "torch_models/m/bench.json": BENCHMARK,
+    "torch_models/m/stat.json": COMPSTAT,
+}
+
+
+def without(document: dict[str, Any], *fields: str) -> dict[str, Any]:
+    """A document that lacks some fields."""
+    return {key: value for key, value in document.items() if key not in fields}
+
+
+def load_torch(
+    folders: Path | Sequence[Path],
+    *targets: Target,
+    includes: Sequence[Include] = (Include(),),
+    external: Path | None = None,
+    modules: Path | None = None,
+    expected: Sequence[ExpectedFailure] = (),
+    device: str = "",
+) -> CaseSet:
+    """The cases of trees; on every target where none is named."""
+    specs = read_specs([folders] if isinstance(folders, Path) else folders, external, modules)
+    return load_cases(specs, includes, targets or EVERYWHERE, expected, device)

@@ -1,0 +1,125 @@
+"""`--offline`: what is missing is said at once, before anything runs, and only what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.configuration import Configuration, Mirror
+from iree_gauntlet.running.steps import Step, StepInput
+from iree_gauntlet.tasks.offline import MissingFile, missing_files, missing_text
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+WEIGHTS, PROGRAM = "https://models.example/w.irpa", "https://models.example/m.mlir"
+HINT = "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
+
+
+def store_in(folder: Path, configuration: Configuration | None = None) -> ArtifactStore:
+    return ArtifactStore(folder / "cache", Registry(), offline=True, configuration=configuration)
+
+
+def fetch_step(*urls: str, name: str = "a/b@cpu", skip: str = "", blocked: str = "") -> Step:
+    inputs = tuple(StepInput("input", "", url) for url in urls)
+    place, origin = ("", "a", "b", "cpu", "", Stage.FETCH, "", 0.0), Origin("specs/a.json", "")
+    return Step(f"{name}:fetch", name, *place, origin, inputs=inputs, skip=skip, blocked=blocked)
+
+
+def put(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"content")
+
+
+def test_only_what_the_network_has_is_missing(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    put(store.path(PROGRAM))
+    step = fetch_step(PROGRAM, WEIGHTS, "random://uniform/4xf32?seed=1", (tmp_path / "absent").as_uri(), WEIGHTS)
+    assert missing_files([step], [], store) == [MissingFile(WEIGHTS, "a/b@cpu:fetch", 1)]
+
+
+def test_what_does_not_run_misses_nothing(tmp_path: Path) -> None:
+    steps = [
+        fetch_step(WEIGHTS, name="skipped", skip="why"),
+        fetch_step(WEIGHTS, name="blocked", blocked="why"),
+        fetch_step(WEIGHTS, name="finished"),
+    ]
+    assert missing_files(steps, [], store_in(tmp_path), {"finished:fetch"}) == []
+
+
+def test_a_mirror_on_this_machine_is_no_network(tmp_path: Path) -> None:
+    folder, other = tmp_path / "mirror", (tmp_path / "other").as_uri()
+    mirror = Mirror("https://models.example/", (str(folder), other), only=False)
+    store = store_in(tmp_path, Configuration(mirrors=(mirror,)))
+    step = fetch_step(WEIGHTS, PROGRAM)
+    assert len(missing_files([step], [], store)) == 2
+    put(folder / "w.irpa")
+    put(tmp_path / "other" / "m.mlir")
+    assert missing_files([step], [], store) == []
+
+
+def test_a_file_of_a_wheel_that_is_there_is_not_missing(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    step = fetch_step("pypi://Some.Model==1.0/a/w.irpa")
+    assert len(missing_files([step], [], store)) == 1
+    put(store.root / "wheels" / "some-model" / "1.0" / "some_model-1.0-py3-none-any.whl")
+    assert missing_files([step], [], store) == []
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="?#\\@"), min_size=1))
+def test_any_url_can_be_asked_for(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
+    store = store_in(
+        tmp_path_factory.getbasetemp(), Configuration(mirrors=(Mirror("https://m.example/", ("/mirror",)),))
+    )
+    assert len(missing_files([fetch_step(f"https://m.example/x/{path}x")], [], store)) == 1
+
+
+def test_the_list() -> None:
+    files = [MissingFile(PROGRAM, "specs/a.json: mlir", 2), MissingFile(WEIGHTS, "specs/a.json: real_weights", 0)]
+    assert missing_text(files).splitlines() == [
+        "offline: 2 files are missing:",
+        f"  {PROGRAM} (specs/a.json: mlir and 2 more)",
+        f"  {WEIGHTS} (specs/a.json: real_weights)",
+        HINT,
+    ]
+    assert missing_text(files[:1]).startswith("offline: 1 file is missing:\n")
+
+
+def test_a_run_lists_what_is_missing_before_anything_runs(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.add("two")
+    project.regression("two", mlir=PROGRAM, real_weights=WEIGHTS)
+    spec = "specs/regression_tests/toy/two_cpu.json"
+    listed = [
+        "offline: 2 files are missing:",
+        f"  {PROGRAM} ({spec}: mlir)",
+        f"  {WEIGHTS} ({spec}: real_weights)",
+        HINT,
+    ]
+    done = project.gauntlet("fetch", "--offline")
+    lines = done.out.splitlines()
+    assert done.code == 3
+    assert lines[1:5] == listed
+    assert lines[0].startswith("run ")
+    # What can run does.
+    assert project.result("toy/abs@cpu:fetch")["verdict"] == "passed"
+    assert project.result("toy/two@cpu:fetch")["verdict"] == "error"
+    planned = project.gauntlet("plan", "--offline")
+    assert planned.code == 0
+    assert planned.out.splitlines()[-4:] == listed
+    assert "offline" not in project.gauntlet("plan").out
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    done = project.gauntlet("fetch", "--offline")
+    assert done.code == 0
+    assert "offline" not in done.text

@@ -1,0 +1,336 @@
+"""`list`, `plan` and `lint`, as the command line runs them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.tasks import surroundings
+from iree_gauntlet.tasks.program import _Gauntlet, namespace
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.known_flags import known_flags
+from tests.support.spec_trees import BENCHMARK, FIRST, SECOND, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP_FIELDS = {
+    *("id", "case", "step", "spec", "field", "argv", "cwd", "env", "inputs", "outputs", "needs", "key", "cached"),
+    *("why", "resources", "timeout_seconds", "expectation", "goldens", "skip", "blocked", "notes"),
+}
+
+
+def absent() -> Any:
+    raise ToolchainError("no IREE in this Python", "pip install iree-base-compiler iree-base-runtime")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu"]}
+    spec |= {"mlir": "program.mlir", "real_weights": "random://zeros/4xf32"}
+    write_tree(
+        tmp_path,
+        {
+            "specs/regression_tests/a/x_cpu.json": spec | {"markers": ["text"], "run_test_expecting_to_fail": True},
+            "specs/regression_tests/a/program.mlir": "module {}",
+            "specs/regression_tests/b/y.json": FIRST,
+            "specs/benchmarks/a/x_cpu.json": BENCHMARK | {"golden_time_ms": {"box": 2}, "device": "local-task"},
+            "suites/cpu.toml": 'name = "cpu"\ntarget = "cpu"\n',
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IREE_GAUNTLET_CACHE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "find_installed", absent)
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*words: str) -> Result:
+        code = 0
+        try:
+            _Gauntlet(name="gauntlet", binary="gauntlet", namespace=namespace, version="0").run(["gauntlet", *words])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+# list
+
+
+def test_list_as_text(project: Path, run: Any) -> None:
+    result = run("list")
+    assert result.code == 0
+    assert result.out.splitlines() == [
+        "MODEL  SUBMODEL  TARGET       CHECKS             MARKERS",
+        "a      x         cpu          quality benchmark  benchmark cpu quality text",
+        "b      y         cpu          quality            cpu quality",
+        "b      y         rocm-gfx942  quality            gfx942 quality rocm",
+        "2 models, 3 chains",
+    ]
+    assert result.err == ""
+
+
+def test_list_as_json(project: Path, run: Any) -> None:
+    first = run("list", "--format", "json", "--model", "a").json
+    assert first == [
+        {
+            "model": "a",
+            "submodel": "x",
+            "target": "cpu",
+            "checks": ["quality", "benchmark"],
+            "markers": ["benchmark", "cpu", "quality", "text"],
+            "specs": ["specs/benchmarks/a/x_cpu.json", "specs/regression_tests/a/x_cpu.json"],
+        }
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_list_tells_of_broken_specs_beside_the_sound_ones(project: Path, run: Any, form: str) -> None:
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1}})
+    result = run("list", "--format", form)
+    assert result.code == 2
+    assert "z_cpu.json:" in result.err
+    assert "junk: unknown field" in result.err
+    assert "a" in result.out
+
+
+def test_selection_that_matches_nothing(project: Path, run: Any) -> None:
+    for task in ("list", "plan", "lint"):
+        result = run(task, "--model", "aa")
+        assert result.code == 5
+        assert "did you mean 'a'?" in result.err
+        assert "Models for cpu" in result.err
+        assert result.out == ""
+
+
+def test_unknown_markers_are_told_by_every_task(project: Path, run: Any, without_iree: None) -> None:
+    for task in ("list", "plan", "lint"):
+        result = run(task, "--markers", "not slwo", "--target", "cpu", "--model", "a")
+        assert result.code == 0
+        assert "no case has the marker 'slwo'; known: benchmark, cpu, quality, text" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("list", "--format", "xml"), 2, "unknown format"),
+        (("plan", "--stages", "compil"), 2, "unknown stage"),
+        (("list", "--markers", "a and"), 2, "expected a marker"),
+        (("plan", "--spec-dir", "nowhere"), 2, "does not exist"),
+        (("plan", "--timeout-compile", "-1"), 2, "expected seconds above 0"),
+    ],
+)
+def test_wrong_command_lines(
+    project: Path, run: Any, without_iree: None, words: tuple[str, ...], code: int, says: str
+) -> None:
+    result = run(*words)
+    assert result.code == code
+    assert says in result.err
+    assert "Traceback" not in result.err
+
+
+# plan
+
+
+@pytest.mark.iree
+def test_plan_as_json(project: Path, run: Any) -> None:
+    result = run("plan", "--format", "json", "--model", "a", "--sku", "box")
+    assert result.code == 0
+    document = result.json
+    assert document["schema"] == 1
+    assert document["suite"] == "custom"
+    assert document["problems"] == []
+    tools = find_installed()
+    assert document["toolchain"] == tools.as_dict()
+    steps = {step["id"]: step for step in document["steps"]}
+    assert list(steps) == [f"a/x@cpu:{stage}" for stage in ("fetch", "compile", "threshold", "compstat", "benchmark")]
+    for step in steps.values():
+        assert set(step) == STEP_FIELDS
+        assert step["case"] == "a/x@cpu"
+        for item in step["inputs"]:
+            assert set(item) == {"role", "path", "url", "sha256"}
+    compiled = steps["a/x@cpu:compile"]
+    assert compiled["argv"][:2] == [tools.compile, str(project / "specs/regression_tests/a/program.mlir")]
+    assert compiled["argv"][-1] == compiled["outputs"]["module"]
+    assert compiled["cwd"] == str(project / "runs/next-custom/steps/a/x.cpu/compile")
+    assert compiled["resources"] == {"cores": 1, "exclusive": False, "device": ""}
+    assert compiled["expectation"] == {"outcome": "pass", "reason": "", "crash": None}
+    threshold = steps["a/x@cpu:threshold"]
+    assert threshold["expectation"]["outcome"] == "fail"
+    assert "run_test_expecting_to_fail" in threshold["expectation"]["reason"]
+    assert threshold["argv"][0] == tools.run_module
+    sources = {item["role"]: (item["url"], item["path"]) for item in threshold["inputs"]}
+    assert sources["input"][0] == "https://h/in0.bin"
+    assert sources["input"][1].startswith(str(project / "cache"))
+    assert sources["module"] == ("", compiled["outputs"]["module"])
+    benchmark = steps["a/x@cpu:benchmark"]
+    assert benchmark["resources"]["exclusive"] is True
+    (golden,) = benchmark["goldens"]
+    assert (golden["value"], golden["limit"], golden["sku"]) == (2, 2, "box")
+    assert benchmark["spec"] == "specs/benchmarks/a/x_cpu.json"
+
+
+@pytest.mark.iree
+def test_a_plan_as_json_has_a_line_for_each_step(project: Path, run: Any, without_iree: None) -> None:
+    result = run("plan", "--format", "json", "--model", "a")
+    lines = result.out.splitlines()
+    start = lines.index('"steps": [') + 1
+    steps = [json.loads(line.removesuffix(",")) for line in lines[start : lines.index("],")]]
+    assert steps == result.json["steps"]
+    assert list(result.json) == ["schema", "suite", "run_dir", "toolchain", "steps", "problems"]
+
+
+def test_a_plan_leaves_the_collection_of_garbage_as_it_was(project: Path, run: Any, without_iree: None) -> None:
+    assert run("plan", "--model", "a").code == 0
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        run("plan", "--model", "a")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_plan_as_text(project: Path, run: Any) -> None:
+    result = run("plan", "--model", "a")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].startswith("a/x@cpu  (specs/")
+    assert any(line.startswith("    $ ") and "iree-run-module --device=local-task" in line for line in lines)
+    assert any(line.startswith("  threshold  runs     runs every time; expected to fail") for line in lines)
+    assert lines[-1] == "5 steps, 0 from the cache"
+
+
+@pytest.mark.iree
+def test_plan_writes_nothing_but_the_flags_that_the_tools_know(project: Path, run: Any) -> None:
+    before = {path for path in project.rglob("*") if path.is_file()}
+    run("plan", "--suite", "cpu")
+    new = {path for path in project.rglob("*") if path.is_file()} - before
+    kept = project / "kept"
+    known_flags(find_installed(), kept)
+    assert {path.name for path in new} == {path.name for path in kept.rglob("*") if path.is_file()}
+    shutil.rmtree(kept)
+    again = {path: path.stat().st_mtime_ns for path in project.rglob("*")}
+    run("plan", "--suite", "cpu")
+    assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == again
+
+
+def test_plan_without_iree_works_and_says_so(project: Path, run: Any, without_iree: None) -> None:
+    result = run("plan", "--model", "a")
+    assert result.code == 0
+    assert result.out.startswith("note: no IREE in this Python\n  pip install")
+    assert "  compile    runs " in result.out
+    document = run("plan", "--model", "a", "--format", "json").json
+    assert document["toolchain"] is None
+    assert [step["argv"][:1] for step in document["steps"] if step["argv"]] == [
+        ["iree-compile"],
+        ["iree-run-module"],
+        ["iree-benchmark-module"],
+    ]
+    assert sorted(path.name for path in project.iterdir()) == ["specs", "suites"]
+
+
+def test_plan_of_broken_specs_shows_all_problems(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1, "mlir": 2}})
+    result = run("plan")
+    assert result.code == 2
+    assert "2 problems in spec files" in result.err
+    assert result.out == ""
+
+
+def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"mlir": "htps://h/m.mlir"}})
+    for task in ("plan", "lint"):
+        result = run(task, "--target", "cpu")
+        assert result.code == 2
+        assert "z_cpu.json: mlir: unknown scheme 'htps'" in result.err
+
+
+def test_plan_stages(project: Path, run: Any, without_iree: None) -> None:
+    document = run("plan", "--stages", "compile", "--model", "a", "--format", "json").json
+    assert [step["step"] for step in document["steps"]] == ["fetch", "compile"]
+
+
+# lint
+
+
+def test_lint_of_sound_specs(project: Path, run: Any, without_iree: None) -> None:
+    result = run("lint")
+    assert (result.code, result.out, result.err) == (0, "3 spec files are sound\n", "")
+
+
+def test_lint_reports_everything_at_once(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(
+        project,
+        {
+            "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": 2, "jnk": 1},
+            "specs/regression_tests/b/q_rocm.json": "{",
+            "specs/regression_tests/b/r_cpu.json": SECOND | {"inputs": [{"source": "../../../x"}]},
+            "specs/benchmarks/b/y_cpu.json": BENCHMARK | {"golden_time_ms": []},
+        },
+    )
+    result = run("lint")
+    assert result.code == 2
+    assert result.err.startswith("error: 5 problems in spec files:")
+    for text in ("p_cpu.json:", "mlir: expected a string", "jnk: unknown field", "q_rocm.json", "r_cpu.json:"):
+        assert text in result.err
+    assert "golden_time_ms: expected an object, found an array" in result.err
+
+
+def test_lint_warns_of_missing_files(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(
+        project,
+        {
+            "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": "nowhere.mlir"},
+            "specs/benchmarks/b/e_cpu.json": BENCHMARK | {"modules": ["b_gone"], "compilation_required": True}
+            | {"mlir_file_name": "gone.mlir"},
+        },
+    )  # fmt: skip
+    result = run("lint", "--target", "cpu")
+    assert result.code == 0
+    assert "p_cpu.json: mlir: the file " in result.out
+    assert "nowhere.mlir is missing" in result.out
+    assert "no regression spec defines module 'b_gone'" in result.out
+    assert "gone.mlir is missing (mlir_file_name)" in result.out
+    assert result.out.count("gone.mlir") == 1
+    assert result.out.endswith("5 spec files are sound, 2 with warnings\n")
+
+
+@pytest.mark.iree
+def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> None:
+    flags = ["--iree-hal-target-backends=llvm-cpu", "--iree-no-such-flag"]
+    name = "specs/regression_tests/a/x_cpu.json"
+    document = json.loads((project / name).read_text(encoding="utf-8"))
+    write_tree(project, {name: document | {"compiler_flags": flags}})
+    assert run("lint", "--model", "a").code == 0
+    result = run("lint", "--model", "a", "--toolchain")
+    assert result.code == 2
+    assert "--iree-no-such-flag" in result.err
+
+
+def test_lint_with_the_toolchain_needs_one(project: Path, run: Any, without_iree: None) -> None:
+    result = run("lint", "--toolchain", "--model", "a")
+    assert result.code == 3
+    assert "no IREE in this Python" in result.err

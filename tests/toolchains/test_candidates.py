@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains.candidates import candidates_among, candidates_between
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place, environment_for
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import find_installer
+from tests.support.iree_wheels import release_wheels, write_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_RELEASES = ("3.5.0", "3.6.0", "3.7.0", "3.8.0", "3.9.0", "3.10.0", "3.11.0", "3.12.0")
+_NIGHTLIES = ("3.12.0rc20261001", "3.13.0rc20261101", "3.13.0rc20261102", "3.13.0rc20261103", "3.13.0rc20261104")
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(params=["uv", "pip"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param == "uv" and find_installer("").name != "uv":
+        pytest.skip("no uv here")
+    with served(tmp_path, monkeypatch, str(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """With the faster installer that is here, for what does not depend on it."""
+    with served(tmp_path, monkeypatch, find_installer("").name) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str) -> Iterator[Place]:
+    """A place whose index is a loopback server with pages as PEP 503 has them, and whose nightlies are a folder."""
+    for version in _RELEASES:
+        write_wheel(tmp_path / "simple" / "iree-base-compiler", "compiler", version)
+        if version != "3.7.0":
+            write_wheel(tmp_path / "simple" / "iree-base-runtime", "runtime", version)
+    # What PyPI has beside releases.
+    write_wheel(tmp_path / "simple" / "iree-base-compiler", "compiler", "3.11.0rc20260801")
+    write_wheel(tmp_path / "simple" / "iree-base-runtime", "runtime", "3.11.0rc20260801")
+    nightlies = release_wheels(tmp_path / "nightlies", *_NIGHTLIES)
+    write_wheel(tmp_path / "nightlies", "compiler", "3.13.0rc20261105")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    index = f"http://127.0.0.1:{server.server_address[1]}/simple"
+    for name in ("UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in {
+        "UV_DEFAULT_INDEX": index,
+        "UV_NO_CONFIG": "1",
+        "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
+        "PIP_INDEX_URL": index,
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield place_of(tmp_path, installer, str(nightlies))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def place_of(folder: Path, installer: str, nightlies: str, *, offline: bool = False) -> Place:
+    environments = Environments(
+        folder / "envs", lambda: find_installer(installer), offline=offline, use=lambda _: None, news=lambda _: None
+    )
+    return Place(find_installed, environments, nightlies, hash_file, "")
+
+
+def labels(good: str, bad: str, place: Place, *, nightlies: bool = False) -> tuple[list[str], bool]:
+    row, good_is_older = candidates_between(good, bad, place, nightlies=nightlies)
+    assert all(candidate.label == candidate.iree for candidate in row)
+    return [candidate.label for candidate in row], good_is_older
+
+
+def test_versions_between_two(place: Place) -> None:
+    # 3.7.0 has no runtime; what is no release is left out.
+    expected = ["3.5.0", "3.6.0", "3.8.0", "3.9.0", "3.10.0", "3.11.0", "3.12.0"]
+    assert labels("3.5.0", "3.12.0", place) == (expected, True)
+    expected = ["3.12.0", *_NIGHTLIES[1:], "3.13.0"]
+    assert labels("3.12.0", "3.13.0", place, nightlies=True) == (expected, True)
+
+
+def test_releases_at_the_edges(quick: Place) -> None:
+    # The ends are there whether the index has them or not: the check of the ends says that they are not.
+    assert labels("3.12.9", "3.10", quick) == (["3.10.0", "3.11.0", "3.12.0", "3.12.9"], False)
+    assert labels("3.11.0", "3.12.0", quick) == (["3.11.0", "3.12.0"], True)
+    assert labels("1.0.0", "2.0.0", quick) == (["1.0.0", "2.0.0"], True)
+
+
+def test_nightlies_as_ends(quick: Place) -> None:
+    assert labels("3.13.0rc20261101", "3.13.0rc20261103", quick) == (list(_NIGHTLIES[1:4]), True)
+    # `nightly` is the newest one, though only its compiler is there.
+    assert labels("3.13.0rc20261102", "nightly", quick) == ([*_NIGHTLIES[2:], "3.13.0rc20261105"], True)
+
+
+def test_without_a_network_what_is_installed_is_all_there_is(quick: Place, tmp_path: Path) -> None:
+    for version in ("3.6.0", "3.8.0"):
+        environment_for(parse_choice(version), quick)
+    nightlies = quick.nightly_links
+    offline = place_of(tmp_path, quick.environments.installer().name, nightlies, offline=True)
+    assert labels("3.5.0", "3.12.0", offline) == (["3.5.0", "3.6.0", "3.8.0", "3.12.0"], True)
+    with pytest.raises(ToolchainError, match="no nightly of IREE is installed"):
+        labels("3.5.0", "nightly", offline)
+    environment_for(parse_choice("3.13.0rc20261103"), quick)
+    assert labels("3.13.0rc20261101", "nightly", offline) == (["3.13.0rc20261101", "3.13.0rc20261103"], True)
+
+
+def test_an_index_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ToolchainError, match=r"cannot say what there is of iree-base-compiler"):
+        labels("3.5.0", "3.12.0", place)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "says"),
+    [
+        ("3.5.0", "3.5", "both 3.5.0"),
+        ("banana", "3.5.0", "--good banana: names no IREE"),
+        ("3.5.0", "venv:/somewhere", "--bad venv:/somewhere: is no version"),
+        ("installed", "3.5.0", "--good installed: is no version"),
+        (">=3.5", "3.12.0", "is no version"),
+    ],
+)
+def test_ends_that_are_none(tmp_path: Path, good: str, bad: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        labels(good, bad, place_of(tmp_path, "", "", offline=True))
+
+
+def test_a_row_that_is_named(tmp_path: Path) -> None:
+    def row(good: str, bad: str, *among: str) -> list[tuple[str, str]]:
+        return [(candidate.label, candidate.iree) for candidate in candidates_among(good, bad, among)]
+
+    ends = [("3.5.0", "3.5"), ("b", f"build:{tmp_path}/b")]
+    assert row("3.5", f"build:{tmp_path}/b", f"venv:{tmp_path}/a") == [ends[0], ("a", f"venv:{tmp_path}/a"), ends[1]]
+    assert row("3.5.0", "nightly", "3.5", "path", "nightly") == [("3.5.0", "3.5"), ("path", "path"), ("nightly",) * 2]
+    # Names of folders: unique, and fit for a path.
+    named = row("build:/x/iree@1", "build:/y/iree@1", "build:/z/..%", "wheels:/", "build:/a/iree-1")
+    assert [label for label, _ in named] == ["iree-1", "build", "wheels", "iree-1-2", "iree-1-3"]
+    assert all(not set(label) & set("@%/") for label, _ in named)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "among", "says"),
+    [
+        ("3.5.0", "3.9.0", ["3.6.0", "3.5.0"], "--good 3.5.0 is not the first one of --among"),
+        ("3.5.0", "3.9.0", ["3.9.0", "3.6.0"], "--bad 3.9.0 is not the last one"),
+        ("3.5.0", "3.9.0", ["3.6.0", "3.6"], "3.6 is there twice"),
+        ("3.5.0", "3.5", ["3.6.0"], "3.5 is there twice"),
+        ("3.5.0", "3.9.0", ["bananas"], "--among bananas: names no IREE"),
+    ],
+)
+def test_a_row_that_cannot_be(good: str, bad: str, among: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        candidates_among(good, bad, among)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place, find_toolchain
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import find_installer
+from tests.support.toy_project import Project
+
+_VERSION = """#!/bin/sh
+echo 'IREE (https://iree.dev):'
+echo '  IREE compiler version 3.14.0.dev @ 0123456789abcdef0123456789abcdef01234567'
+"""
+_NOTED = 'VERSION = "3.14.0.dev"\nREVISIONS = {"IREE": "0123456789ab"}\n'
+
+
+def sketch(root: Path, tools: str = "tools") -> Path:
+    """The outline of a build: scripts for tools, text for libraries."""
+    for name in ("iree-compile", "iree-lld", "iree-opt", "iree-run-module", "iree-benchmark-module"):
+        path = root / tools / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_VERSION)
+        path.chmod(0o755)
+    (root / "lib").mkdir()
+    (root / "lib" / "libIREECompiler.so.3").write_text("code")
+    (root / "lib" / "libIREECompiler.so").symlink_to("libIREECompiler.so.3")
+    return root
+
+
+def lay_out(root: Path, *, change: bool = False) -> Path:
+    """A build tree of the installed wheels' own files; one byte of the compiler's library may be another."""
+    found = find_installed()
+    tools, libraries = root / "tools", root / "lib"
+    tools.mkdir(parents=True)
+    libraries.mkdir()
+    compiler = Path(found.compile).parent
+    # As files, not links: the tools look for each other beside themselves.
+    for name in ("iree-compile", "iree-lld", "iree-link", "iree-opt"):
+        shutil.copy2(compiler / name, tools / name)
+    for tool in (found.run_module, found.benchmark_module):
+        shutil.copy2(tool, tools / Path(tool).name)
+    (tools / "iree_platform_libs").symlink_to(compiler / "iree_platform_libs")
+    library = libraries / "libIREECompiler.so"
+    shutil.copy2(compiler / library.name, library)
+    (tools / library.name).symlink_to(Path("..") / "lib" / library.name)
+    if change:
+        content = bytearray(library.read_bytes())
+        content[content.index(b"Optimized build") + 5] = ord("s")
+        library.write_bytes(content)
+    return root
+
+
+def link_bindings(root: Path) -> None:
+    """The compiler's Python bindings where a build has them."""
+    package = Path(find_installed().compile).parents[1]
+    bindings = root / "compiler" / "bindings" / "python" / "iree"
+    bindings.mkdir(parents=True)
+    # Links to files in folders of their own: Python must not find its way to the wheel.
+    shutil.copytree(package, bindings / "compiler", copy_function=os.symlink)
+
+
+def place_of(folder: Path, search_path: str = "") -> Place:
+    environments = Environments(
+        folder / "envs", lambda: find_installer(""), offline=True, use=lambda _: None, news=lambda _: None
+    )
+    return Place(find_installed, environments, "", hash_file, search_path)
+
+
+@pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])
+def test_tools_are_found_in_every_layout(tmp_path: Path, tools: str) -> None:
+    root = sketch(tmp_path / "build", tools)
+    choice = parse_choice(f"build:{root}")
+    found = find_toolchain(choice, choice, place_of(tmp_path))
+    assert found.source == f"build: {root}"
+    assert found.compile == str(root / tools / "iree-compile")
+    assert found.run_module == str(root / tools / "iree-run-module")
+    assert found.ir_tool == str(root / tools / "iree-opt")
+    assert found.compiler_version == found.runtime_version == "3.14.0.dev"
+    assert found.compiler_commit.startswith("0123456789abcdef")
+    assert (found.python, found.import_onnx, found.has_onnx_importer) == ("", (), False)
+
+
+@pytest.mark.parametrize("noted", ["runtime/bindings/python/iree/_runtime_libs", "bindings/python/iree/runtime"])
+def test_a_build_of_the_runtime_alone(tmp_path: Path, noted: str) -> None:
+    root = sketch(tmp_path / "build")
+    (root / "tools" / "iree-compile").unlink()
+    tree = BuildTree.of(root, ("iree-run-module", "iree-benchmark-module"))
+    assert runtime_of(tree, hash_file).version == "unknown"
+    (root / noted).mkdir(parents=True)
+    (root / noted / "version.py").write_text(_NOTED)
+    assert runtime_of(tree, hash_file).version == "3.14.0.dev"
+    assert runtime_of(tree, hash_file).commit == "0123456789ab"
+    with pytest.raises(ToolchainError, match="no iree-compile in the build folder"):
+        BuildTree.of(root, ("iree-compile",))
+
+
+def test_the_content_makes_the_identity(tmp_path: Path) -> None:
+    def identity(name: str, **changes: str) -> str:
+        root = sketch(tmp_path / name)
+        for file, text in changes.items():
+            path = root / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path / "bindings").identity
+
+    same = identity("a")
+    assert identity("b") == same
+    assert identity("c", **{"lib/libIREECompiler.so.3": "cod3"}) != same
+    assert identity("d", **{"tools/iree-lld": "another linker"}) != same
+    assert identity("e", **{"lib/iree_platform_libs/rocm/ocml.bc": "bitcode"}) != same
+    # Libraries of others lie in an install prefix; those of a build tree are all its own.
+    assert identity("f", **{"lib/libother.so": "x"}) == same
+    assert identity("g", **{"lib/libother.so": "x", "CMakeCache.txt": ""}) != same
+
+
+def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
+    def error(folder: Path) -> ToolchainError:
+        with pytest.raises(ToolchainError) as raised:
+            BuildTree.of(folder, ("iree-compile",))
+        return raised.value
+
+    root = sketch(tmp_path / "iree" / "build")
+    assert error(tmp_path / "none").what == f"build:{tmp_path / 'none'} is no folder"
+    assert f"write build:{root}." in error(tmp_path / "iree").hint
+    assert f"name the one above, build:{root}." in error(root / "tools").hint
+    (tmp_path / "empty").mkdir()
+    assert "not the sources" in error(tmp_path / "empty").hint
+    (root / "tools" / "iree-compile").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    with pytest.raises(ToolchainError, match=r"does not say its version \(exit code 1\): broken"):
+        compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+    (root / "tools" / "iree-compile").chmod(0o644)
+    with pytest.raises(ToolchainError, match="may not be executed"):
+        compiler_of(BuildTree.of(root, ("iree-compile",)), hash_file, tmp_path)
+
+
+def test_tools_on_the_path(tmp_path: Path) -> None:
+    root = sketch(tmp_path / "build")
+    other = sketch(tmp_path / "other")
+    choice = parse_choice("path")
+    found = find_toolchain(choice, choice, place_of(tmp_path, f"{tmp_path}:{root / 'tools'}:{other / 'tools'}"))
+    assert found.compile == str(root / "tools" / "iree-compile")
+    assert found.source == f"path: {root / 'tools'}"
+    with pytest.raises(ToolchainError, match="no iree-compile on the PATH: it is empty"):
+        find_toolchain(choice, choice, place_of(tmp_path))
+    (root / "tools" / "iree-run-module").unlink()
+    with pytest.raises(ToolchainError, match="come from several places"):
+        find_toolchain(choice, choice, place_of(tmp_path, f"{root / 'tools'}:{other / 'tools'}"))
+
+
+@pytest.mark.iree
+def test_the_scripts_of_a_wheel_on_the_path_mean_the_wheel(tmp_path: Path) -> None:
+    scripts = Path(sys.executable).parent
+    if not (scripts / "iree-compile").exists() or not (scripts.parent / "pyvenv.cfg").exists():
+        pytest.skip("IREE is not installed in a virtual environment")
+    choice = parse_choice("path")
+    found = find_toolchain(choice, choice, place_of(tmp_path, str(scripts)))
+    assert found.identity == find_installed().identity
+    assert found.compile == find_installed().compile
+
+
+@pytest.mark.iree
+def test_compiler_and_runtime_from_two_places(tmp_path: Path) -> None:
+    root = sketch(tmp_path / "build")
+    found = find_toolchain(parse_choice("installed"), parse_choice(f"build:{root}"), place_of(tmp_path))
+    here = find_installed()
+    assert found.compile == here.compile
+    assert found.run_module == str(root / "tools" / "iree-run-module")
+    assert found.source == f"compiler {here.source}; runtime build: {root}"
+    assert (found.identity, found.runtime_identity != here.runtime_identity) == (here.identity, True)
+
+
+@pytest.mark.iree
+def test_two_builds_of_one_version_never_share_modules(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    one, other = lay_out(tmp_path / "one"), lay_out(tmp_path / "other", change=True)
+
+    def compiles(root: Path) -> str:
+        done = project.gauntlet("compile", "--model", "toy", "--iree", f"build:{root}")
+        assert done.code == 0, done.text
+        return next(line for line in done.out.splitlines() if line.startswith("compiles: "))
+
+    assert compiles(one).startswith("compiles: 0 from cache, 1 made")
+    assert compiles(other).startswith("compiles: 0 from cache, 1 made")
+    assert compiles(one).startswith("compiles: 1 from cache, 0 made")
+    toolchain = project.journal.runs[-1]["toolchain"]
+    assert toolchain["source"] == f"build: {one}"
+    assert toolchain["compiler"] == find_installed().compiler_version
+    # With Python bindings in the build, they are what imports ONNX programs.
+    link_bindings(one)
+    choice = parse_choice(f"build:{one}")
+    found = find_toolchain(choice, choice, place_of(tmp_path))
+    assert found.has_onnx_importer
+    code = "import iree.compiler as c, onnx; print(c.__file__ or list(c.__path__)[0])"
+    done = subprocess.run([found.python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(one / "compiler" / "bindings" / "python"))

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.environments import SEAL, Environments
+from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.installer import Installer, find_installer
+from tests.support.iree_wheels import release_wheels, write_wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_INSTALL = """
+import sys
+from pathlib import Path
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.environments import Environments
+from iree_gauntlet.toolchains.find import Place, environment_for
+from iree_gauntlet.toolchains.installer import Installer, find_installer
+folder, wanted, *program = sys.argv[1:]
+installer = Installer("uv", tuple(program)) if len(program) == 1 and "/" in program[0] else find_installer(program[0])
+environments = Environments(
+    Path(folder), lambda: installer, offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
+)
+environment_for(parse_choice(wanted), Place(None, environments, "", None, ""))
+"""
+
+
+class Releases:
+    """Environments over an index of small wheels, without a network."""
+
+    def __init__(self, folder: Path, installer: str, links: Path) -> None:
+        self.folder = folder / "envs"
+        self.installer = installer
+        self.links = links
+        self.news: list[str] = []
+        self.used: list[Path] = []
+
+    def place(self, *, offline: bool = False, installer: Installer | None = None) -> Place:
+        environments = Environments(
+            self.folder,
+            lambda: installer or find_installer(self.installer),
+            offline=offline,
+            use=self.used.append,
+            news=self.news.append,
+        )
+        return Place(find_installed, environments, str(self.links), hash_file, "")
+
+    def environment(self, wanted: str) -> Path:
+        return environment_for(parse_choice(wanted), self.place()).path
+
+    def installs(self) -> int:
+        return sum("installing with" in line for line in self.news)
+
+    def start(self, wanted: str, *program: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", _INSTALL, str(self.folder), wanted, *(program or (self.installer,))]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(params=["uv", "pip"])
+def releases(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
+    if request.param == "uv" and find_installer("").name != "uv":
+        pytest.skip("no uv here")
+    return _releases(tmp_path, monkeypatch, str(request.param))
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
+    """With the faster one that is here, for what does not depend on it."""
+    return _releases(tmp_path, monkeypatch, find_installer("").name)
+
+
+def _releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str) -> Releases:
+    index = release_wheels(tmp_path / "index", "3.8.0", "3.9.0", "3.11.0", "3.12.0")
+    nightlies = release_wheels(tmp_path / "nightlies", "3.13.0rc20261101", "3.13.0rc20261102")
+    # The user's own settings of both programs: an index of a folder, and no network.
+    for name, value in {
+        "UV_OFFLINE": "1",
+        "UV_FIND_LINKS": str(index),
+        "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(index),
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Releases(tmp_path, installer, nightlies)
+
+
+def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None:
+    tools = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
+    path = releases.folder / releases.place().environments.path_of("3.9.0").name
+    assert tools.compiler_release == tools.runtime_release == "3.9.0"
+    assert tools.source.startswith(f"3.9: {path}")
+    for tool in (tools.compile, tools.run_module, tools.benchmark_module):
+        done = subprocess.run([tool], capture_output=True, text=True, check=True)
+        assert done.stdout.endswith(" 3.9.0\n")
+    # The environment was moved after it was made: its Python finds it all the same.
+    code = "import iree.compiler.version as v; print(v.VERSION)"
+    done = subprocess.run([tools.python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3.9.0\n"
+    assert not [script.name for script in (path / "bin").iterdir() if not script.name.startswith("python")]
+    again = find_toolchain(parse_choice("3.9.0"), parse_choice("3.9.0"), releases.place())
+    assert again.identity == tools.identity
+    assert releases.installs() == 1
+    assert releases.used[0] == path
+
+
+def test_a_range_means_its_newest_release(releases: Releases) -> None:
+    assert releases.environment(">=3.8,<3.12").name.startswith("3.11.0-")
+    assert releases.environment("==3.8.*").name.startswith("3.8.0-")
+    with pytest.raises(ToolchainError) as raised:
+        releases.environment(">=4")
+    assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
+    place = releases.place(offline=True)
+    assert environment_for(parse_choice(">=3.8"), place).label == "3.11.0"
+    with pytest.raises(ToolchainError, match=r"no IREE in the cache is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
+        environment_for(parse_choice(">=3.12"), place)
+
+
+def test_nightlies_come_from_their_page(releases: Releases) -> None:
+    assert releases.environment("nightly").name.startswith("3.13.0rc20261102-")
+    assert releases.environment("3.13.0rc20261101").name.startswith("3.13.0rc20261101-")
+    # A release that is newer than every nightly is no nightly.
+    assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
+
+
+def test_a_release_that_does_not_exist_names_its_neighbours(releases: Releases) -> None:
+    with pytest.raises(ToolchainError) as raised:
+        releases.environment("3.10.0")
+    assert str(raised.value) == "there is no IREE 3.10.0 for this Python and platform\n  Nearest: 3.9.0 and 3.11.0."
+    assert not [path for path in releases.folder.iterdir() if path.is_dir()]
+
+
+def test_offline_nothing_is_installed(quick: Releases) -> None:
+    with pytest.raises(ToolchainError) as raised:
+        environment_for(parse_choice("3.9.0"), quick.place(offline=True))
+    assert "IREE 3.9.0 is not installed in the cache" in raised.value.what
+    assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
+    assert not quick.folder.exists()
+
+
+def _lose_a_tool(path: Path) -> None:
+    next(path.rglob("iree-run-module")).unlink()
+
+
+def _change_a_tool(path: Path) -> None:
+    next(path.rglob("iree-compile")).write_text("#!/bin/sh\n")
+
+
+def _lose_the_seal(path: Path) -> None:
+    (path / SEAL).unlink()
+
+
+def _tear_the_seal(path: Path) -> None:
+    (path / SEAL).write_bytes((path / SEAL).read_bytes()[:100])
+
+
+def _lose_python(path: Path) -> None:
+    (path / "bin" / "python").unlink()
+
+
+def _another_version(path: Path) -> None:
+    for info in path.rglob("iree_base_*-3.9.0.dist-info"):
+        info.rename(info.with_name(info.name.replace("3.9.0", "3.8.0")))
+
+
+def _of_another_time(path: Path) -> None:
+    document = json.loads((path / SEAL).read_bytes())
+    (path / SEAL).write_text(json.dumps(document | {"format": 0}))
+
+
+def _a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "leftover").touch()
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (_lose_a_tool, "iree-run-module is missing"),
+        (_change_a_tool, "iree-compile has changed"),
+        (_lose_the_seal, "not installed to its end"),
+        (_tear_the_seal, "damaged gauntlet-environment.json"),
+        (_lose_python, "lost its Python"),
+        (_another_version, "is missing"),
+        (_of_another_time, "another version of this toolkit"),
+        (_a_file, "not installed to its end"),
+    ],
+)
+def test_a_broken_environment_is_seen_and_made_again(quick: Releases, harm: object, why: str) -> None:
+    path = quick.environment("3.9.0")
+    assert callable(harm)
+    harm(path)
+    with pytest.raises(ToolchainError, match=why):
+        environment_for(parse_choice("3.9.0"), quick.place(offline=True))
+    assert quick.environment("3.9.0") == path
+    assert any(why in line and "made again" in line for line in quick.news)
+    assert quick.installs() == 2
+    assert [child.name for child in quick.folder.iterdir() if child.is_dir()] == [path.name]
+
+
+def test_wheels_of_a_folder_have_environments_by_their_content(releases: Releases, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_wheel(tmp_path / name, "compiler", "3.13.0.dev1", content=name)
+        write_wheel(tmp_path / name, "runtime", "3.13.0.dev1")
+    found = {}
+    for name in ("a", "b"):
+        choice = parse_choice(f"wheels:{tmp_path / name}")
+        found[name] = find_toolchain(choice, choice, releases.place())
+    assert found["a"].compile != found["b"].compile
+    assert found["a"].identity != found["b"].identity
+    assert found["a"].runtime_identity == found["b"].runtime_identity
+    # The same wheels elsewhere are the same IREE.
+    shutil.copytree(tmp_path / "a", tmp_path / "with space")
+    choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
+    assert find_toolchain(choice, choice, releases.place()).compile == found["a"].compile
+    assert releases.installs() == 2
+
+
+def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
+    def error(folder: Path) -> str:
+        with pytest.raises(ToolchainError) as raised:
+            environment_for(parse_choice(f"wheels:{folder}"), quick.place())
+        return raised.value.what
+
+    assert error(tmp_path / "none").endswith("is no folder")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "iree_base_compiler-3.13.0-cp27-cp27mu-win32.whl").touch()
+    assert error(tmp_path / "foreign").endswith("it has iree_base_compiler-3.13.0-cp27-cp27mu-win32.whl")
+    write_wheel(tmp_path / "two", "compiler", "3.13.0")
+    write_wheel(tmp_path / "two", "compiler", "3.13.1")
+    assert "several wheels of one kind" in error(tmp_path / "two")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "iree_base_compiler-3.13.0-py3-none-any.whl").write_bytes(b"PK")
+    assert "cannot install" in error(tmp_path / "torn")
+    with pytest.raises(UsageError, match="not installed by this toolkit"):
+        environment_for(parse_choice("path"), quick.place())
+
+
+def test_three_processes_install_once(releases: Releases) -> None:
+    running = [releases.start("3.12.0") for _ in range(3)]
+    output = "".join(process.communicate(timeout=120)[0] for process in running)
+    assert [process.returncode for process in running] == [0, 0, 0], output
+    assert output.count("installing with") == 1
+    assert environment_for(parse_choice("3.12.0"), releases.place(offline=True)).label == "3.12.0"
+
+
+def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) -> None:
+    for delay in (0.0, 0.02, 0.1, 0.3, 0.7):
+        process = releases.start("3.11.0")
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    found = environment_for(parse_choice("3.11.0"), releases.place())
+    assert found.label == "3.11.0"
+    assert [path.name for path in releases.folder.iterdir() if path.is_dir()] == [found.path.name]
+
+
+def test_an_installer_that_outlives_us_is_waited_for(quick: Releases, tmp_path: Path) -> None:
+    slow = tmp_path / "slow-uv"
+    slow.write_text(f"#!/bin/sh\nsleep 1\ntouch {tmp_path / 'ended'}\nexit 1\n")
+    slow.chmod(0o755)
+    process = quick.start("3.12.0", str(slow))
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "ended").exists()
+    assert quick.environment("3.12.0").is_dir()
+    assert (tmp_path / "ended").exists(), "both wrote at once"
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(quick: Releases) -> None:
+    quick.folder.parent.mkdir(exist_ok=True)
+    quick.folder.write_text("a file")
+    with pytest.raises(ToolchainError, match="envs: "):
+        quick.environment("3.9.0")

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from iree_gauntlet.bench import Generative, benchmark_model, on_host
+from iree_gauntlet.bench.discovery import discover
+from iree_gauntlet.bench.instantiate import BuildOptions, Instance, Pipeline, instantiate
+from iree_gauntlet.bench.registry import ModelError, declared_models
+from iree_gauntlet.errors import UsageError
+from tests.support.places import ROOT
+
+torch = pytest.importorskip("torch", reason='torch is not installed: pip install "iree-gauntlet[models]"')
+pytest.importorskip("transformers", reason='transformers is not installed: pip install "iree-gauntlet[models]"')
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from iree_gauntlet.bench.registry import BenchmarkModel
+
+SHIPPED = ROOT / "specs" / "models"
+MODELS = discover([SHIPPED])
+ALL = [(name, config) for name, model in MODELS.items() for config in model.configs or [None]]
+# Those that take a moment; where layers repeat, one of each says as much as all.
+SMALL = [
+    ("bert", "tiny", None),
+    ("deit", "tiny", 1),
+    ("llama", "tiny", 1),
+    ("mobilenet", "v1", None),
+    ("mobilenet", "v2", None),
+    ("mobilenet", "v3", None),
+    ("resnet", "18", None),
+    ("unet", None, None),
+    ("vit", "tiny", 1),
+]
+
+
+def built(name: str, config: str | None = None, layers: int | None = None, **options: Any) -> Instance:
+    return instantiate(MODELS[name], BuildOptions(config=config, force_num_layers=layers, **options))
+
+
+def pipeline(instance: Instance) -> Pipeline:
+    assert isinstance(instance.content, Pipeline)
+    return instance.content
+
+
+def on_the_device(made: Pipeline) -> tuple[Any, ...]:
+    """What the device's module is given."""
+    with torch.no_grad():
+        return made.inputs if made.pre is None else (made.pre(*made.inputs),)
+
+
+def output(made: Pipeline) -> Any:
+    with torch.no_grad():
+        return made.device(*on_the_device(made))
+
+
+def declared(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
+    with declared_models() as models:
+        benchmark_model(**given)(function)
+    return models[0]
+
+
+@pytest.mark.parametrize(("name", "config"), ALL, ids=[f"{name}-{config}" for name, config in ALL])
+def test_declared_parameter_counts_are_true(name: str, config: str | None) -> None:
+    # On this device a network has shapes and no numbers.
+    with torch.device("meta"):
+        instance = built(name, config)
+    assert instance.parameter_count == MODELS[name].parameter_count(config)
+    assert instance.samples == 1
+
+
+def test_another_count_is_an_error() -> None:
+    def line(training: bool) -> Any:
+        return [torch.nn.Linear(2, 2)], [torch.ones(1, 2)]
+
+    assert instantiate(declared(line, parameters=6), BuildOptions()).parameter_count == 6
+    with pytest.raises(ModelError, match="line: the decorator declares 7 parameters, and the modules have 6"):
+        instantiate(declared(line, parameters=7), BuildOptions())
+
+
+def test_shared_parameters_count_once_and_layers_free_the_count() -> None:
+    def shared(training: bool, force_num_layers: int | None = None) -> Any:
+        layer = torch.nn.Linear(2, 2)
+        return [on_host(layer), torch.nn.Sequential(layer, torch.nn.Linear(2, 1))], [torch.ones(3, 2)]
+
+    model = declared(shared, parameters=9)
+    assert instantiate(model, BuildOptions()).parameter_count == 9
+    model = declared(shared, parameters=10)
+    assert instantiate(model, BuildOptions(force_num_layers=1)).samples == 3
+
+
+def test_a_function_that_fails_is_named_with_its_line() -> None:
+    def broken(training: bool) -> Any:
+        return torch.ones(2, 3) @ torch.ones(2, 3)
+
+    model = declared(broken)
+    with pytest.raises(ModelError) as caught:
+        instantiate(model, BuildOptions())
+    (problem,) = caught.value.problems
+    assert problem.message.startswith("RuntimeError: mat1 and mat2")
+    assert (problem.line, problem.field) == (model.line + 1, "broken")
+
+
+def test_inputs_that_do_not_have_the_samples_asked_for() -> None:
+    def fixed(training: bool, microbatch: int = 1) -> Any:
+        return [torch.nn.Identity()], [torch.ones(1, 2)]
+
+    with pytest.raises(ModelError, match=r"asked for a microbatch of 4, .* of shape \[1, 2\]"):
+        instantiate(declared(fixed), BuildOptions(microbatch=4))
+
+
+def test_inference_is_in_evaluation_mode_and_training_as_the_function_left_it() -> None:
+    def dropping(training: bool) -> Any:
+        return [torch.nn.Dropout()], [torch.ones(1, 2)]
+
+    model = declared(dropping)
+    for training in (False, True):
+        assert pipeline(instantiate(model, BuildOptions(training=training))).device.training is training
+
+
+@pytest.mark.parametrize(("name", "config", "layers"), SMALL)
+def test_models_are_the_same_every_time_and_have_something_to_say(
+    name: str, config: str | None, layers: int | None
+) -> None:
+    first, second = (output(pipeline(built(name, config, layers))) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.isfinite(first).all()
+    assert 0.05 < first.std() < 10
+
+
+@pytest.mark.parametrize(("name", "config", "layers"), SMALL)
+def test_training_is_without_chance_and_reaches_every_parameter(
+    name: str, config: str | None, layers: int | None
+) -> None:
+    made = pipeline(built(name, config, layers, training=True))
+    inputs = on_the_device(made)
+    assert made.device.training
+    first, second = made.device(*inputs), made.device(*inputs)
+    assert torch.equal(first, second)
+    first.square().mean().backward()
+    for label, weight in made.device.named_parameters():
+        assert weight.grad is not None, label
+        assert torch.isfinite(weight.grad).all(), label
+        assert weight.grad.abs().max() > 0, label
+
+
+def test_layers_and_samples_are_as_asked() -> None:
+    with torch.device("meta"):
+        assert built("bert", "base", 3).parameter_count == 109_483_778 - 9 * 7_087_872
+        for name, config in ALL:
+            assert built(name, config, microbatch=3).samples == 3
+
+
+def test_patches_have_their_places() -> None:
+    for name in ("vit", "deit"):
+        made = pipeline(built(name, "tiny", 1))
+        (image,) = on_the_device(made)
+        difference = made.device(image) - made.device(image.roll(16, dims=-1))
+        assert difference.abs().max() > 0.01, name
+
+
+def test_bert_reads_every_word_but_the_padding() -> None:
+    made = pipeline(built("bert", "tiny"))
+    words, mask = made.inputs
+    usual = made.device(words, mask)
+    padded, changed = words.clone(), words.clone()
+    padded[:, -1] += 1
+    changed[:, 60] += 1
+    assert mask.sum() == 96
+    assert torch.equal(made.device(padded, mask), usual)
+    assert (made.device(changed, mask) - usual).abs().max() > 0.01
+
+
+def test_hosts_scale_images_and_make_masks() -> None:
+    for name, config in (("deit", "tiny"), ("unet", None)):
+        made = pipeline(built(name, config, 1 if name == "deit" else None))
+        assert made.inputs[0].dtype == torch.uint8
+        (scaled,) = on_the_device(made)
+        assert abs(float(scaled.mean())) < 0.5
+        assert 1 < float(scaled.std()) < 1.5
+    mask = made.post(output(made))
+    assert mask.dtype == torch.bool
+    assert 0 < float(mask.float().mean()) < 1
+
+
+def greedy(content: Generative, prefill: Any, decode: Any, count: int) -> tuple[list[int], list[Any]]:
+    """The loop as `Generative` has it; the tokens, and the logits that they were chosen by."""
+    chosen, seen = [], []
+    logits, *state = prefill(*content.inputs)
+    for position in range(content.position, content.position + count):
+        chosen.append(int(logits[0].argmax()))
+        seen.append(logits)
+        logits, *new = decode(torch.tensor([[chosen[-1]]]), torch.tensor([position]), *state)
+        state[: len(new)] = new
+    return chosen, seen
+
+
+def whisper() -> Generative:
+    instance = built("whisper", layers=1)
+    assert isinstance(instance.content, Generative)
+    return instance.content
+
+
+def test_whisper_with_its_cache_is_whisper_without() -> None:
+    content = whisper()
+    features, prompt = content.inputs
+    model = content.prefill.whisper
+    with torch.no_grad():
+        chosen, seen = greedy(content, content.prefill, content.decode, 6)
+        words = torch.cat([prompt, torch.tensor([chosen[:-1]])], dim=1)
+        sound = model.model.encoder(features)
+        wanted = model(encoder_outputs=sound, decoder_input_ids=words, use_cache=False).logits
+    for index, logits in enumerate(seen):
+        torch.testing.assert_close(logits, wanted[:, prompt.shape[1] - 1 + index], atol=1e-5, rtol=1e-5)
+    assert len(set(chosen)) > 1
+
+
+def test_whisper_listens() -> None:
+    content = whisper()
+    features, prompt = content.inputs
+    with torch.no_grad():
+        difference = content.prefill(features, prompt)[0] - content.prefill(features.flip(-1), prompt)[0]
+    assert difference.abs().max() > 0.01
+
+
+def test_whisper_is_not_trained_here() -> None:
+    with pytest.raises(UsageError, match="whisper generates: there is no training of it"):
+        built("whisper", layers=1, training=True)
+
+
+def compiled(module: Any, inputs: tuple[Any, ...], folder: Path) -> Callable[..., list[Any]]:
+    """The way to IREE: exported to ONNX, imported with parameters beside it, compiled, loaded."""
+    runtime = pytest.importorskip("iree.runtime")
+    pytest.importorskip("iree.compiler")
+    pytest.importorskip("onnxscript")
+    folder.mkdir()
+    source, program, weights, binary = (folder / name for name in ("m.onnx", "m.mlir", "m.irpa", "m.vmfb"))
+    torch.onnx.export(module, inputs, dynamo=True, verbose=False).save(str(source), external_data=True)
+    tools = [sys.executable, "-m"]
+    externals = ["--externalize-params", "--save-params-to", str(weights)]
+    subprocess.run(
+        [*tools, "iree.compiler.tools.import_onnx", str(source), "-o", str(program), *externals],
+        check=True,
+        timeout=120,
+    )
+    local = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+    subprocess.run(
+        [*tools, "iree.compiler.tools.scripts.iree_compile", str(program), "-o", str(binary), *local],
+        check=True,
+        timeout=120,
+    )
+    config = runtime.Config("local-task")
+    index = runtime.ParameterIndex()
+    index.load(str(weights))
+    parameters = runtime.create_io_parameters_module(config.vm_instance, index.create_provider("model"))
+    loaded = runtime.VmModule.mmap(config.vm_instance, str(binary))
+    context = runtime.SystemContext(vm_modules=[parameters, loaded], config=config)
+    (name,) = (name for name in loaded.function_names if not name.startswith("__") and not name.endswith("$async"))
+    function = getattr(context.modules, loaded.name)[name]
+
+    def call(*given: Any) -> list[Any]:
+        returned = function(*(tensor.numpy() for tensor in given))
+        arrays = returned if isinstance(returned, tuple | list) else (returned,)
+        return [torch.from_numpy(np.array(array.to_host())) for array in arrays]
+
+    return call
+
+
+@pytest.mark.iree
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_bert_through_iree(tmp_path: Path) -> None:
+    made = pipeline(built("bert", "tiny"))
+    (answer,) = compiled(made.device, made.inputs, tmp_path / "bert")(*made.inputs)
+    torch.testing.assert_close(answer, output(made), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.iree
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_whisper_token_by_token_through_iree(tmp_path: Path) -> None:
+    content = whisper()
+    with torch.no_grad():
+        wanted, logits = greedy(content, content.prefill, content.decode, 4)
+        state = content.prefill(*content.inputs)[1:]
+    first = (torch.tensor([[wanted[0]]]), torch.tensor([content.position]), *state)
+    prefill = compiled(content.prefill, tuple(content.inputs), tmp_path / "prefill")
+    decode = compiled(content.decode, first, tmp_path / "decode")
+    chosen, seen = greedy(content, prefill, decode, 4)
+    assert chosen == wanted
+    for one, other in zip(seen, logits, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_the_models_of_the_documentation(tmp_path: Path) -> None:
+    page = (SHIPPED.parents[1] / "docs" / "add-a-benchmark-model.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"```python\n# my-models/(\w+\.py)\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    models = discover([tmp_path])
+    assert list(models) == ["brightness", "perceptron"]
+    small = instantiate(models["perceptron"], BuildOptions(config="small"))
+    assert (small.parameter_count, small.samples) == (203_530, 16)
+    assert output(pipeline(small)).shape == (16, 10)
+    assert output(pipeline(instantiate(models["brightness"], BuildOptions()))).shape == (8, 10)

@@ -1,0 +1,323 @@
+"""perf.json: nothing is lost, whoever writes at once, is killed, or left damage behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iree_gauntlet.bench import perf_file
+from iree_gauntlet.bench.perf_file import (
+    append_result,
+    check_output,
+    failed_result,
+    measured_result,
+    result_path,
+)
+from iree_gauntlet.errors import GauntletError
+from tests.support.places import ROOT
+
+ABOUT: dict[str, Any] = {
+    "args": {"model": "bert", "config": "tiny"},
+    "arch": "llvm-cpu",
+    "machine_name": "box",
+    "source_hash": "89ece87b",
+    "date": "26-10-16",
+}
+WRITER = """
+import sys
+from iree_gauntlet.bench.perf_file import append_result
+path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for number in range(count):
+    append_result(path, {"samples_per_sec": 1.0, "writer": name, "number": number, "filler": "x" * 20000})
+    print(number, flush=True)
+"""
+
+
+def result(**more: Any) -> dict[str, Any]:
+    return measured_result(total_time=2.0, total_samples=50, more=more, **ABOUT)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def strays(folder: Path) -> list[str]:
+    """What lies there beside results and their locks."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix not in {".json", ".lock"})
+
+
+def test_an_entry_has_the_documents_fields_and_ours_beside_them(tmp_path: Path) -> None:
+    appended = append_result(tmp_path / "perf", result(latency_ms={"p50": 1.5}))
+    assert (appended.path, appended.entries, appended.note) == (tmp_path / "perf.json", 1, "")
+    assert read(appended.path) == [
+        {
+            "total_time": 2.0,
+            "total_samples": 50,
+            "samples_per_sec": 25.0,
+            "args": {"model": "bert", "config": "tiny"},
+            "arch": "llvm-cpu",
+            "machine_name": "box",
+            "hash": "89ece87b",
+            "date": "26-10-16",
+            "latency_ms": {"p50": 1.5},
+        }
+    ]
+    assert list(read(appended.path)[0])[:3] == ["total_time", "total_samples", "samples_per_sec"]
+
+
+def test_a_failed_run_has_its_error_and_no_speed(tmp_path: Path) -> None:
+    append_result(tmp_path / "perf.json", result())
+    append_result(
+        tmp_path / "perf.json", failed_result(error="outputs differ from torch", more={"cosine": 0.2}, **ABOUT)
+    )
+    good, bad = read(tmp_path / "perf.json")
+    assert bad["error"] == "outputs differ from torch"
+    assert set(good) - set(bad) == {"total_time", "total_samples", "samples_per_sec"}
+    assert bad["cosine"] == 0.2
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [(0.0, 1), (-1.0, 1), (float("nan"), 1), (float("inf"), 1), (1.0, 0)])
+def test_what_gives_no_speed_is_no_measured_result(seconds: float, samples: int) -> None:
+    with pytest.raises(ValueError, match="are no speed"):
+        measured_result(total_time=seconds, total_samples=samples, more={}, **ABOUT)
+
+
+def test_results_are_a_speed_or_an_error(tmp_path: Path) -> None:
+    for wrong in ({}, {"samples_per_sec": 1.0, "error": "x"}, {"total_time": 1.0, "error": "x"}):
+        with pytest.raises(ValueError, match="a speed or an error"):
+            append_result(tmp_path / "perf.json", wrong)
+    with pytest.raises(ValueError, match="fields of the document: args, error"):
+        result(args=1, error="x")
+    with pytest.raises(ValueError, match="fields of the document: samples_per_sec"):
+        failed_result(error="x", more={"samples_per_sec": 0.0}, **ABOUT)
+    with pytest.raises(ValueError, match="without an error"):
+        failed_result(error="", more={}, **ABOUT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:
+    more = {"a": float("nan"), "b": [float("inf"), {"c": (-float("inf"), 1.5)}]}
+    text = append_result(tmp_path / "perf.json", result(**more)).path.read_text(encoding="utf-8")
+    (entry,) = json.loads(text, parse_constant=pytest.fail)
+    assert entry["a"] == "nan"
+    assert entry["b"] == ["inf", {"c": ["-inf", 1.5]}]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+entries = st.builds(
+    lambda fields, kind: {**fields, kind: 1.0},
+    st.dictionaries(st.text(), values, max_size=4),
+    st.sampled_from(("samples_per_sec", "error")),
+)
+
+
+@settings(deadline=None)
+@given(old=st.lists(entries, max_size=4), indent=st.sampled_from((None, 0, 4)), ascii_only=st.booleans())
+def test_entries_that_are_there_stay_byte_by_byte(
+    old: list[dict[str, Any]], indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("perf") / "perf.json"
+    written = json.dumps(old, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    path.write_bytes(written)
+    appended = append_result(path, result())
+    if appended.note:
+        # Lone surrogates, unescaped, are no UTF-8.
+        assert path.read_bytes() == written
+        return
+    assert path.read_bytes().startswith(written.removesuffix(b"]").rstrip())
+    assert read(path) == [*old, result()]
+
+
+def test_numbers_keep_their_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    path.write_text('[ {"samples_per_sec": 1.10, "n": 1E400, "n": 12345678901234567890123} ]\r\n\t', encoding="utf-8")
+    append_result(path, result())
+    assert path.read_text(encoding="utf-8").startswith(
+        '[ {"samples_per_sec": 1.10, "n": 1E400, "n": 12345678901234567890123},\n'
+    )
+    assert len(read(path)) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"[]", b" [ ] \n"])
+def test_an_empty_file_holds_nothing_to_keep(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    path.write_bytes(content)
+    assert append_result(path, result()).note == ""
+    assert read(path) == [result()]
+
+
+DAMAGED = {
+    "torn": b'[{"samples_per_sec": 1.0}, {"sampl',
+    "no brackets": b"hello",
+    "two arrays": b"[][]",
+    "trailing comma": b'[{"error": "x"},]',
+    "nan": b'[{"samples_per_sec": NaN}]',
+    "binary": b"[\xff\xfe\x00]",
+    "byte order mark": b"\xef\xbb\xbf[]",
+    "deep": b"[" * 200_000,
+    "nulls": b"\0" * 100,
+    "object": b'{"samples_per_sec": 1.0}',
+    "numbers": b"[1, 2]",
+    "others": b'[{"error": "x"}, {"name": "package"}]',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_or_foreign_file_is_kept_and_the_result_goes_beside_it(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    path.write_bytes(content)
+    appended = append_result(path, result())
+    assert path.read_bytes() == content
+    assert appended.path == tmp_path / "perf.new-1.json"
+    assert read(appended.path) == [result()]
+    assert str(path) in appended.note
+    assert str(appended.path) in appended.note
+    # The next one goes there too, and beside that one where it is damaged as well.
+    assert append_result(path, result()).entries == 2
+    appended.path.write_bytes(content)
+    assert append_result(path, result()).path == tmp_path / "perf.new-2.json"
+    assert appended.path.read_bytes() == content
+    assert not strays(tmp_path)
+
+
+def test_the_json_ending_is_added_once() -> None:
+    assert result_path("out/perf") == Path("out/perf.json")
+    assert result_path("perf.json") == Path("perf.json")
+    assert result_path("perf.v1.2") == Path("perf.v1.2.json")
+    assert result_path("perf.JSON") == Path("perf.JSON.json")
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    check_output(tmp_path / "a" / "perf")
+    assert not list((tmp_path / "a").iterdir())
+    assert append_result(tmp_path / "a" / "b" / "perf", result()).entries == 1
+
+
+def test_links_are_followed_and_modes_stay(tmp_path: Path) -> None:
+    real = tmp_path / "real.json"
+    append_result(real, result())
+    real.chmod(0o640)
+    link = tmp_path / "elsewhere" / "perf.json"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    assert append_result(link, result()).entries == 2
+    assert link.is_symlink()
+    assert len(read(real)) == 2
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("place", ["file/perf.json", "folder.json", "/proc/perf.json", "n" * 300])
+def test_places_that_cannot_be_written_say_so(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.json").mkdir()
+    if place == "folder.json":
+        # Something that is no file stays, as damage does; only a check beforehand calls it an error.
+        assert append_result(tmp_path / place, result()).path == tmp_path / "folder.new-1.json"
+    else:
+        with pytest.raises(GauntletError) as caught:
+            append_result(tmp_path / place, result())
+        assert "the result cannot be written" in caught.value.what
+        assert "--output" in caught.value.hint
+    with pytest.raises(GauntletError, match="the result cannot be written"):
+        check_output(tmp_path / place)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    append_result(tmp_path / "perf.json", result())
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(GauntletError, match="Permission denied"):
+            append_result(tmp_path / "perf.json", result())
+    finally:
+        tmp_path.chmod(0o755)
+    assert len(read(tmp_path / "perf.json")) == 1
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_result(tmp_path / "perf.json", result())
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(GauntletError, match="No space left on device"):
+            append_result(tmp_path / "perf.json", result())
+    assert len(read(tmp_path / "perf.json")) == 1
+    assert not strays(tmp_path)
+    assert append_result(tmp_path / "perf.json", result()).entries == 2
+
+
+def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf_file, "_LOCK_SECONDS", 0.1)
+    path = tmp_path / "perf.json"
+    with perf_file._locked(path), pytest.raises(GauntletError, match="another process has been writing it"):
+        append_result(path, result())
+
+
+def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name, str(count)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.timeout(120)
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    names = "abcd"
+    writers = [start(link if name == "d" else path, name, 12) for name in names]
+    with ThreadPoolExecutor(len(writers)) as threads:
+        [*threads.map(lambda writer: writer.communicate(timeout=100), writers)]
+    assert [writer.returncode for writer in writers] == [0] * len(names)
+    found = read(path)
+    for name in names:
+        assert [entry["number"] for entry in found if entry["writer"] == name] == [*range(12)]
+    assert not strays(tmp_path)
+
+
+@pytest.mark.timeout(200)
+def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    moments = random.Random(7)
+    before = 0
+    written = 0
+    for turn in range(15):
+        writer = start(path, str(turn), 10**6)
+        assert writer.stdout is not None
+        # The first line says that it is under way; then anywhere in the few milliseconds that an append takes.
+        assert writer.stdout.readline() == "0\n"
+        time.sleep(moments.uniform(0, 0.03))
+        writer.send_signal(signal.SIGKILL)
+        told = [0, *map(int, writer.stdout.read().split())]
+        writer.wait(timeout=30)
+        writer.stdout.close()
+        found = read(path)
+        mine = [entry["number"] for entry in found[before:]]
+        # All that it told of is there, and at most the one after that.
+        assert mine in ([*told], [*told, told[-1] + 1])
+        assert all(entry["writer"] == str(turn) for entry in found[before:])
+        before = len(found)
+        written += len(mine)
+    assert len(read(path)) == written >= 15
+    append_result(path, result())
+    assert not strays(tmp_path)

@@ -1,0 +1,115 @@
+"""Benchmarks of shipped models with torch itself: `nox -s models`, since torch is too large for the other tests."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.places import ROOT
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import Done
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.iree
+
+_ROOT = ROOT
+
+
+class Bench:
+    """A project of its own, with the shipped models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = Project(folder)
+        self.folder = folder
+
+    def run(self, *words: str) -> Done:
+        if "--models-dir" not in words:
+            words = (*words, "--models-dir", str(_ROOT / "specs" / "models"))
+        return self.project.gauntlet("bench", *words, "-o", "perf.json")
+
+    @property
+    def perf(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = json.loads((self.folder / "perf.json").read_text())
+        return entries
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_error_grows_as_fidelity_falls(bench: Bench) -> None:
+    for fidelity in ("HiFi4", "HiFi3", "HiFi2", "LoFi"):
+        done = bench.run("-m", "llama", "-c", "tiny", "--layers", "1", "-mf", fidelity)
+        assert done.code == 0, done.text
+    four, three, two, lowest = (entry["numeric_error"]["to_f32"] for entry in bench.perf)
+    assert four < 1e-5 < three < two
+    assert lowest == two
+    # Built once: fidelity is the compiler's.
+    assert bench.project.result("llama/tiny-LoFi-1layers@cpu:export")["cache"]["hit"]
+
+
+def test_error_grows_as_formats_narrow(bench: Bench) -> None:
+    for form in ("Fp32", "Fp16", "Fp16_b", "Bfp8_b", "Bfp4_b"):
+        done = bench.run("-m", "bert", "-c", "tiny", "--layers", "1", "-df", form)
+        assert done.code == 0, done.text
+    errors = [entry["numeric_error"]["to_f32"] for entry in bench.perf]
+    assert errors == sorted(errors)
+    weights = [entry["weight_error"] for entry in bench.perf]
+    assert weights[0] is None
+    assert weights[1:] == sorted(weights[1:])
+    assert bench.perf[3]["dataformat"] == "Bfp8_b (emulated in bf16)"
+
+
+@pytest.mark.parametrize("words", [("-m", "bert", "-c", "tiny"), ("-m", "bert", "-c", "tiny", "--layers", "1")])
+def test_gradients_are_those_of_torch(bench: Bench, words: tuple[str, ...]) -> None:
+    done = bench.run(*words, "--training")
+    assert done.code == 0, done.text
+    (entry,) = bench.perf
+    assert entry["numeric_error"]["rms"] < 1e-5
+    assert entry["loss"]
+
+
+def test_microbatches_of_a_training_step_are_summed_up(bench: Bench) -> None:
+    words = ("--microbatch-count", "2", "-mb", "2", "--loop-count", "4")
+    done = bench.run("-m", "bert", "-c", "tiny", "--layers", "1", "--training", *words)
+    assert done.code == 0, done.text
+    assert bench.perf[0]["total_samples"] == 8
+
+
+def test_a_model_with_a_module_on_the_host(bench: Bench) -> None:
+    done = bench.run("-m", "deit", "-c", "tiny", "--layers", "1")
+    assert done.code == 0, done.text
+    assert bench.perf[0]["host_ms"]["pre"]
+
+
+def test_tokens_are_those_of_torch(bench: Bench) -> None:
+    done = bench.run("-m", "whisper", "--layers", "1", "--loop-count", "1")
+    assert done.code == 0, done.text
+    assert bench.perf[0]["tokens_per_sec"] > 0
+
+
+def test_the_models_of_the_documentation(bench: Bench) -> None:
+    page = (_ROOT / "docs" / "add-a-benchmark-model.md").read_text(encoding="utf-8")
+    folder = bench.folder / "my-models"
+    folder.mkdir()
+    for name, text in re.findall(r"```python\n# my-models/(\w+\.py)\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+    for words in (
+        ("-m", "perceptron", "-c", "small"),
+        (
+            "-m",
+            "brightness",
+        ),
+    ):
+        done = bench.run(*words, "--models-dir", "my-models")
+        assert done.code == 0, done.text
+    assert [entry["samples_per_call"] for entry in bench.perf] == [16, 8]

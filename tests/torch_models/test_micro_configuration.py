@@ -1,0 +1,615 @@
+"""Configurations of micro-benchmarks: the dialect of torchao's documents, and what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.micro.configuration import MicroConfig, ModelParams, iree_device, read_micro_config
+from iree_gauntlet.micro.plugins import BUILTIN_FILES, load_registry
+from iree_gauntlet.micro.shapes import Shape
+from iree_gauntlet.micro.yaml_values import read_yaml
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from iree_gauntlet.micro.lookup import Registry
+
+SHIPPED = sorted((ROOT / "specs" / "recipes").glob("*.yml"))
+PLUGIN = """\
+from pathlib import Path
+from typing import Any, Literal
+
+from iree_gauntlet.micro.registry import activation, architecture, compiler_recipe, recipe, shape_set
+
+
+def same(model): return model
+for name in ("baseline", "int8wo", "int8dq", "float8wo"):
+    recipe(name, kind="quantization")(same)
+recipe("block", kind="sparsity", flags=("--zeros",))(same)
+recipe("fixed", kind="quantization", flags=("--fixed", "--point"))(same)
+recipe("semi-sparse", kind="sparsity", beside=("baseline", "int8dq", "float8dq"))(same)
+recipe("2:4", kind="sparsity", beside=("int8dq",))(same)
+compiler_recipe("O3", flags=("--iree-opt-level=O3",), about="")
+
+@recipe("int4wo", kind="quantization")
+def int4wo(model, group: int = 32): return model
+
+@recipe("float8dq", kind="quantization")
+def float8dq(model, granularity: Literal["tensor", "row"] = "tensor"): return model
+
+@architecture("linear")
+def linear(m, k, n, dtype): return None
+
+@architecture("ln_linear")
+def ln_linear(m, k, n, dtype, activation): return None
+
+@architecture("transformers")
+def transformers(m, k, n, dtype, config: Path): return None
+
+@activation("gelu")
+def gelu(): return None
+
+@shape_set("broken")
+def broken(): raise ValueError("no shapes today")
+"""
+# The guide's own document.
+GUIDE = """\
+# benchmarks/dashboard/microbenchmark_quantization_config.yml
+benchmark_mode: "inference"
+quantization_config_recipe_names:
+  - "int8wo"
+  - "int8dq"
+  - "float8dq-tensor"
+  - "float8dq-row"
+  - "float8wo"
+
+output_dir: "benchmarks/microbenchmarks/results"
+
+model_params:
+  - name: "small_bf16_linear"
+    matrix_shapes:
+      - name: "small_sweep"
+        min_power: 10
+        max_power: 15
+    high_precision_dtype: "torch.bfloat16"
+    torch_compile_mode: "max-autotune"
+    device: "cuda"
+    model_type: "linear"
+"""
+ENTRY = "  - {name: one, matrix_shapes: [{name: custom, shapes: [[1, 2, 3]]}]}\n"
+MODELS = f"model_params:\n{ENTRY}"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    plugin = tmp_path_factory.mktemp("plugin") / "plugin.py"
+    plugin.write_text(PLUGIN, encoding="utf-8")
+    return load_registry([plugin], builtin=BUILTIN_FILES[:1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(folder: Path, registry: Registry, text: str) -> MicroConfig:
+    (folder / "x.yml").write_text(text, encoding="utf-8")
+    return read_micro_config(Path("x.yml"), registry)
+
+
+def one(folder: Path, registry: Registry, fields: str) -> ModelParams:
+    """The entry that has a custom shape and some further fields."""
+    (model,) = read(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n{fields}").models
+    return model
+
+
+def refused(folder: Path, registry: Registry, text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        read(folder, registry, text)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "in micro-benchmark configurations:" in caught.value.what
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_guides_own_document(folder: Path, registry: Registry) -> None:
+    config = read(folder, registry, GUIDE)
+    assert (config.file, config.mode) == (Path("x.yml"), "inference")
+    assert config.output_dir == "benchmarks/microbenchmarks/results"
+    labels = [variant.label for variant in config.variants]
+    assert labels == ["baseline", "int8wo", "int8dq", "float8dq-tensor", "float8dq-row", "float8wo"]
+    assert [variant.is_baseline for variant in config.variants] == [True] + [False] * 5
+    assert config.variants[4].quantization.arguments == ("row",)
+    (model,) = config.models
+    assert (model.name, model.line, model.dtype, model.device) == ("small_bf16_linear", 13, "bf16", "cuda")
+    assert (model.torch_compile, model.torch_compile_mode) == (True, "max-autotune")
+    assert (model.profiler, model.memory_profiler, model.config) == (False, False, None)
+    assert (model.model_type.architecture.name, model.model_type.activation) == ("linear", None)
+    assert len(model.shapes) == 56
+    assert model.shapes[0] == Shape("small_sweep_0", 1024, 1024, 1024)
+    assert model.shapes[-1].label == "32768-32768-32768"
+
+
+def test_the_readmes_form_with_one_mapping_and_further_fields(folder: Path, registry: Registry) -> None:
+    text = """\
+model_params:
+  matrix_shapes:
+    - name: "custom"
+      shapes: [
+        [1024, 1024, 1024],  # [m, k, n]
+        [2048, 4096, 1024]
+      ]
+    - name: pow2
+      min_power: 4
+      max_power: 5
+    - {name: custom, shapes: [[1, 2, 3]]}
+  high_precision_dtype: float16
+  compile: "max-autotune"
+  device: cpu
+  model_type: ln_linear_gelu
+  enable_profiler: true
+  enable_memory_profiler: yes
+"""
+    config = read(folder, registry, text)
+    (model,) = config.models
+    assert [variant.label for variant in config.variants] == ["baseline"]
+    assert [shape.name for shape in model.shapes] == ["custom_0", "custom_1", "pow2_0", "pow2_1", "custom_2"]
+    assert model.shapes[1].label == "2048-4096-1024"
+    assert (model.name, model.dtype, model.torch_compile_mode, model.line) == (
+        "ln_linear_gelu",
+        "f16",
+        "max-autotune",
+        1,
+    )
+    assert model.model_type.activation is not None
+    assert (model.profiler, model.memory_profiler) == (True, True)
+
+
+def test_what_is_left_out_is_torchaos_default(folder: Path, registry: Registry) -> None:
+    model = one(folder, registry, "")
+    assert (model.name, model.dtype, model.device) == ("linear", "bf16", "cpu")
+    assert (model.torch_compile, model.torch_compile_mode) == (True, "default")
+    config = read(
+        folder, registry, f"quantization_config_recipe_names:\nsparsity_config_recipe_names: [null]\n{MODELS}"
+    )
+    assert [variant.label for variant in config.variants] == ["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("quantizations", "sparsities", "labels"),
+    [
+        ("[baseline, int8wo, baseline]", "null", ["baseline", "int8wo"]),
+        ("[]", "[block]", ["baseline", "baseline+block"]),
+        (
+            "[int8wo, int8dq, float8dq-row]",
+            "[semi-sparse, block]",
+            [
+                *("baseline", "int8wo", "int8dq", "float8dq-row"),
+                *("baseline+semi-sparse", "int8dq+semi-sparse", "float8dq-row+semi-sparse", "baseline+block"),
+            ],
+        ),
+        ("[int4wo, int8dq, O3]", '["2:4"]', ["baseline", "int4wo", "int8dq", "O3", "int8dq+2:4"]),
+        ("[int4wo-64, int4wo-128]", "[]", ["baseline", "int4wo-64", "int4wo-128"]),
+    ],
+)
+def test_the_baseline_runs_once_and_sparsity_with_what_it_goes_with(
+    folder: Path, registry: Registry, quantizations: str, sparsities: str, labels: list[str]
+) -> None:
+    text = f"quantization_config_recipe_names: {quantizations}\nsparsity_config_recipe_names: {sparsities}\n{MODELS}"
+    config = read(folder, registry, text)
+    assert [variant.label for variant in config.variants] == labels
+    assert [variant.label for variant in config.variants if variant.is_baseline] == ["baseline"]
+
+
+def test_variants_have_the_flags_of_their_recipes(folder: Path, registry: Registry) -> None:
+    text = f"quantization_config_recipe_names: [fixed, O3]\nsparsity_config_recipe_names: [block]\n{MODELS}"
+    assert {variant.label: variant.flags for variant in read(folder, registry, text).variants} == {
+        "baseline": (),
+        "fixed": ("--fixed", "--point"),
+        "O3": ("--iree-opt-level=O3",),
+        "baseline+block": ("--zeros",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("", (True, "default")),
+        ("  compile: true", (True, "default")),
+        ("  compile: false", (False, "default")),
+        ('  compile: "false"', (False, "default")),
+        ("  compile: reduce-overhead", (True, "reduce-overhead")),
+        ("  use_torch_compile: false\n  torch_compile_mode: max-autotune", (False, "max-autotune")),
+        ("  use_torch_compile: true\n  compile: max-autotune-no-cudagraphs", (True, "max-autotune-no-cudagraphs")),
+        ("  compile: default\n  torch_compile_mode: default", (True, "default")),
+    ],
+)
+def test_ways_to_say_how_torch_compiles(
+    folder: Path, registry: Registry, fields: str, expected: tuple[bool, str]
+) -> None:
+    model = one(folder, registry, fields)
+    assert (model.torch_compile, model.torch_compile_mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [
+        ("torch.bfloat16", "bf16"),
+        ("bfloat16", "bf16"),
+        ("torch.float32", "f32"),
+        ("float32", "f32"),
+        ("torch.float16", "f16"),
+    ],
+)
+def test_element_types(folder: Path, registry: Registry, written: str, dtype: str) -> None:
+    assert one(folder, registry, f"  high_precision_dtype: {written}").dtype == dtype
+
+
+def test_devices(folder: Path, registry: Registry) -> None:
+    names = ("cpu", "cuda", "mps", "xpu", "local-task", "hip://0", "cuda://1")
+    assert [one(folder, registry, f"  device: {name}").device for name in names] == list(names)
+    mapped = [iree_device(name) for name in names]
+    assert mapped == ["local-task", "cuda", "metal", "vulkan", "local-task", "hip://0", "cuda://1"]
+
+
+def test_a_model_from_a_configuration(folder: Path, registry: Registry) -> None:
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "x.yml").write_text(
+        """\
+model_params:
+  - {name: own, model_type: transformers, config: bert}
+  - {name: file, model_type: transformers, config: bert/config.json,
+     matrix_shapes: [{name: custom, shapes: [[64, 0, 0], [64, 128, 0]]}]}
+""",
+        encoding="utf-8",
+    )
+    models = read_micro_config(folder / "x.yml", registry).models
+    assert [model.config for model in models] == [folder / "bert" / "config.json"] * 2
+    assert models[0].shapes == (Shape("config", 128, 0, 0),)
+    assert [shape.label for shape in models[1].shapes] == ["64-0-0", "64-128-0"]
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("", "x.yml:2: model_params[0].config: transformers needs one: the path of a config.json, from ."),
+        ("config: missing", "x.yml:2: model_params[0].config: missing cannot be read: No such file"),
+        ("config: empty", "empty/config.json cannot be read: No such file"),
+        ("config: broken.json", "broken.json is no JSON: "),
+        ("config: deep.json", "deep.json is no JSON: "),
+        ("config: list.json", "list.json holds no JSON object"),
+        ("config: ../config.json", "'../config.json' leaves the folder"),
+        ("config: out.json", "'out.json' leaves the folder"),
+        ("config: /etc/config.json", "'/etc/config.json' leaves the folder"),
+        ("config: 'C:\\config.json'", "leaves the folder"),
+        ("config: 5", "expected a string, found the number 5"),
+    ],
+)
+def test_model_configurations_that_cannot_be_used(folder: Path, registry: Registry, field: str, said: str) -> None:
+    inner = folder / "inner"
+    (inner / "empty").mkdir(parents=True)
+    for path, text in {
+        "inner/broken.json": "{",
+        "inner/list.json": "[]",
+        "inner/deep.json": "[" * 200_000,
+        "config.json": "{}",
+    }.items():
+        (folder / path).write_text(text, encoding="utf-8")
+    (inner / "out.json").symlink_to(folder / "config.json")
+    os.chdir(inner)
+    messages = refused(inner, registry, f"model_params:\n  - {{model_type: transformers, {field}}}\n")
+    assert said in messages[0]
+    assert all("config" in message.partition(":")[2] for message in messages)
+
+
+def test_only_models_that_take_a_configuration_have_one(folder: Path, registry: Registry) -> None:
+    (message,) = refused(folder, registry, "model_params:\n  matrix_shapes: [{name: llama}]\n  config: x.json\n")
+    assert message.startswith("x.yml:3: model_params.config: linear takes none\n")
+
+
+def test_everything_that_is_wrong_is_said_at_once(folder: Path, registry: Registry) -> None:
+    text = """\
+benchmark_mode: training
+quantization_config_recipe_names: [int8w, int4wo-x, block, 5, [a]]
+sparsity_config_recipe_names: [int8wo, "blok"]
+output_dir: ../results
+output_dir: results
+model_parms: []
+model_params:
+  - name: one
+    matrix_shapes:
+      - name: pow3
+      - name: pow2
+        min_power: 12
+        max_power: 11
+      - name: llama
+        min_power: 3
+      - {shapes: [[1, 2, 3]]}
+      - {name: custom, shapes: [[1, 2], [1, 2, 0], [1, 2, 010], 5]}
+      - {name: custom}
+      - pow2
+    high_precision_dtype: torch.float8
+    torch_compile_mode: fast
+    compile: 3
+    device: gpu
+    model_type: ln_linear_gel
+    enable_profiler: 1
+    enable_memory: true
+  - name: one
+    matrix_shapes: []
+  - name: one
+  - 5
+"""
+    messages = refused(folder, registry, text)
+    expected = [
+        "1: benchmark_mode: training is not measured here\n    Write inference, or remove the field.",
+        "2: quantization_config_recipe_names[0]: there is no recipe 'int8w'\n    Did you mean int8wo? There are 2:4, ",
+        "2: quantization_config_recipe_names[1]: recipe 'int4wo-x': group: expected a whole number, found 'x'\n",
+        "2: quantization_config_recipe_names[2]: block is a sparsity recipe\n    List it under sparsity_config",
+        "2: quantization_config_recipe_names[3]: expected the name of a recipe, found the number 5\n    write it in q",
+        "2: quantization_config_recipe_names[4]: expected the name of a recipe, found a list",
+        "3: sparsity_config_recipe_names[0]: int8wo is a quantization recipe\n    List it under quantization_config",
+        "3: sparsity_config_recipe_names[1]: there is no recipe 'blok'\n    Did you mean block?",
+        "4: output_dir: expected a folder below the working directory, found '../results'\n",
+        "5: output_dir: this field is there already, at line 4\n    Remove one of them.",
+        "6: model_parms: there is no such field\n    Did you mean model_params?",
+        "10: model_params[0].matrix_shapes[0].name: there is no shape set 'pow3'\n    Did you mean pow2? There are bro",
+        "12: model_params[0].matrix_shapes[1].min_power: min_power 12 is above max_power 11\n    Give both.",
+        "15: model_params[0].matrix_shapes[2].min_power: there is no such field\n    Fields here are name.",
+        "16: model_params[0].matrix_shapes[3].name: it is missing: nothing says which set is meant\n    Such as",
+        "17: model_params[0].matrix_shapes[4].shapes[0]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[1]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[2]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
+        "17: model_params[0].matrix_shapes[4].shapes[3]: expected [m, k, n], three whole numbers from 1 to 2,147,483,6",
+        "18: model_params[0].matrix_shapes[5].shapes: it is missing: custom are the shapes that are listed\n    Such",
+        "19: model_params[0].matrix_shapes[6]: expected fields with values, found 'pow2'",
+        "20: model_params[0].high_precision_dtype: expected torch.float32, torch.float16, torch.bfloat16, float32, ",
+        "21: model_params[0].torch_compile_mode: expected default, reduce-overhead, max-autotune or max-autotune-no-",
+        "22: model_params[0].compile: expected a string, found the number 3\n",
+        "23: model_params[0].device: there is no device 'gpu'\n    Write cpu, cuda, mps, xpu, or a device of IREE",
+        "24: model_params[0].model_type: there is no model type 'ln_linear_gel'\n    Did you mean ln_linear_gelu",
+        "25: model_params[0].enable_profiler: expected true or false, found the number 1",
+        "26: model_params[0].enable_memory: there is no such field\n    Did you mean enable_memory_profiler?",
+        "28: model_params[1].matrix_shapes: the list is empty: nothing says which shapes are measured",
+        "29: model_params[2].matrix_shapes: it is missing: nothing says which shapes are measured",
+        "29: model_params[2].name: one is the name of the entry at line 27 already\n",
+        "30: model_params[3]: expected fields with values, found the number 5",
+    ]
+    for message, start in zip(messages, expected, strict=True):
+        assert message.startswith(f"x.yml:{start}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "x.yml: is empty"),
+        ("# nothing\n", "x.yml: is empty"),
+        ("[]", "x.yml:1: expected fields with values, found a list"),
+        ("inference", "x.yml:1: expected fields with values, found 'inference'"),
+        ("benchmark_mode: inference", "x.yml:1: model_params: it is missing: there is nothing to measure"),
+        ("model_params: []", "x.yml:1: model_params: the list is empty: there is nothing to measure"),
+        ("model_params: linear", "x.yml:1: model_params: expected a list of models, found 'linear'"),
+        ("a: [1\nb: 2", "x.yml:2: is not YAML: while parsing a flow sequence, expected ',' or ']'"),
+        ("a: 1\n---\nb: 2", "x.yml:2: is not YAML: expected a single document in the stream"),
+        ("a: \x01", "x.yml: is not YAML: unacceptable character"),
+        ("a: *b", "x.yml:1: is not YAML: found undefined alias"),
+        ("a: &b [*b]", "x.yml:1: a value contains itself"),
+        ("a: " + "[" * 100 + "]" * 100, "x.yml:1: is nested too deeply"),
+        ("a: " + "[" * 100_000, "x.yml: is nested too deeply"),
+        ("5: a", "x.yml:1: the name of a field is no string"),
+        ("[a]: b", "x.yml:1: the name of a field is no string"),
+        ("a: !!python/object:os.system {}", "x.yml:1: is a python/object:os.system"),
+        ("a: !mine x", "x.yml:1: 'x' is read as a !mine"),
+        ("a: 2026-11-21", "x.yml:1: '2026-11-21' is read as a timestamp\n    Write text in quotes"),
+        ("a: " + "9" * 5000, "x.yml:1: '9999999999999999999999999999999999999999…' is no number"),
+        ("<<: 5", "x.yml:1: << brings something that is no mapping"),
+    ],
+)
+def test_files_that_are_no_configuration(folder: Path, registry: Registry, text: str, said: str) -> None:
+    assert refused(folder, registry, text)[0].startswith(said)
+
+
+def test_files_that_cannot_be_read(folder: Path, registry: Registry) -> None:
+    with pytest.raises(UsageError, match=r"configuration y\.yml does not exist\n  Configurations are YAML files\."):
+        read_micro_config(Path("y.yml"), registry)
+    (folder / "x.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(UsageError, match=r"Configurations there: x\.yaml\."):
+        read_micro_config(Path("y.yml"), registry)
+    with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+        read_yaml(folder, "files")
+    with pytest.raises(SpecError, match="is not UTF-8"):
+        read_micro_config(Path("x.yaml"), registry)
+
+
+def test_anchors_and_merge_keys(folder: Path, registry: Registry) -> None:
+    text = """\
+model_params:
+  - &first
+    name: first
+    matrix_shapes: &shapes [{name: pow2, max_power: 11}]
+    device: cpu
+    high_precision_dtype: float32
+  - <<: *first
+    name: second
+    high_precision_dtype: float16
+  - {<<: [{device: cuda}, *first], name: third, matrix_shapes: *shapes}
+"""
+    models = read(folder, registry, text).models
+    assert [(model.name, model.device, model.dtype) for model in models] == [
+        ("first", "cpu", "f32"),
+        ("second", "cpu", "f16"),
+        ("third", "cuda", "f32"),
+    ]
+    assert all(len(model.shapes) == 2 for model in models)
+
+
+def test_aliases_of_aliases_stay_cheap(folder: Path, registry: Registry) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 20)]
+    assert len(refused(folder, registry, "\n".join(lines) + f"\n{MODELS}")) == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("output_dir: /tmp", "found '/tmp'"),
+        ("output_dir: a/../../b", "found 'a/../../b'"),
+        ("output_dir: 'C:\\x'", "expected a folder below"),
+        ("output_dir: .", "found '.'"),
+        ('output_dir: ""', "output_dir: expected a string that can be read, found ''"),
+        ('output_dir: "a\\nb"', "expected a string that can be read"),
+        ("benchmark_mode: inferense", "expected inference, found 'inferense'"),
+        ("benchmark_mode: no", 'expected a string, found no\n    write it in quotes, "no"'),
+        ("quantization_config_recipe_names: int8wo", "expected a list of recipes, found 'int8wo'"),
+        ("quantization_config_recipe_names: [int4wo, int4wo-32]", "int4wo-32 is int4wo, which is listed too"),
+        ("sparsity_config_recipe_names: [2:4]", 'found the number 2:4\n    write it in quotes, "2:4"'),
+    ],
+)
+def test_single_fields_of_the_document(folder: Path, registry: Registry, text: str, said: str) -> None:
+    (message,) = refused(folder, registry, f"{text}\n{MODELS}")
+    assert message.startswith("x.yml:1: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("name: a/b", "'a/b' is no name"),
+        ("name: 5", "expected a string, found the number 5"),
+        (
+            "compile: max-autotune\n  torch_compile_mode: default",
+            "it says max-autotune, and torch_compile_mode default",
+        ),
+        ("compile: fast", "expected default, reduce-overhead"),
+        ("compile: []", "expected a string, found a list"),
+        ("device: cuda:0", "there is no device 'cuda:0'"),
+        ("model_type: 5", "expected a string, found the number 5"),
+        ("matrix_shapes: llama", "this field is there already"),
+    ],
+)
+def test_single_fields_of_an_entry(folder: Path, registry: Registry, field: str, said: str) -> None:
+    (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{{name: llama}}]\n  {field}\n")
+    assert message.startswith("x.yml:3: model_params.") or "already" in message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ("{name: pow2, max_power: 9}", "max_power: min_power 10 is above max_power 9 (its default)\n    Give both."),
+        ("{name: pow2, min_power: 15}", "min_power: min_power 15 is above max_power 14 (its default)"),
+        ("{name: pow2, min_power: 25}", "min_power: expected a whole number from 0 to 24, found the number 25"),
+        ("{name: pow2, min_power: -1}", "expected a whole number from 0 to 24, found the number -1"),
+        ("{name: pow2, min_power: 1e1}", "expected a whole number from 0 to 24, found '1e1'"),
+        ("{name: pow2, min_power: true}", "expected a whole number from 0 to 24, found true"),
+        ("{name: pow2, shapes: [[1, 2, 3]]}", "shapes: there is no such field"),
+        ("{name: custom, shapes: [[1, 2, 3]], min_power: 3}", "min_power: there is no such field"),
+        ("{name: custom, shapes: []}", "shapes: the list is empty"),
+        ("{name: custom, shapes: [[0, 2, 3]]}", "found [0, 2, 3]"),
+        ("{name: custom, shapes: [[1, 2, x]]}", "found [1, 2, x]"),
+        ("{name: custom, shapes: [[1, 2, 3.0]]}", "found [1, 2, 3.0]"),
+        ("{name: custom, shapes: [[1, 2, 2147483648]]}", "found [1, 2, 2147483648]"),
+        ("{name: custom, shapes: [[1, 2, 3, 4, 5, 6, 7]]}", "found a list of 7"),
+        ("{name: pow2}, {name: pow2, min_power: 3}", "[1].name: pow2 is listed at line 2 already"),
+    ],
+)
+def test_shapes_that_are_none(folder: Path, registry: Registry, shapes: str, said: str) -> None:
+    (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{shapes}]\n")
+    assert message.startswith("x.yml:2: model_params.matrix_shapes[")
+    assert said in message
+
+
+def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: Registry) -> None:
+    with pytest.raises(SpecError, match="ValueError: no shapes today") as caught:
+        read(folder, registry, "model_params:\n  matrix_shapes: [{name: broken}]\n")
+    assert "plugin.py:" in caught.value.what
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configurations(path: Path) -> None:
+    config = read_micro_config(path, load_registry())
+    assert len(config.variants) > 1
+    assert {model.device for model in config.models} == {"cpu"}
+    if path.stem == "dashboard":
+        assert sum(len(model.shapes) for model in config.models) == 56
+
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.+-]{0,8}", fullmatch=True)
+ENTRIES = st.fixed_dictionaries(
+    {
+        "matrix_shapes": st.tuples(
+            st.fixed_dictionaries(
+                {
+                    "name": st.just("custom"),
+                    "shapes": st.lists(st.lists(st.integers(1, 2**31 - 1), min_size=3, max_size=3), min_size=1),
+                }
+            )
+        ).map(list)
+    },
+    optional={
+        "high_precision_dtype": st.sampled_from(["torch.float32", "float16"]),
+        "use_torch_compile": st.booleans(),
+        "torch_compile_mode": st.sampled_from(["default", "max-autotune"]),
+        "device": st.sampled_from(["cpu", "cuda"]),
+        "enable_profiler": st.booleans(),
+        "model_type": st.sampled_from(["linear", "ln_linear_gelu"]),
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    entries=st.dictionaries(NAMES, ENTRIES, min_size=1, max_size=4),
+    recipes=st.lists(st.sampled_from(["baseline", "int8wo", "float8dq-row"])),
+    flow=st.sampled_from([True, False, None]),
+)
+def test_what_is_written_is_read(
+    folder: Path, registry: Registry, entries: dict[str, dict[str, Any]], recipes: list[str], flow: bool | None
+) -> None:
+    document = {
+        "quantization_config_recipe_names": recipes,
+        "model_params": [{"name": name} | fields for name, fields in entries.items()],
+    }
+    config = read(folder, registry, yaml.safe_dump(document, default_flow_style=flow, sort_keys=False))
+    assert [model.name for model in config.models] == list(entries)
+    assert {variant.label for variant in config.variants} == {"baseline", *recipes}
+    for model in config.models:
+        fields = entries[model.name]
+        assert [[shape.m, shape.k, shape.n] for shape in model.shapes] == fields["matrix_shapes"][0]["shapes"]
+        assert model.torch_compile is fields.get("use_torch_compile", True)
+        assert model.profiler is fields.get("enable_profiler", False)
+        assert model.device == fields.get("device", "cpu")
+        assert model.model_type.text == fields.get("model_type", "linear")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.text(max_size=60),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["name", "shapes", "matrix_shapes", "model_params", "compile", "config"]), inner
+                )
+            ),
+        ).map(json.dumps),
+    )
+)
+def test_nothing_that_is_written_is_a_traceback(folder: Path, registry: Registry, text: str) -> None:
+    try:
+        config = read(folder, registry, text)
+    except SpecError as error:
+        assert error.problems  # noqa: PT017 - hardly any text is a configuration
+    else:
+        assert config.models

@@ -1,0 +1,309 @@
+"""`cache.gc`: the least recently used goes, what is used never does, and nothing without `--delete`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.artifacts.collection import Users, collect, leftovers, plan_collection, remove_leftovers
+from iree_gauntlet.artifacts.inventory import Item, ItemKind
+from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.errors import UsageError
+from tests.support.cache_builder import DAY, CacheBuilder
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+URL = "https://host.example/{}.irpa"
+_KINDS = st.sampled_from(list(ItemKind))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CacheBuilder:
+    return CacheBuilder(tmp_path / "cache")
+
+
+# sizes and ages
+
+
+@given(st.integers(0, 10**9), st.sampled_from([("B", 1), ("kB", 1000), ("GiB", 1 << 30), ("tb", 1000**4)]))
+def test_sizes_are_read_exactly(number: int, unit: tuple[str, int]) -> None:
+    for text in (f"{number}{unit[0]}", f" {number} {unit[0]} ", f"{number}.0{unit[0]}"):
+        assert parse_bytes(text, "--max-size") == number * unit[1]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([("h", 3600), ("d", 86400), ("W", 604800)]))
+def test_ages_are_read_exactly(number: int, unit: tuple[str, int]) -> None:
+    assert parse_age(f"{number}{unit[0]}", "--older-than") == number * unit[1]
+
+
+@given(st.text(max_size=12))
+def test_anything_else_is_a_usage_error(text: str) -> None:
+    for parse in (parse_bytes, parse_age):
+        try:
+            assert parse(text, "--x") >= 0
+        except UsageError as error:
+            assert "expected a number and a unit" in error.what  # noqa: PT017
+
+
+@pytest.mark.parametrize("text", ["", "50", "GB", "-1GB", "1e3GB", "50 GBs", "٣GB", "1.GB", "nanGB", "1,5GB"])
+def test_sizes_without_sense_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a number and a unit, such as 50GB"):
+        parse_bytes(text, "--max-size")
+
+
+def test_fractions_count() -> None:
+    assert parse_bytes("1.5TiB", "--max-size") == 3 << 39
+    assert parse_age("0.5d", "--older-than") == 43200
+
+
+# the plan
+
+_ITEMS = st.lists(
+    st.builds(
+        lambda kind, size, used, number: Item(kind, f"{kind}/{number}", str(number), size, used),
+        _KINDS,
+        st.integers(0, 1000),
+        st.floats(0, 1000),
+        st.integers(0, 10**6),
+    ),
+    max_size=30,
+    unique_by=lambda item: item.path,
+)
+
+
+@given(
+    _ITEMS,
+    st.one_of(st.none(), st.floats(0, 1000)),
+    st.one_of(st.none(), st.integers(0, 10_000)),
+    st.sets(st.integers(0, 29)),
+)
+def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
+    items: list[Item], age: float | None, size: int | None, used_indices: set[int]
+) -> None:
+    used = {items[index].path for index in used_indices if index < len(items)}
+    now = 1000.0
+    plan = plan_collection(items, Limits(age, size), now, lambda item: item.path in used)
+
+    goes = {item.path for item in plan.goes}
+    stays = [item for item in items if item.path not in goes]
+    assert not goes & used, "what is used stays"
+    assert all(item.kind is not ItemKind.OTHER for item in plan.goes)
+    assert plan.before == sum(item.bytes for item in items)
+    assert plan.after == sum(item.bytes for item in stays)
+    assert list(plan.goes) == sorted(plan.goes, key=lambda item: (item.last_use, item.path)), "the oldest first"
+    free = [item for item in stays if item.kind is not ItemKind.OTHER and item.path not in used]
+    if size is not None and plan.after > size:
+        assert not free, "it does not fit because the rest may not go"
+    if age is not None:
+        assert all(now - item.last_use <= age for item in free)
+    for item in plan.goes:
+        old = age is not None and now - item.last_use > age
+        newer = sum(other.bytes for other in plan.goes if (other.last_use, other.path) >= (item.last_use, item.path))
+        assert old or (size is not None and plan.after + newer > size), "nothing goes in vain"
+    if free and plan.goes:
+        younger = max((item.last_use for item in plan.goes), default=0.0)
+        assert all(item.last_use >= younger for item in free), "nothing goes before what is older"
+    assert {item.path for item in plan.spared} <= used
+
+
+# the cache itself
+
+
+def _plan(cache: CacheBuilder, limits: Limits) -> tuple[Item, ...]:
+    now = time.time()
+    leases = Leases(cache.root)
+    return plan_collection(cache.items().values(), limits, now, Users(cache.root, leases, now).uses).goes
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    path.touch()
+    descriptor = lock_or_none(path)
+    assert descriptor is not None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_what_was_not_used_for_long_goes_whole(cache: CacheBuilder) -> None:
+    old = cache.artifact(URL.format("old"), b"a" * 100, days=40)
+    new = cache.artifact(URL.format("new"), b"b" * 100, days=1)
+    module = cache.module("toy/abs@cpu", b"m", days=31)
+    wheel = cache.wheel("toy", b"w", days=50)
+    partial = cache.unfinished(URL.format("partial"), 10, 1000, days=33)
+    planned = _plan(cache, Limits(age=30 * DAY))
+    assert [item.path for item in planned] == [
+        path.relative_to(cache.root).as_posix() for path in (wheel, old, partial, module)
+    ]
+    assert collect(cache.root, planned, Leases(cache.root)) == list(planned)
+    assert [path.exists() for path in (old, new, module, wheel, partial)] == [False, True, False, False, False]
+    assert not list((cache.root / "modules" / "making").iterdir())
+
+
+def test_a_leased_file_and_one_that_is_fetched_stay(cache: CacheBuilder) -> None:
+    old = cache.artifact(URL.format("old"), b"a", days=40)
+    module = cache.module("toy/abs@cpu", b"m", days=40)
+    fetched = cache.unfinished(URL.format("fetched"), 10, 1000, days=40)
+    leased = cache.unfinished(URL.format("leased"), 10, 1000, days=40)
+    leases = Leases(cache.root)
+    leases.use(old)
+    leases.use(module / "module.vmfb")
+    leases.use(cache.root / "artifacts" / local_name(URL.format("leased")))
+    with _held(cache.root / "locks" / f"{fetched.name}.lock"):
+        assert _plan(cache, Limits(age=1.0, bytes=0)) == ()
+        everything = [item for item in cache.items().values() if item.kind is not ItemKind.OTHER]
+        assert collect(cache.root, everything, Leases(cache.root)) == []
+    assert old.exists()
+    assert (module / "entry.json").exists()
+    assert leased.exists()
+    assert [item.name for item in _plan(cache, Limits(bytes=0))] == [URL.format("fetched")]
+
+
+def test_what_is_used_after_the_plan_stays(cache: CacheBuilder) -> None:
+    path = cache.artifact(URL.format("old"), b"a", days=40)
+    module = cache.module("toy/abs@cpu", b"m", days=40)
+    planned = _plan(cache, Limits(age=DAY))
+    cache.verified.touch(path)
+    os.utime(module / "entry.json")
+    assert len(planned) == 2
+    assert collect(cache.root, planned, Leases(cache.root)) == []
+    assert path.exists()
+
+
+def test_a_download_that_has_only_just_begun_is_left_alone(cache: CacheBuilder) -> None:
+    name = hashlib.sha256(b"x").hexdigest()[:32]
+    (cache.root / "incoming" / name).mkdir(parents=True)
+    assert _plan(cache, Limits(age=0.0, bytes=0)) == ()
+
+
+def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
+    making = cache.root / "modules" / "making"
+    making.mkdir(parents=True)
+    for name, days in (("damaged-old", 2), ("0123-new", 0)):
+        (making / name).mkdir()
+        (making / name / "file").write_bytes(b"x")
+        for path in (making / name / "file", making / name):
+            os.utime(path, (time.time() - days * DAY,) * 2)
+    for name in ("held.lock", "free.lock"):
+        (making / name).touch()
+        os.utime(making / name, (time.time() - DAY,) * 2)
+    gone, kept = cache.artifact(URL.format("gone"), b"a"), cache.artifact(URL.format("kept"), b"b")
+    gone.unlink()
+    part = kept.with_name(".0123.part")
+    part.touch()
+    os.utime(part, (time.time() - 2 * DAY,) * 2)
+    code = "import sys; from pathlib import Path; from iree_gauntlet.artifacts.leases import Leases; "
+    code += "Leases(Path(sys.argv[1])).use(Path(sys.argv[1]) / 'a')"
+    subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
+
+    descriptor = lock_or_none(making / "held.lock")
+    assert descriptor is not None
+    found = leftovers(cache.root, Leases(cache.root), time.time())
+    names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
+    assert names == {"damaged-old", "free.lock", ".0123.part"}
+    assert len(found) == 5
+    remove_leftovers(found)
+    assert {path.name for path in making.iterdir()} == {"0123-new", "held.lock"}
+    assert cache.verified.last(kept)
+    assert not cache.verified.last(gone)
+    os.close(descriptor)
+
+
+_USER = """
+import sys, time
+from pathlib import Path
+from iree_gauntlet.artifacts.leases import Leases
+root, deadline, lost = Path(sys.argv[1]), time.monotonic() + 3, 0
+names = [f"artifacts/https/host.example/{n}.irpa" for n in range(40)]
+leases, seen = Leases(root), 0
+for name in names:
+    leases.use(root / name)
+    if (root / name).exists():
+        seen += 1
+        time.sleep(0.02)
+        lost += not (root / name).exists()
+print(seen, lost)
+"""
+
+
+def test_who_uses_first_and_looks_then_loses_nothing(cache: CacheBuilder) -> None:
+    for number in range(40):
+        cache.artifact(URL.format(number), b"a", days=40)
+    argv = [sys.executable, "-c", _USER, str(cache.root)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as user:
+        gone = 0
+        while user.poll() is None:
+            # One at a time, from the end: the two meet somewhere.
+            planned = sorted(_plan(cache, Limits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
+            gone += len(collect(cache.root, planned[-1:], Leases(cache.root)))
+            time.sleep(0.02)
+        out, _ = user.communicate()
+    seen, lost = map(int, out.split())
+    assert lost == 0
+    assert seen + gone >= 40
+
+
+# the task
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_nothing_goes_without_delete(project: Project) -> None:
+    cache = CacheBuilder(project.folder / "cache")
+    old = cache.artifact(URL.format("old"), b"a" * 5000, days=40)
+    shown = project.gauntlet("cache.gc", "--older-than", "30d")
+    assert (shown.code, old.exists()) == (0, True)
+    assert "5.0 kB  40 d ago  artifact  https/host.example/old.irpa" in shown.out
+    assert "would go: 1 item, 5.0 kB of" in shown.out
+    assert "nothing was deleted: add --delete" in shown.out
+    done = project.gauntlet("cache.gc", "--older-than", "30d", "--delete")
+    assert (done.code, old.exists()) == (0, False)
+    assert "deleted: 1 item, 5.0 kB of" in done.out
+    assert "and 1 leftover of processes that have ended" in done.out
+    assert not list((cache.root / "verified").rglob("*.json"))
+
+
+def test_a_size_that_cannot_be_had_is_told(project: Project) -> None:
+    cache = CacheBuilder(project.folder / "cache")
+    path = cache.artifact(URL.format("used"), b"a" * 5000)
+    leases = Leases(cache.root)
+    leases.use(path)
+    done = project.gauntlet("cache.gc", "--max-size", "1kB", "--delete")
+    assert done.code == 0
+    assert path.exists()
+    assert "in use by other processes, so they stay: 1, 5.0 kB" in done.out
+    assert "more than 1.0 kB" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Give --older-than 30d, --max-size 50GB, or both."),
+        (["--older-than", "30"], "--older-than 30: expected a number and a unit, such as 30d"),
+        (["--max-size", "lots"], "Units: B, kB, MB, GB, TB, KiB"),
+        (["--older-than", "1d", "--cache-dir", "specs"], "specs does not look like a cache"),
+        (["--older-than", "1d", "--cache-dir", "specs/regression_tests/toy/abs.mlir"], "is a file"),
+    ],
+)
+def test_mistakes_delete_nothing(project: Project, words: list[str], said: str) -> None:
+    done = project.gauntlet("cache.gc", "--delete", *words)
+    assert done.code == 2
+    assert said in done.err

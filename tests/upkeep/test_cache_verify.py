@@ -1,0 +1,165 @@
+"""`cache.verify`: every changed byte is found, and mended where that can be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet.artifacts.leases import Leases
+from tests.support.artifact_server import Server, serving, whole
+from tests.support.cache_builder import CacheBuilder
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONTENT = bytes(range(256)) * 4000
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+@pytest.fixture
+def cache(project: Project) -> CacheBuilder:
+    return CacheBuilder(project.folder / "cache")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+def rot(path: Path) -> None:
+    """Changes a byte as a failing disk does: no time of the file tells."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_sound_cache_is_said_to_be_sound_and_its_last_uses_stay(project: Project, cache: CacheBuilder) -> None:
+    path = cache.artifact("https://host.example/a.irpa", CONTENT, days=20, learnt=True)
+    other = cache.artifact("https://host.example/b.irpa", CONTENT, days=20, learnt=True)
+    stamp = next(file for file in (cache.root / "verified").rglob("*.json") if "b.irpa" in file.read_text())
+    stamp.unlink()
+    used = other.stat().st_mtime - 1e6
+    os.utime(other, (used, used))
+    cache.module("toy/abs@cpu", b"m" * 100)
+    before = cache.verified.last_use(path)
+    done = project.gauntlet("cache.verify")
+    assert done.code == 0, done.text
+    assert "verified 3 items, 2.0 MB" in done.out
+    assert "3 good\n" in done.out
+    assert cache.verified.last_use(path) == before
+    assert cache.verified.known(other)
+    assert cache.verified.last_use(other) == pytest.approx(used)
+
+
+def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuilder, server: Server) -> None:
+    url = server.url("/a.irpa", whole(CONTENT))
+    path = cache.artifact(url, CONTENT, learnt=True)
+    rot(path)
+    assert cache.verified.known(path), "its stamp holds: nothing but reading it tells"
+    seen = project.gauntlet("cache.verify", "--check-only")
+    assert seen.code == 3
+    assert f"damaged: artifact {path.relative_to(cache.root / 'artifacts')}: sha256 " in seen.out
+    assert "cache/registry.lock.txt" in seen.out
+    assert "nothing was changed (--check-only)" in seen.out
+    assert not cache.verified.known(path), "its next use hashes it"
+    offline = project.gauntlet("cache.verify", "--offline")
+    assert offline.code == 3
+    assert "not mended: " in offline.out
+    assert "offline" in offline.out
+    done = project.gauntlet("cache.verify")
+    assert done.code == 0, done.text
+    assert "fetched again: " in done.out
+    assert "1 damaged (1 mended)" in done.out
+    assert path.read_bytes() == CONTENT
+
+
+def test_wrong_content_at_the_source_mends_nothing(project: Project, cache: CacheBuilder, server: Server) -> None:
+    url = server.url("/a.irpa", whole(b"something else"))
+    path = cache.artifact(url, CONTENT, learnt=True)
+    rot(path)
+    done = project.gauntlet("cache.verify")
+    assert done.code == 3
+    assert "wrong content" in done.out
+    assert path.stat().st_size == len(CONTENT)
+
+
+def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBuilder) -> None:
+    modules = [
+        cache.module(f"toy/{name}@cpu", CONTENT + name.encode()) for name in ("file", "entry", "missing", "good")
+    ]
+    rot(modules[0] / "module.vmfb")
+    rot(modules[1] / "entry.json")
+    (modules[2] / "module.vmfb").unlink()
+    done = project.gauntlet("cache.verify", "--offline")
+    assert done.code == 0, done.text
+    assert "damaged: module toy/file@cpu: the checksum of module.vmfb does not match" in done.out
+    assert "entry.json is not as it was written" in done.out
+    assert "damaged: module toy/missing@cpu: module.vmfb is missing" in done.out
+    assert "removed: module toy/file@cpu; it is made anew when it is needed" in done.out
+    assert "1 good, 3 damaged (3 mended)" in done.out
+    assert [module.exists() for module in modules] == [False, False, False, True]
+
+
+def test_a_large_module_that_was_checked_before_is_hashed_all_the_same(project: Project, cache: CacheBuilder) -> None:
+    folder = cache.module("toy/large@cpu", CONTENT * 20)
+    path = folder / "module.vmfb"
+    cache.verified.remember(path, hashlib.sha256(CONTENT * 20).hexdigest())
+    rot(path)
+    assert cache.verified.known(path)
+    assert project.gauntlet("cache.verify", "--check-only").code == 3
+    assert not cache.verified.known(path)
+    assert folder.exists()
+
+
+def test_seeded_data_and_wheels_go_unless_someone_uses_them(project: Project, cache: CacheBuilder) -> None:
+    seeded = cache.artifact("random://uniform/4xf32?seed=1", CONTENT)
+    rot(seeded)
+    wheel = cache.wheel("toy", b"")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toy/model.onnx", CONTENT)
+    wheel.write_bytes(wheel.read_bytes().replace(CONTENT[:100], CONTENT[1:101], 1))
+    leases = Leases(cache.root)
+    leases.use(seeded)
+    done = project.gauntlet("cache.verify")
+    assert done.code == 3
+    assert "damaged: wheel toy-1.0-py3-none-any.whl: the checksum of toy/model.onnx does not match" in done.out
+    assert "another process uses it" in done.out
+    assert (seeded.exists(), wheel.exists()) == (True, False)
+
+
+def test_what_no_record_knows_is_named_and_left_alone(project: Project, cache: CacheBuilder) -> None:
+    path = cache.root / "artifacts" / "https" / "host.example" / "x.irpa"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"?")
+    done = project.gauntlet("cache.verify")
+    assert done.code == 0
+    assert "unknown: artifact https/host.example/x.irpa: no record says what it should be" in done.out
+    assert "0 good, 1 that no record knows" in done.out
+    assert path.exists()
+
+
+def test_damage_without_a_source_stays_and_is_told(project: Project, cache: CacheBuilder) -> None:
+    path = cache.artifact("https://host.example/Strange Name.irpa".replace(" ", "%20"), CONTENT)
+    rot(path)
+    done = project.gauntlet("cache.verify")
+    assert done.code == 3
+    assert "no record says where it comes from; delete it, and fetch again" in done.out
+
+
+def test_an_empty_cache_is_sound(project: Project) -> None:
+    done = project.gauntlet("cache.verify")
+    assert (done.code, done.out) == (0, "verified 0 items, 0 B in 0.0 s: 0 good\n")

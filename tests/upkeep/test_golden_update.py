@@ -1,0 +1,272 @@
+"""New goldens come from figures that can be trusted, and change nothing else in a spec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.measuring.golden_proposals import Evidence, Proposal, propose
+from iree_gauntlet.tasks.golden_update import update
+from tests.support.journal_builder import JournalBuilder, samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_SPEC = """{
+    "golden_compiler": "3.13.0",
+    "golden_dispatch": {"cpu": 19, "other": 7},
+    "golden_size": {"cpu":1000},
+    "golden_time_ms": {"desk": 2.50}
+}
+"""
+_FILE = "specs/benchmarks/toy/net_cpu.json"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for folder in ("specs/benchmarks/toy", "suites", "runs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / _FILE).write_text(_SPEC, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _golden(metric: str, field: str, value: float, *, sku: str = "", release: str = "") -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "value": value,
+        "factor": 1.1 if metric == "time_ms" else 1.0,
+        "statistic": "mean",
+        "sku": sku,
+        "release": release,
+        "origin": {"file": _FILE, "field": field},
+    }
+
+
+def _run(
+    project: Path,
+    name: str,
+    *,
+    times: Sequence[float] = (3.0, 3.2, 3.1),
+    dispatches: int = 20,
+    size: int = 900,
+    disturbed: Sequence[str] = (),
+    threshold: str = "passed",
+    release: str = "3.13.0rc20261016",
+    ended: bool = True,
+) -> None:
+    builder = JournalBuilder(run=name)
+    compile_step = builder.step("toy", "net", "compile")
+    threshold_step = builder.step("toy", "net", "threshold")
+    counts = [
+        _golden("dispatch_count", "golden_dispatch.cpu", 19, release="3.13.0"),
+        _golden("binary_size_bytes", "golden_size.cpu", 1000, release="3.13.0"),
+    ]
+    compstat = builder.step("toy", "net", "compstat", goldens=counts)
+    benchmark = builder.step("toy", "net", "benchmark", goldens=[_golden("time_ms", "golden_time_ms.desk", 2.5)])
+    builder.begin(toolchain={"compiler": release}, run=name)
+    builder.result(compile_step)
+    builder.result(threshold_step, threshold)
+    builder.result(compstat, "failed", statistics={"dispatch_count": dispatches, "binary_size_bytes": size})
+    builder.result(benchmark, "failed", samples=samples(*times), statistics={"disturbed": list(disturbed)})
+    if ended:
+        builder.end(1)
+    folder = builder.write(project / "runs" / name)
+    # The journals' order is that of their writing.
+    number = int(name.rpartition("-")[2])
+    os.utime(folder / "journal.jsonl", (number, number))
+
+
+def _options(**changes: Any) -> dict[str, Any]:
+    return {
+        "run": [],
+        "last": 1,
+        "match": "",
+        "size_headroom": 0.0,
+        "to_release": False,
+        "output": "",
+        "write": False,
+        **changes,
+    }
+
+
+def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, "run-1")
+    assert update(_options()) is ExitCode.OK
+    captured = capsys.readouterr()
+    assert (project / _FILE).read_text() == _SPEC, "nothing is written unless it is asked for"
+    changed = [line for line in captured.out.splitlines() if line[:1] in "+-" and line[:3] not in ("---", "+++")]
+    assert changed == [
+        '-    "golden_dispatch": {"cpu": 19, "other": 7},',
+        '+    "golden_dispatch": {"cpu": 20, "other": 7},',
+        '-    "golden_time_ms": {"desk": 2.50}',
+        '+    "golden_time_ms": {"desk": 3.1}',
+    ]
+    assert "relax" in captured.err
+    assert "3 repetitions, Xeon, run-1" in captured.err
+    assert "within its limit (900 bytes" in captured.err
+
+
+def test_the_diff_is_one_that_git_applies(project: Path) -> None:
+    _run(project, "run-1")
+    update(_options(output="goldens.patch"))
+    subprocess.run(["git", "init", "-q"], check=True, cwd=project)
+    subprocess.run(["git", "apply", "goldens.patch"], check=True, cwd=project)
+    patched = (project / _FILE).read_text()
+    (project / _FILE).write_text(_SPEC)
+    update(_options(write=True))
+    assert (project / _FILE).read_text() == patched
+    assert json.loads(patched)["golden_time_ms"] == {"desk": 3.1}
+
+
+def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, time in enumerate((2.0, 2.2, 2.1), start=1):
+        _run(project, f"run-{number}", times=(time, time))
+    update(_options(last=3))
+    captured = capsys.readouterr()
+    assert '"golden_time_ms": {"desk": 2.1}' in captured.out
+    assert "3 runs (run-1 … run-3)" in captured.err
+    assert "tighten" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"disturbed": ["the CPU throttled 2 times"]}, "disturbed: the CPU throttled 2 times"),
+        ({"threshold": "failed"}, "its threshold failed"),
+        ({"threshold": "error"}, "its threshold error"),
+        ({"ended": False}, "did not come to its end"),
+    ],
+)
+def test_what_does_not_count_is_told(
+    project: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], reason: str
+) -> None:
+    _run(project, "run-1", **changes)
+    update(_options())
+    captured = capsys.readouterr()
+    assert '"desk": 3.1' not in captured.out
+    assert any("golden_time_ms.desk" in line and reason in line for line in captured.err.splitlines())
+    # A busy machine says nothing against a count.
+    assert ('"cpu": 20' in captured.out) is ("disturbed" in changes)
+
+
+def test_counts_that_differ_between_runs_are_no_golden(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, "run-1", dispatches=20)
+    _run(project, "run-2", dispatches=21)
+    update(_options(last=2))
+    assert "the counts differ: 20, 21" in capsys.readouterr().err
+
+
+def test_sizes_are_proposed_with_the_room_that_is_asked_for(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, "run-1", size=600)
+    update(_options(size_headroom=1.25))
+    assert '"golden_size": {"cpu":750}' in capsys.readouterr().out
+    update(_options(size_headroom=2.0))
+    assert "within the headroom" in capsys.readouterr().err
+    _run(project, "run-2", size=1200)
+    update(_options())
+    assert '"golden_size": {"cpu":1200}' in capsys.readouterr().out
+
+
+def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(project, "run-1", release="3.14.0")
+    update(_options(match="toy/*"))
+    assert "belongs to release 3.13.0, measured was 3.14.0" in capsys.readouterr().err
+    with pytest.raises(GauntletError, match=r"golden_dispatch\.other would come to belong to a release"):
+        update(_options(to_release=True))
+    (project / _FILE).write_text(_SPEC.replace(', "other": 7', ""))
+    update(_options(to_release=True, write=True))
+    assert json.loads((project / _FILE).read_text()) == {
+        "golden_compiler": "3.14.0",
+        "golden_dispatch": {"cpu": 20},
+        "golden_size": {"cpu": 1000},
+        "golden_time_ms": {"desk": 3.1},
+    }
+
+
+def test_a_spec_that_has_changed_since_is_not_overwritten(project: Path) -> None:
+    _run(project, "run-1")
+    (project / _FILE).write_text(_SPEC.replace("19", "18"))
+    with pytest.raises(GauntletError, match=r"golden_dispatch\.cpu is 18, and was 19 when it was measured"):
+        update(_options(write=True))
+    (project / _FILE).write_text("{")
+    with pytest.raises(GauntletError, match=_FILE):
+        update(_options(write=True))
+    (project / _FILE).unlink()
+    with pytest.raises(GauntletError, match=_FILE):
+        update(_options(write=True))
+
+
+def test_mistakes_of_the_command_line(project: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run in"):
+        update(_options())
+    _run(project, "run-1")
+    for changes in ({"run": ["nope"]}, {"last": 0}, {"size_headroom": 0.5}, {"run": ["run-1"], "last": 2}):
+        with pytest.raises(UsageError):
+            update(_options(**changes))
+    with pytest.raises(UsageError, match="no folder"):
+        update(_options(output="nowhere/x.patch"))
+    with pytest.raises(NothingSelectedError, match="run-1"):
+        update(_options(match="other/*"))
+    assert update(_options(run=["run-1"])) is ExitCode.OK
+
+
+_PLACES = st.builds(
+    Golden,
+    origin=st.just(Origin("f", "g")),
+    metric=st.sampled_from(Metric),
+    value=st.integers(1, 100_000).map(float),
+    factor=st.sampled_from([1.0, 1.1]),
+    statistic=st.sampled_from(Statistic),
+    sku=st.just(""),
+    release=st.sampled_from(["", "3.13.0"]),
+)
+_EVIDENCE = st.builds(
+    lambda figure, spread, refused, release: Evidence(
+        "r", "m/s@cpu", figure, figure - spread, figure + spread, 3, release, "cpu", refused
+    ),
+    st.integers(1, 100_000).map(float),
+    st.integers(0, 1),
+    st.sampled_from(["", "", "disturbed"]),
+    st.sampled_from(["3.13.0", "3.13.0", "3.14.0"]),
+)
+
+
+@given(
+    place=_PLACES,
+    evidence=st.lists(_EVIDENCE, min_size=1, max_size=4),
+    headroom=st.sampled_from([None, 1.0, 1.25]),
+    to_release=st.booleans(),
+)
+def test_a_proposal_is_never_out_of_thin_air(
+    place: Golden, evidence: list[Evidence], headroom: float | None, *, to_release: bool
+) -> None:
+    outcome = propose(place, evidence, size_headroom=headroom, to_release=to_release)
+    usable = [item for item in evidence if not item.refused]
+    if isinstance(outcome, str):
+        assert outcome
+        return
+    assert isinstance(outcome, Proposal)
+    assert usable
+    moved = outcome.release not in ("", place.release)
+    assert moved <= to_release
+    assert outcome.value != place.value or moved
+    if outcome.value != place.value:
+        largest = max(item.measured for item in usable) * (headroom or 1)
+        assert min(item.measured for item in usable) * 0.99 <= outcome.value <= largest * 1.01 + 1
+    # Again, from the same: nothing more to change.
+    settled = replace(place, value=outcome.value, release=outcome.release)
+    again = propose(settled, evidence, size_headroom=headroom, to_release=to_release)
+    assert isinstance(again, str), again

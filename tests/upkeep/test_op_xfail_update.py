@@ -1,0 +1,268 @@
+"""Configs of operator suites follow what a run has found, and found again; flaky cases are left alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.dialects.json5_text import plain_json
+from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.tasks import execute
+from iree_gauntlet.tasks.xfail_update import update
+from tests.support.journal_builder import JournalBuilder
+from tests.support.operator_suite import OperatorSuite
+from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONFIG = """{
+  "config_name": "cpu", // the only one
+  "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
+  "iree_run_module_flags": ["--device=local-sync"],
+  "skip_run_tests": ["node/skipped"],
+  "expected_compile_failures": [
+    "node/both",
+    "node/mended", // needs scatter
+    "node/moved", // needs gather
+    "node/still"
+  ],
+  "expected_compile_crashes": ["node/both"],
+  "expected_run_failures": ["node/half"]
+}
+"""
+_CASES = ("both", "mended", "moved", "still", "half", "new", "newer", "skipped", "slow", "wrong", "boom")
+LEGALIZE = (
+    "iree-compile failed with exit code 1: failed to legalize operation 'torch.operator' that was explicitly marked "
+    'illegal: %0 = "torch.operator"(%arg0) <{name = "onnx.If"}> : (!torch.vtensor<[1],f32>) -> !torch.none'
+)
+CRASH = {"verdict": "error", "reason": "iree-compile crashed with SIGFPE", "signal": "SIGFPE"}
+FAILED = {"verdict": "failed", "reason": LEGALIZE}
+PASSED = {"verdict": "passed"}
+XPASSED = {"verdict": "xpassed", "reason": "passed, but is expected to fail: no scatter; remove the expectation"}
+SKIPPED = {"verdict": "skipped", "reason": "behind a failure"}
+WRONG = {"verdict": "failed", "reason": "output 0: 1 of 4 values (25 %) differ; worst at [3]: 4.0, expected 5.0"}
+
+Results = dict[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in _CASES:
+        folder = tmp_path / "ops" / "node" / name
+        folder.mkdir(parents=True)
+        (folder / "model.mlir").touch()
+        (folder / "run_module_io_flags.txt").write_text("--input=4xf32=1 2 3 4\n")
+    (tmp_path / "ops" / "configs").mkdir()
+    (tmp_path / "ops" / "configs" / "cpu.json").write_text(_CONFIG)
+    for name in ("specs", "suites", "runs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _journal(folder: Path, results: Results, **changes: Any) -> None:
+    """A run of cases with what their compile and their run came to."""
+    builder = JournalBuilder(run=folder.name)
+    steps = []
+    for name, (compiled, ran) in results.items():
+        case = {"target": "cpu", "dialect": "op_tests"}
+        steps += [(builder.step("node", name, "compile", **case), compiled)]
+        steps += [(builder.step("node", name, "threshold", **case), ran)]
+    selection = {"suite": "", "spec_dir": ["ops"], "config": [], "shard": "1/2"}
+    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": "suites/cpu.toml"}
+    asked = {"selection": selection, "defaults": defaults, "stages": None}
+    builder.begin(run=folder.name, suite="custom", asked=asked, **changes)
+    for step, result in steps:
+        fields = {"reason": "", **result}
+        builder.result(step, **fields)
+    builder.end(1)
+    builder.write(folder)
+
+
+def _options(**changes: Any) -> dict[str, Any]:
+    return {"run": "", "suite": "", "output": "", "write": True, "rerun": 0, "cache_dir": "", "jobs": 2, **changes}
+
+
+def _config(project: Path) -> str:
+    return (project / "ops" / "configs" / "cpu.json").read_text()
+
+
+def _lists(project: Path) -> dict[str, list[str]]:
+    document = json.loads(plain_json(_config(project)))
+    return {name.removeprefix("expected_"): document[name] for name in document if name.startswith("expected_")}
+
+
+def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results: Results = {
+        "both": ({"verdict": "xfailed", "reason": "iree-compile crashed", "signal": "SIGFPE"}, SKIPPED),
+        "mended": (XPASSED, PASSED),
+        "moved": (XPASSED, WRONG),
+        "still": ({"verdict": "xfailed", "reason": f"{LEGALIZE}; expected: x"}, SKIPPED),
+        "half": (FAILED, SKIPPED),
+        "new": (FAILED, SKIPPED),
+        "boom": (CRASH, SKIPPED),
+        "skipped": (FAILED, {"verdict": "skipped", "reason": "in skip_run_tests"}),
+        "wrong": (PASSED, WRONG),
+        "slow": (
+            {"verdict": "error", "reason": "ran longer than its 60 s", "signal": "SIGKILL", "timed_out": True},
+            SKIPPED,
+        ),
+    }
+    _journal(project / "runs" / "one", results)
+    assert update(_options()) is ExitCode.OK
+    told = capsys.readouterr().err
+    assert _lists(project) == {
+        "compile_failures": [f"node/{name}" for name in ("both", "half", "new", "skipped", "still")],
+        "compile_crashes": ["node/boom", "node/both"],
+        "run_failures": ["node/moved", "node/wrong"],
+    }
+    reason = "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.If)"
+    assert f'    "node/new", // compile: {reason} (IREE 3.13.0)\n' in _config(project)
+    assert '"cpu", // the only one\n' in _config(project)
+    assert "not added node/slow: ran longer than its 60 s (an error is no failure of the product)" in told
+    assert "remove   node/mended: passed, no longer in expected_compile_failures (needs scatter)" in told
+    assert "move     node/moved: expected_run_failures: output 0: 1 of 4" in told
+    assert "move     node/half: expected_compile_failures: " in told
+
+
+def test_a_diff_is_shown_and_nothing_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _journal(project / "runs" / "one", {"mended": (XPASSED, PASSED)})
+    update(_options(write=False))
+    captured = capsys.readouterr()
+    assert '-    "node/mended", // needs scatter\n' in captured.out
+    assert "+++ b/ops/configs/cpu.json" in captured.out
+    assert _config(project) == _CONFIG
+
+
+def test_a_stage_that_was_not_judged_keeps_its_list(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing: dict[str, Any] = {"verdict": "skipped", "reason": "not asked for"}
+    lenient = {"verdict": "passed", "notes": ["passed although expected to fail: needs scatter"]}
+    _journal(project / "runs" / "one", {"half": (PASSED, nothing), "mended": (lenient, nothing)})
+    update(_options())
+    assert _lists(project)["run_failures"] == ["node/half"]
+    assert "node/mended" not in _lists(project)["compile_failures"]
+
+
+def test_an_ordinary_failure_where_a_crash_is_listed(project: Path) -> None:
+    words = ", but a crash is expected (in expected_compile_crashes): list it as an ordinary failure"
+    result = {"verdict": "failed", "reason": f"{LEGALIZE}{words}"}
+    _journal(project / "runs" / "one", {"both": (result, SKIPPED)})
+    update(_options())
+    assert _lists(project)["compile_crashes"] == []
+    assert "node/both" in _lists(project)["compile_failures"]
+
+
+class _Again:
+    """What stands for running again: journals with what was given for each time."""
+
+    def __init__(self, *times: Results) -> None:
+        self.times = list(times)
+        self.asked: list[tuple[list[str], bool]] = []
+
+    def __call__(self, options: Mapping[str, Any], *_: Any, brief: bool) -> ExitCode:
+        assert brief
+        chains = sorted(options["chains"])
+        self.asked.append((chains, options["force_recompile"]))
+        names = [chain.removeprefix("node/").removesuffix("@cpu") for chain in chains]
+        sys.stdout.write("progress\n")
+        folder = Path(options["run_dir"])
+        number = sum(forced == options["force_recompile"] for _, forced in self.asked) - 1
+        _journal(folder, {name: self.times[number][name] for name in names})
+        return ExitCode.FAILED
+
+
+def test_only_what_comes_out_the_same_every_time_is_proposed(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _journal(
+        project / "runs" / "one", {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
+    )
+    steady: Results = {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
+    again = _Again(steady, {**steady, "new": (CRASH, SKIPPED), "wrong": (PASSED, PASSED)}, steady)
+    monkeypatch.setattr(execute, "execute", again)
+    update(_options(rerun=3))
+    captured = capsys.readouterr()
+    assert [forced for _, forced in again.asked] == [True, False] * 3
+    assert again.asked[:2] == [(["node/mended@cpu", "node/new@cpu"], True), (["node/wrong@cpu"], False)]
+    flaky = (
+        "flaky    node/new: failed at compile, failed at compile, crashed at compile, failed at compile: left as it is"
+    )
+    assert flaky in captured.err
+    assert "flaky    node/wrong: failed at run, failed at run, passed, failed at run" in captured.err
+    assert _lists(project) == {
+        "compile_failures": ["node/both", "node/moved", "node/still"],
+        "compile_crashes": ["node/both"],
+        "run_failures": ["node/half"],
+    }
+    # The diff alone goes to standard output, and the newest run is still the one that was asked for.
+    assert captured.out.startswith("--- a/ops/configs/cpu.json")
+    assert [path.parent.name for path in (project / "runs").glob("*/journal.jsonl")] == ["one"]
+    assert len(list((project / "runs" / "one" / "again").iterdir())) == 6
+
+
+def test_a_rerun_by_another_iree_says_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _journal(
+        project / "runs" / "one", {"new": (FAILED, SKIPPED)}, toolchain={"compiler": "3.12.0", "identity": "other"}
+    )
+    monkeypatch.setattr(execute, "execute", _Again({"new": (FAILED, SKIPPED)}))
+    with pytest.raises(UsageError, match="another IREE than the one that is here now"):
+        update(_options(rerun=1))
+
+
+def test_mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _journal(project / "runs" / "one", {"new": (FAILED, SKIPPED), "gone": (FAILED, SKIPPED)})
+    with pytest.raises(UsageError, match="--rerun -1"):
+        update(_options(rerun=-1))
+    update(_options(write=False))
+    assert "left out  node/gone@cpu: its case or config is not there any more" in capsys.readouterr().err
+    config = project / "ops" / "configs" / "cpu.json"
+    config.write_text(_CONFIG.replace('"skip_run_tests"', '"skip_runs"'))
+    with pytest.raises(SpecError, match=r"cpu\.json:5: skip_runs"):
+        update(_options())
+
+
+def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(project: Path) -> None:
+    for name in ("one", "two"):
+        folder = project / "ops" / "generated" / "AB" / name
+        folder.mkdir(parents=True)
+        (folder / "run_module_io.json").write_text(
+            json.dumps({"function_name": "main", "flat_args": [], "mode": "compare"})
+        )
+        (folder / "test.mlir").touch()
+    config = project / "ops" / "configs" / "cpu.json"
+    config.write_text(_CONFIG.replace('["node/half"]', '["AB/one"]'))
+    builder = JournalBuilder(run="one")
+    steps = [
+        builder.step("generated/AB", name, "threshold", target="cpu", dialect="op_tests") for name in ("one", "two")
+    ]
+    selection = {"suite": "", "spec_dir": ["ops"], "config": []}
+    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
+    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
+    builder.result(steps[0], "xpassed", "passed, but is expected to fail")
+    builder.result(steps[1], "failed", "output 0 differs")
+    builder.end(1)
+    builder.write(project / "runs" / "one")
+    update(_options())
+    assert _lists(project)["run_failures"] == ["AB/two"]
+
+
+@pytest.mark.iree
+def test_a_real_suite_is_put_right_once_and_for_all(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    suite = OperatorSuite(project)
+    suite.unary("abs")
+    suite.misspelt("bad")
+    suite.unary("wrong", expected="1 2 3 5")
+    suite.config("cpu", expected_compile_failures=["node/abs"])
+    assert suite.run().code == ExitCode.FAILED
+    done = project.gauntlet("xfail.update", "--rerun", "1", "--write")
+    assert done.code == ExitCode.OK, done.text
+    assert done.out.startswith("--- a/ops/configs/cpu.json")
+    assert suite.run().code == ExitCode.OK
+    assert project.verdict("node/bad@cpu:compile") == "xfailed"
+    assert "compile: use of undeclared SSA value name (IREE " in project.result("node/bad@cpu:compile")["reason"]

@@ -1,0 +1,158 @@
+"""A suite's expected failures follow what a run has found; the rest of the suite stays as it was written."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.dialects.suite_edit import with_expected_failures
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.tasks.xfail_update import update
+from tests.support.journal_builder import JournalBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SUITE = """# Our models.
+name = "ours"
+target = "cpu"   # here
+
+[[expect_failure]]  # the first
+case = "toy/gru"
+stage = "compile"
+reason = "no bidirectional GRU (issue 7)"
+
+# Between the two.
+[[expect_failure]]
+case = "wide/*"
+stage = "threshold"
+reason = "half of them are off"
+
+[[include]]
+model = "toy"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for folder in ("specs", "suites", "runs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "suites" / "ours.toml").write_text(_SUITE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _run(project: Path, verdicts: dict[tuple[str, str], str], *, ended: bool = True, suite: str = "ours") -> None:
+    builder = JournalBuilder(run="run-1")
+    steps = {
+        builder.step(case.partition("/")[0], case.partition("/")[2], stage): (
+            verdict,
+            f"{stage} of {case}: failed to\n legalize",
+        )
+        for (case, stage), verdict in verdicts.items()
+    }
+    asked = {"selection": {"suite": "ours"}, "defaults": {"targets": ["cpu"]}, "stages": None}
+    builder.begin(run="run-1", suite=suite, asked=asked)
+    for step, (verdict, reason) in steps.items():
+        builder.result(step, verdict, "" if verdict.endswith("passed") else reason)
+    if ended:
+        builder.end(1)
+    builder.write(project / "runs" / "run-1")
+
+
+def _options(**changes: Any) -> dict[str, Any]:
+    return {"run": "", "suite": "", "output": "", "write": False, **changes}
+
+
+def _failures(project: Path) -> list[tuple[str, str, str]]:
+    table = tomllib.loads((project / "suites" / "ours.toml").read_text())
+    return [tuple(item.values()) for item in table.get("expect_failure", [])]
+
+
+def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, {("toy/gru", "compile"): "xpassed", ("toy/lstm", "compile"): "failed"})
+    assert update(_options(write=True)) is ExitCode.OK
+    told = capsys.readouterr().err
+    assert "passes now; the reason was: no bidirectional GRU (issue 7)" in told
+    assert "stays    suites/ours.toml: expect_failure[1] (wide/*, threshold): was not run" in told
+    assert _failures(project) == [
+        ("wide/*", "threshold", "half of them are off"),
+        ("toy/lstm", "compile", "compile of toy/lstm: failed to legalize (IREE 3.13.0)"),
+    ]
+    text = (project / "suites" / "ours.toml").read_text()
+    head = '# Our models.\nname = "ours"\ntarget = "cpu"   # here\n\n# Between the two.\n[[expect_failure]]\n'
+    assert text.startswith(f'{head}case = "wide/*"')
+    assert '[[include]]\nmodel = "toy"\n\n[[expect_failure]]\ncase = "toy/lstm"' in text
+
+
+def test_a_glob_of_which_some_pass_stays(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, {("wide/a", "threshold"): "xpassed", ("wide/b", "threshold"): "xfailed"})
+    update(_options(write=True))
+    assert "1 of 2 pass now: write a narrower case" in capsys.readouterr().err
+    assert (project / "suites" / "ours.toml").read_text() == _SUITE
+
+
+@pytest.mark.parametrize(
+    ("stage", "verdict", "told"),
+    [
+        ("compile", "error", "an error is no failure of the product"),
+        ("benchmark", "failed", "golden.update is for figures"),
+    ],
+)
+def test_what_is_no_expected_failure_is_told_and_not_added(
+    project: Path, capsys: pytest.CaptureFixture[str], stage: str, verdict: str, told: str
+) -> None:
+    _run(project, {("toy/x", stage): verdict})
+    update(_options())
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.out == ""
+    assert "nothing to change" in captured.err
+
+
+def test_mistakes(project: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run in"):
+        update(_options())
+    with pytest.raises(UsageError, match="there is no run nope"):
+        update(_options(run="nope"))
+    _run(project, {("toy/x", "compile"): "failed"}, ended=False)
+    with pytest.raises(UsageError, match="did not come to its end"):
+        update(_options())
+    _run(project, {("toy/x", "compile"): "failed"}, suite="other")
+    with pytest.raises(UsageError, match="is a run of the suite 'other'"):
+        update(_options())
+    _run(project, {("toy/x", "compile"): "failed"}, suite="custom")
+    journal = project / "runs" / "run-1" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    lines[0]["asked"]["selection"]["suite"] = ""
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match="was not a suite's"):
+        update(_options())
+
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@given(
+    entries=st.lists(st.tuples(_TEXT, st.sampled_from(Stage), _TEXT), max_size=4),
+    removed=st.sets(st.integers(0, 3)),
+    added=st.lists(st.tuples(_TEXT, st.sampled_from(Stage), _TEXT), max_size=3),
+)
+def test_the_list_is_what_it_should_be_whatever_stands_in_it(
+    entries: list[tuple[str, Stage, str]], removed: set[int], added: list[tuple[str, Stage, str]]
+) -> None:
+    text = with_expected_failures('name = "x" # n\n\n# one\n[[include]]\nmodel = "m"\n', removed=(), added=entries)
+    removed = {index for index in removed if index < len(entries)}
+    changed = with_expected_failures(text, removed=removed, added=added)
+    found = tomllib.loads(changed)
+    kept = [entry for index, entry in enumerate(entries) if index not in removed]
+    expected = [{"case": case, "stage": stage.value, "reason": reason} for case, stage, reason in [*kept, *added]]
+    assert found.get("expect_failure", []) == expected
+    assert found["include"] == [{"model": "m"}]
+    assert changed.startswith('name = "x" # n\n\n# one\n')
