@@ -1,0 +1,23 @@
+"""A clock that a test sets, for what takes a clock."""
+
+from __future__ import annotations
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Seconds that pass only when a test says so.
+
+    Args:
+        now: where it begins.
+    """
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.now += seconds
