@@ -16,11 +16,9 @@ nox.options.sessions = ["lint", "tests"]
 
 _SUITE = ("--suite", "suites/cpu.toml")
 _RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
-_MODEL_TESTS = (
-    *("tests/test_bench_models.py", "tests/test_bench_build.py", "tests/test_bench_torch.py"),
-    *("tests/test_bench_against.py", "tests/test_measure_pipeline.py"),
-    *("tests/test_micro_build.py", "tests/test_micro_recipes.py", "tests/test_micro_torch.py"),
-)
+# Cores that this process may use; a container often has fewer than its machine.
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_ON_ALL_CORES = ("-n", str(_CORES), "--dist", "worksteal")
 _RECIPES = "specs/recipes/quick.yml"
 _PYTHON_FILES = ("iree_gauntlet", "tests", "tools", "benchmarks", "specs/models", "noxfile.py", "tasks.py")
 
@@ -70,20 +68,56 @@ def suite_source(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, with the real compiler and runtime; options after `--` go to pytest."""
-    session.install("-e", ".[iree,plots,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
-    coverage = ["--cov", "--cov-report=term:skip-covered"] if not session.posargs else []
-    session.run("pytest", *coverage, *session.posargs)
+    """Run the tests, with the real compiler and runtime, on all cores; options after `--` go to pytest."""
+    _install_test_tools(session)
+    session.run("pytest", *_ON_ALL_CORES, *session.posargs)
+
+
+@nox.session
+def stress(session: nox.Session) -> None:
+    """Run what does much of the same: a thousand kills, large hypothesis budgets, gigabytes, 10,000 cases."""
+    _install_test_tools(session)
+    session.run("pytest", *_ON_ALL_CORES, "-m", "stress", *session.posargs)
+
+
+@nox.session
+def measure(session: nox.Session) -> None:
+    """Run what real times decide: planted slowdowns in real rounds, whole sweeps. On an idle machine, one at a time."""
+    _install_test_tools(session)
+    session.run("pytest", "-m", "measure", *session.posargs)
 
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Test the models of specs/models and `bench` with torch itself; options after `--` go to pytest.
+    """Run all pretrained models, and test the models of specs/models, `bench` and `micro` with torch itself.
 
     Not among the tests: torch is large (its CPU build: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`).
     """
-    session.install("-e", ".[iree,models,plots,record]", "pip", *nox.project.dependency_groups(_project(), "test"))
-    session.run("pytest", *(session.posargs or _MODEL_TESTS))
+    _install_test_tools(session, "models")
+    session.run("pytest", "-m", "models", *session.posargs)
+
+
+@nox.session
+def flaky(session: nox.Session) -> None:
+    """Run the tests N times (`-- 5`) in random order beside busy loops and a disk load; name what differs.
+
+    Options after N go to pytest: `-- 5 tests/engine`.
+    """
+    _install_test_tools(session)
+    session.install("pytest-randomly")
+    session.run("python", "tools/flaky.py", *(session.posargs or ("5",)))
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Say which branches the tests and the stress tests take, in all processes that they start."""
+    _install_test_tools(session)
+    session.install("coverage>=7.10")
+    session.run("coverage", "erase")
+    marks = "not measure and not models"
+    session.run("coverage", "run", "-m", "pytest", *_ON_ALL_CORES, "-m", marks, *session.posargs)
+    session.run("coverage", "combine", "-q")
+    session.run("coverage", "report", "--skip-covered")
 
 
 @nox.session
@@ -101,6 +135,11 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", *_PYTHON_FILES)
     session.run("ruff", "format", "--check", *_PYTHON_FILES)
     session.run("mypy")
+
+
+def _install_test_tools(session: nox.Session, *extras: str) -> None:
+    wanted = ",".join(("iree", "plots", "record", *extras))
+    session.install("-e", f".[{wanted}]", "pip", *nox.project.dependency_groups(_project(), "test"))
 
 
 def _project() -> dict[str, object]:
