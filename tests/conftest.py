@@ -36,8 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SESSION_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="iree-gauntlet-tests-")
     # Benchmarks of one process would else keep all others from compiling.
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
-    # No settings of the user's.
-    os.environ["IREE_GAUNTLET_CONFIG"] = ""
+    # No settings of the user's; those of a test's project are read.
+    os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
