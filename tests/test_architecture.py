@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.support.places import ROOT
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE = ROOT / "iree_gauntlet"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
 
 # What everything may import.
 COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "process_group", "__version__"}
@@ -46,78 +44,116 @@ ALLOWED: dict[str, set[str]] = {
 HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib")
 
 
-def imports_of(path: Path) -> list[str]:
-    """Every module that a file imports, also inside functions and for types alone."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@dataclass(frozen=True)
+class Module:
+    """What the rules ask of a module.
+
+    Attributes:
+        path: in the package.
+        lines: how many it has.
+        documented: whether it has a docstring.
+        imports: every module that it imports, also inside functions and for types alone.
+        relative: whether an import is relative.
+        listed: its `__all__`; None where it has none.
+        defined: names of its public functions and classes, and of its variables.
+    """
+
+    path: Path
+    lines: int
+    documented: bool
+    imports: tuple[str, ...]
+    relative: bool
+    listed: frozenset[str] | None
+    defined: frozenset[str]
+
+    @property
+    def part(self) -> str:
+        return self.path.with_suffix("").parts[0]
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """All of the package, each read once for all rules."""
+    return tuple(read_module(path) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+def read_module(path: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    imports: list[str] = []
+    relative = False
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            relative = relative or node.level > 0
+            imports += [f"{node.module}.{alias.name}" for alias in node.names]
+    listed: frozenset[str] | None = None
+    defined: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            defined.update(names)
+            if isinstance(node, ast.Assign) and names == ["__all__"]:
+                listed = frozenset(ast.literal_eval(node.value))
+    return Module(
+        path=path.relative_to(PACKAGE),
+        lines=len(text.splitlines()),
+        documented=bool(ast.get_docstring(tree)),
+        imports=tuple(imports),
+        relative=relative,
+        listed=listed,
+        defined=frozenset(defined),
+    )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_imports_follow_the_arrows(path: Path) -> None:
-    part = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    if part == "__init__":
-        assert not imports_of(path) or all(not name.startswith("iree_gauntlet") for name in imports_of(path))
-        return
-    own = [name.split(".") for name in imports_of(path) if name.split(".")[0] == "iree_gauntlet"]
-    used = {words[1] for words in own} - {part}
-    if path.name == "__main__.py":
-        # A door: what it opens may be a task.
-        used -= {"tasks"}
-    assert used <= ALLOWED[part], f"{part} may not import {sorted(used - ALLOWED[part])}"
+def test_imports_follow_the_arrows() -> None:
+    wrong = [f"{module.path}: relative import" for module in modules() if module.relative]
+    for module in modules():
+        used = {words[1] for name in module.imports if (words := [*name.split("."), ""])[0] == "iree_gauntlet"}
+        used -= {module.part}
+        if module.path.name == "__main__.py":
+            # A door: what it opens may be a task.
+            used -= {"tasks"}
+        allowed = set() if module.part == "__init__" else ALLOWED[module.part]
+        wrong += [f"{module.path}: {module.part} may not import {name}" for name in sorted(used - allowed)]
+    assert wrong == []
 
 
 def test_every_part_has_its_rule() -> None:
-    parts = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in MODULES} - {"__init__"}
-    assert parts == set(ALLOWED)
+    assert {module.part for module in modules()} - {"__init__"} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("worker/*.py")), ids=lambda path: path.stem)
-def test_the_worker_needs_nothing_but_its_own_python(path: Path) -> None:
-    # Run as a script, a worker finds its siblings in its own package, wherever that lies (see measure_module.py).
-    used = {name for name in imports_of(path) if not name.startswith("iree_gauntlet.worker.")}
-    outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
-    # onnx brings google.protobuf.
-    assert outside <= {"numpy", "onnx", "google", "onnxruntime", "iree"}
+def test_the_worker_needs_nothing_but_its_own_python() -> None:
+    workers = [module for module in modules() if module.path.match("worker/*.py")]
+    assert workers
+    for module in workers:
+        # Run as a script, a worker finds its siblings in its own package, wherever that lies (see measure_module.py).
+        used = {name for name in module.imports if not name.startswith("iree_gauntlet.worker.")}
+        outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
+        # onnx brings google.protobuf.
+        assert outside <= {"numpy", "onnx", "google", "onnxruntime", "iree"}, module.path
 
 
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_modules_say_what_they_are_for_and_what_they_offer(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "no docstring"
-    public = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    }
-    listed: set[str] | None = None
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and [target.id for target in node.targets if isinstance(target, ast.Name)] == [
-            "__all__"
-        ]:
-            listed = set(ast.literal_eval(node.value))
-    if path.name == "__init__.py":
-        return
-    assert listed is not None, "no __all__"
-    defined = public | {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    }
-    assert listed <= defined, f"__all__ lists {sorted(listed - defined)}, which is not defined here"
+def test_modules_say_what_they_are_for_and_what_they_offer() -> None:
+    wrong = [f"{module.path}: no docstring" for module in modules() if not module.documented]
+    for module in modules():
+        if module.path.name == "__init__.py":
+            continue
+        if module.listed is None:
+            wrong.append(f"{module.path}: no __all__")
+        else:
+            missing = sorted(module.listed - module.defined)
+            wrong += [f"{module.path}: __all__ lists {name}, which is not defined here" for name in missing]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_modules_have_one_job_and_are_not_large(path: Path) -> None:
-    assert path.stem not in {"utils", "util", "helpers", "common", "misc"}
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
+def test_modules_have_one_job_and_are_not_large() -> None:
+    vague = {"utils", "util", "helpers", "common", "misc"}
+    assert [module.path for module in modules() if module.path.stem in vague or module.lines > 450] == []
 
 
 def imported_by(statement: str) -> set[str]:
@@ -144,6 +180,12 @@ def test_listing_brings_pydantic_alone() -> None:
 
 
 def test_reading_specs_and_planning_touch_neither_network_nor_processes() -> None:
-    for path in (*PACKAGE.glob("dialects/*.py"), PACKAGE / "running/plan.py", PACKAGE / "running/commands.py"):
-        used = {name.split(".")[0] for name in imports_of(path)}
-        assert not used & {"subprocess", "socket", "requests", "urllib3", "time", "datetime", "random"}, path
+    pure = [
+        module
+        for module in modules()
+        if module.path.match("dialects/*.py") or str(module.path) in {"running/plan.py", "running/commands.py"}
+    ]
+    assert len(pure) > 2
+    for module in pure:
+        used = {name.split(".")[0] for name in module.imports}
+        assert not used & {"subprocess", "socket", "requests", "urllib3", "time", "datetime", "random"}, module.path
