@@ -22,12 +22,13 @@ from xml.etree import ElementTree as ET
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_BUSY = "while True: pass"
+# They end with the process that started them, however that ends.
+_BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 # 64 MiB again and again, made durable each time.
 _DISK = """
 import os, sys
-block = os.urandom(1 << 20)
-while True:
+parent, block = os.getppid(), os.urandom(1 << 20)
+while os.getppid() == parent:
     with open(sys.argv[1], "wb") as file:
         for _ in range(64):
             file.write(block)
