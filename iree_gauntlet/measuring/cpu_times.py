@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from iree_gauntlet.measuring.machine_sensors import asked_elsewhere, read_text
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
@@ -56,12 +58,11 @@ def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
     Args:
         root: where /proc is looked for. For the real one, systems without /proc are asked in their own way.
     """
-    try:
-        lines = (root / "proc/stat").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return _times_elsewhere() if str(root) == root.anchor else {}
+    text = read_text(root / "proc/stat")
+    if text is None:
+        return asked_elsewhere(root, _times_elsewhere) or {}
     found: dict[int, CpuTimes] = {}
-    for line in lines:
+    for line in text.splitlines():
         name, *words = line.split() or [""]
         number = name.removeprefix("cpu")
         if name.startswith("cpu") and number.isdecimal() and len(words) > max(_IDLE):

@@ -6,22 +6,23 @@ container or another system does not show is None, never a guess.
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from iree_gauntlet.measuring.cpu_times import cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine_memory import free_memory, total_memory, used_swap
 from iree_gauntlet.measuring.machine_sensors import (
     cpu_model,
     cpu_numbers,
     cpu_temperature,
     cpu_texts,
     flag,
+    load_averages,
     memory_limits,
+    on_battery,
     turbo,
     usable_cores,
 )
@@ -48,7 +49,7 @@ class MachineFacts:
         host: its name.
         cpu: model name of the processor.
         cores: logical CPUs that this process may use, by affinity and by its cgroup's quota.
-        memory_bytes: memory that this process may use, by machine and by cgroup.
+        memory_bytes: memory that this process may use, by machine and by cgroup; None where neither says.
         os: system, release and architecture.
         python: version of the Python that measures.
     """
@@ -56,7 +57,7 @@ class MachineFacts:
     host: str
     cpu: str
     cores: int
-    memory_bytes: int
+    memory_bytes: int | None
     os: str
     python: str
 
@@ -116,39 +117,36 @@ def machine_facts(root: Path = _ROOT) -> MachineFacts:
     Args:
         root: where /proc and /sys are looked for.
     """
-    memory = psutil.virtual_memory().total
-    limits = [limit for limit in memory_limits(root) if limit < memory]
+    memory = total_memory(root)
     return MachineFacts(
         host=socket.gethostname(),
         cpu=cpu_model(root),
         cores=usable_cores(root),
-        memory_bytes=min([memory, *limits]),
+        memory_bytes=min([*([] if memory is None else [memory]), *memory_limits(root)], default=None),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
     )
 
 
 class CpuWatch:
-    """Watches, from its making on, how busy the CPUs are with other work than ours."""
+    """Watches, from its making on, how busy the CPUs are with other work than ours.
 
-    def __init__(self) -> None:
-        self._before = psutil.cpu_times()
+    Args:
+        root: where /proc is looked for.
+    """
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._before = read_cpu_times(root)
 
     def shares(self, own_seconds: float = 0.0) -> tuple[float | None, float | None]:
-        """Busy and stolen share of the time since, 0 to 1; None where too little time has passed.
+        """Busy and stolen share of the time since, 0 to 1; None where it is not known, or too little time has passed.
 
         Args:
             own_seconds: CPU time of our own that does not count.
         """
-        after = psutil.cpu_times()
-        spent = {name: getattr(after, name) - getattr(self._before, name) for name in after._fields}
-        # user and nice already hold guest time (proc(5)).
-        total = sum(max(0.0, value) for name, value in spent.items() if not name.startswith("guest"))
-        if total <= 0:
-            return None, None
-        steal = max(0.0, spent.get("steal", 0.0))
-        idle = max(0.0, spent.get("idle", 0.0)) + max(0.0, spent.get("iowait", 0.0))
-        return max(0.0, total - idle - steal - own_seconds) / total, steal / total
+        use = cpu_use(self._before, read_cpu_times(self._root), own_seconds)
+        return (None, None) if use is None else (use.busy_share, use.steal_share)
 
 
 def machine_state(
@@ -167,15 +165,14 @@ def machine_state(
         gpus: what the GPUs' tool has said, where they were asked about.
     """
     busy, steal = shares
-    load = os.getloadavg() if hasattr(os, "getloadavg") else (None, None, None)
+    load_1m, load_5m = load_averages(root)
     frequencies = [value for value in cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
     largest = [value for value in cpu_numbers(root, "cpufreq/cpuinfo_max_freq", cpus) if value > 0]
     throttles = cpu_numbers(root, "thermal_throttle/core_throttle_count")
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineState(
         cores=usable_cores(root),
-        load_1m=load[0],
-        load_5m=load[1],
+        load_1m=load_1m,
+        load_5m=load_5m,
         busy_share=busy,
         steal_share=steal,
         governor=",".join(sorted(set(cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
@@ -184,9 +181,9 @@ def machine_state(
         throttle_count=sum(throttles) if throttles else None,
         turbo=turbo(root),
         smt=flag(root / "sys/devices/system/cpu/smt/active"),
-        free_memory_bytes=psutil.virtual_memory().available,
-        swap_used_bytes=psutil.swap_memory().used,
-        on_battery=None if battery is None or battery.power_plugged is None else not battery.power_plugged,
+        free_memory_bytes=free_memory(root),
+        swap_used_bytes=used_swap(root),
+        on_battery=on_battery(root),
         cpu_temperature_c=cpu_temperature(root),
         gpus=gpus.gpus if gpus else (),
         gpu_problem=gpus.problem if gpus else "",

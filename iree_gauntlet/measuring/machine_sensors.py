@@ -2,7 +2,7 @@
 
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst
 and Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are
-looked for. What is not shown (a container, another system) is None or empty, never a guess.
+looked for. What is not shown (a container, another system) is None or empty, never a guess, and never an error.
 """
 
 from __future__ import annotations
@@ -11,20 +11,27 @@ import math
 import os
 import platform
 import re
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 __all__ = [
+    "asked_elsewhere",
     "cpu_model",
     "cpu_numbers",
     "cpu_temperature",
     "cpu_texts",
     "cpus_there",
     "flag",
+    "load_averages",
     "memory_limits",
+    "on_battery",
+    "read_text",
     "turbo",
     "usable_cores",
 ]
@@ -36,6 +43,23 @@ _CPU_FOLDER = re.compile(r"cpu([0-9]+)")
 _CHUNK = 1 << 16
 # What a broken sensor shows lies far outside of this, in thousandths of a degree.
 _COLDEST, _HOTTEST = -40_000, 150_000
+
+_Answer = TypeVar("_Answer")
+
+
+def asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
+    """What the system says where /proc or /sys says nothing, as on systems that have none; None where it cannot.
+
+    Args:
+        root: where /proc and /sys were looked for: only of the real ones is the system asked.
+        question: asks psutil or the C library.
+    """
+    if str(root) != root.anchor:
+        return None
+    try:
+        return question()
+    except (psutil.Error, OSError, RuntimeError, AttributeError, LookupError, ValueError):
+        return None
 
 
 def usable_cores(root: Path) -> int:
@@ -56,7 +80,7 @@ def memory_limits(root: Path) -> list[int]:
 
 def cpu_model(root: Path) -> str:
     """Name of the processor; `unknown` where nobody says."""
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+    for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model") and value.strip():
             return value.strip()
@@ -66,14 +90,42 @@ def cpu_model(root: Path) -> str:
 def cpu_temperature(root: Path) -> float | None:
     """The hottest of the processors' sensors, in °C."""
     found: list[int] = []
-    for chip in root.glob("sys/class/hwmon/hwmon*"):
-        if _text(chip / "name") in _CPU_DRIVERS:
-            found += [value for file in chip.glob("temp*_input") if (value := _number(file)) is not None]
-    for zone in root.glob("sys/class/thermal/thermal_zone*"):
-        if _CPU_ZONE.fullmatch(_text(zone / "type") or "") and (value := _number(zone / "temp")) is not None:
+    for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
+        if read_text(chip / "name") in _CPU_DRIVERS:
+            found += [value for file in _entries(chip, "temp*_input") if (value := _number(file)) is not None]
+    for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
+        if _CPU_ZONE.fullmatch(read_text(zone / "type") or "") and (value := _number(zone / "temp")) is not None:
             found.append(value)
     hottest = max((value for value in found if _COLDEST <= value <= _HOTTEST), default=None)
     return None if hottest is None else hottest / 1000
+
+
+def load_averages(root: Path) -> tuple[float | None, float | None]:
+    """Of the last minute, and of the last five."""
+    words = (read_text(root / "proc/loadavg") or "").split()
+    try:
+        return float(words[0]), float(words[1])
+    except (IndexError, ValueError):
+        return asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
+
+
+def on_battery(root: Path) -> bool | None:
+    """Whether the machine runs on battery; None where it has none, or does not say.
+
+    Batteries of its devices, such as a mouse, are none of its own (Documentation/ABI/testing/sysfs-class-power).
+    """
+    supplies = [(read_text(folder / "type"), folder) for folder in _entries(root / "sys/class/power_supply")]
+    if not supplies:
+        return asked_elsewhere(root, _on_battery_elsewhere)
+    batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
+    if not batteries:
+        return None
+    if any(flag(folder / "online") for kind, folder in supplies if kind != "Battery"):
+        return False
+    statuses = {read_text(folder / "status") for folder in batteries}
+    if "Discharging" in statuses:
+        return True
+    return False if statuses & {"Charging", "Full", "Not charging"} else None
 
 
 def turbo(root: Path) -> bool | None:
@@ -86,12 +138,8 @@ def turbo(root: Path) -> bool | None:
 
 def cpus_there(root: Path) -> list[int]:
     """Numbers of the logical CPUs, rising."""
-    try:
-        with os.scandir(root / "sys/devices/system/cpu") as entries:
-            names = [entry.name for entry in entries]
-    except OSError:
-        return []
-    return sorted(int(found[1]) for name in names if (found := _CPU_FOLDER.fullmatch(name)))
+    folders = _entries(root / "sys/devices/system/cpu", "cpu*")
+    return sorted(int(found[1]) for folder in folders if (found := _CPU_FOLDER.fullmatch(folder.name)))
 
 
 def cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[str]:
@@ -104,7 +152,7 @@ def cpu_texts(root: Path, name: str, cpus: Collection[int] = ()) -> list[str]:
     """
     folder = root / "sys/devices/system/cpu"
     numbers = sorted(cpus) or cpus_there(root)
-    return [text for number in numbers if (text := _text(f"{folder}/cpu{number}/{name}"))]
+    return [text for number in numbers if (text := read_text(f"{folder}/cpu{number}/{name}"))]
 
 
 def cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list[int]:
@@ -114,14 +162,14 @@ def cpu_numbers(root: Path, name: str, cpus: Collection[int] = ()) -> list[int]:
 
 def flag(path: Path) -> bool | None:
     """What a file with 0 or 1 says."""
-    return {"0": False, "1": True}.get(_text(path) or "")
+    return {"0": False, "1": True}.get(read_text(path) or "")
 
 
 def _cpu_quota(root: Path) -> float | None:
     """CPUs that the tightest cgroup above this process allows; None for no limit."""
     quotas = []
     for folder in _cgroup_folders(root):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
+        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
         if quota.isdigit() and period.strip().isdigit():
             quotas.append(int(quota) / int(period))
     old = root / "sys/fs/cgroup/cpu"
@@ -134,19 +182,33 @@ def _cpu_quota(root: Path) -> float | None:
 def _cgroup_folders(root: Path) -> list[Path]:
     """This process's cgroup (version 2) and those above it."""
     base = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         if line.startswith("0::"):
             parts = [part for part in line[3:].split("/") if part and part != ".."]
             return [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
     return [base]
 
 
+def _on_battery_elsewhere() -> bool | None:
+    battery = psutil.sensors_battery()
+    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def _entries(folder: Path, pattern: str = "*") -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in entries if fnmatchcase(entry.name, pattern)]
+    except OSError:
+        return []
+
+
 def _number(path: Path) -> int | None:
-    text = _text(path) or ""
+    text = read_text(path) or ""
     return int(text) if text.removeprefix("-").isdecimal() else None
 
 
-def _text(path: Path | str) -> str | None:
+def read_text(path: Path | str) -> str | None:
+    """What a file says; None where it is absent, or not ours to read: both are common in containers."""
     # Without the layers of text files: a large machine has hundreds of these, and they are read around every round.
     try:
         opened = os.open(path, os.O_RDONLY)
@@ -158,4 +220,4 @@ def _text(path: Path | str) -> str | None:
         finally:
             os.close(opened)
     except OSError:
-        return None  # absent, or not ours to read: both are common in containers
+        return None

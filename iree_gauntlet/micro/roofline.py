@@ -151,10 +151,11 @@ def _better(one: Roofline, other: Roofline) -> Roofline:
 
 def _measured(python: str, machine: MachineFacts) -> Roofline:
     script = Path(worker.__file__).with_name(_WORKER)
+    most = machine.memory_bytes
     plan = {
         "threads": machine.cores,
         "matrix_sizes": _MATRIX_SIZES,
-        "copy_bytes": min(_COPY_BYTES, machine.memory_bytes // _LARGEST_MEMORY_SHARE),
+        "copy_bytes": _COPY_BYTES if most is None else min(_COPY_BYTES, most // _LARGEST_MEMORY_SHARE),
         "seconds": _SECONDS,
     }
     with tempfile.TemporaryDirectory() as scratch:

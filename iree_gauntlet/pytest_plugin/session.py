@@ -10,7 +10,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from iree_gauntlet.cases import Kind, Stage, Verdict
@@ -18,6 +17,7 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
@@ -270,7 +270,7 @@ class ModelTestSession:
             self._journal,
             self._log,
             options,
-            lambda: psutil.virtual_memory().available,
+            free_memory,
             self._machine.shared,
         )
 

@@ -88,7 +88,7 @@ class Engine:
         journal: what happens goes there.
         listener: and is shown there.
         options: how to run.
-        available_memory: bytes that are free now.
+        available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
         shared: modules that several machines share; None where there are none.
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
@@ -106,7 +106,7 @@ class Engine:
         journal: Journal,
         listener: Listener,
         options: RunOptions,
-        available_memory: Callable[[], int],
+        available_memory: Callable[[], int | None],
         shared: SharedModules | None = None,
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
         end_performers: Callable[[], None] | None = None,
@@ -182,7 +182,8 @@ class Engine:
     def _fits(self, step: Step) -> bool:
         """Whether there is memory for a compile beside others: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
-        return self._memory.available() > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+        free = self._memory.available()
+        return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
 
     def _work(self, step: Step) -> Verdict:
         if self._cancelled.is_set():
@@ -305,16 +306,16 @@ class _Memory:
     """How much memory is free, asked not more often than it could have changed by what was started last.
 
     Args:
-        ask: bytes that are free now.
+        ask: bytes that are free now, or None.
     """
 
-    def __init__(self, ask: Callable[[], int]) -> None:
+    def __init__(self, ask: Callable[[], int | None]) -> None:
         self._ask = ask
         self._asked = -math.inf
-        self._bytes = 0
+        self._bytes: int | None = None
 
-    def available(self) -> int:
-        """Bytes that are free, or were a moment ago."""
+    def available(self) -> int | None:
+        """Bytes that are free, or were a moment ago; None where that is not known."""
         now = time.monotonic()
         if now - self._asked > _MEMORY_SECONDS:
             self._asked, self._bytes = now, self._ask()

@@ -72,8 +72,8 @@ def doctor(options: Mapping[str, Any]) -> ExitCode:
         broken = True
     findings += _configuration()
     facts = machine_facts()
-    memory = facts.memory_bytes / (1 << 30)
-    text = f"{facts.cpu}, {facts.cores} cores, {memory:.1f} GiB, {facts.os}"
+    memory = "unknown memory" if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.1f} GiB"
+    text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
     findings.append(Finding("machine", "info", text))
     watch = CpuWatch()
     time.sleep(_WATCH_SECONDS)

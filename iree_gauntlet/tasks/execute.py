@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
@@ -231,7 +230,7 @@ def _run(
                 release=toolchain.compiler_release if toolchain else "",
                 confirm=confirm,
             ),
-            lambda: psutil.virtual_memory().available,
+            free_memory,
             machine.shared,
             performers,
             end_servers,

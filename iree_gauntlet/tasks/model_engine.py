@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import psutil
-
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.running.engine import Engine, RunOptions
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def model_engine(
         journal,
         listener,
         options,
-        lambda: psutil.virtual_memory().available,
+        free_memory,
         machine.shared,
         performers,
     )

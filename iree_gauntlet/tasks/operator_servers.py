@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.measuring.machine_memory import total_memory
 from iree_gauntlet.running.batches import Batched, with_batches
 
 if TYPE_CHECKING:
@@ -54,12 +53,13 @@ class OperatorRun:
 
     @property
     def memory_bytes(self) -> int:
-        """What one compile or run may take, so that all at once fit into the machine."""
+        """What one compile or run may take, so that all at once fit into the machine; 0 for no limit."""
         return _share_of_memory(self.jobs)
 
 
 def _share_of_memory(jobs: int) -> int:
-    return max(_LEAST_MEMORY, int(psutil.virtual_memory().total * _MEMORY_SHARE / jobs))
+    total = total_memory()
+    return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
 
 def batch_size(options: Mapping[str, Any]) -> int:

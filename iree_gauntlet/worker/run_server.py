@@ -85,6 +85,7 @@ _SMALL_MODULE_BYTES = 1 << 18
 # The bindings turn a status into the kind of exception that is nearest to it.
 _RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
 
 
 class RunServer:
@@ -373,8 +374,11 @@ def _end_with(life: int) -> None:
 
 
 def _limit_memory(most: int) -> None:
-    """Bounds the address space to what is taken now, and so many bytes."""
-    taken = int(Path("/proc/self/statm").read_bytes().split()[0]) * _PAGE
+    """Bounds the address space to what is taken now, and so many bytes; where the former is not shown, not at all."""
+    try:
+        taken = int(_STATM.read_bytes().split()[0]) * _PAGE
+    except OSError:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = taken + most
     if hard not in (resource.RLIM_INFINITY, -1):

@@ -21,6 +21,7 @@ from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.results import Result
 from iree_gauntlet.running.steps import Command, Resources, Step, StepInput
 from iree_gauntlet.running.supervisor import Supervisor
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ def performed(
     performers: Mapping[Stage, Callable[[Step], Result | None]],
     *,
     jobs: int = 2,
-    memory: Callable[[], int] = lambda: 64 << 30,
+    memory: Callable[[], int | None] = lambda: 64 << 30,
 ) -> tuple[ExitCode, Told, JournalRecord]:
     told, cancelled = Told(), threading.Event()
     locks = MachineLocks(LockFolder(tmp_path / "locks"), patience=5.0, cancelled=cancelled)
@@ -163,3 +164,16 @@ def test_memory_is_not_asked_for_each_of_many_small_steps(tmp_path: Path) -> Non
     assert code is ExitCode.OK
     assert len(told.finished) == 200
     assert asked < 50
+
+
+@pytest.mark.parametrize("memory", [None, 64 << 30])
+def test_memory_that_is_not_known_keeps_no_step_back(tmp_path: Path, memory: int | None) -> None:
+    meeting = threading.Barrier(2)
+
+    def meet(_step: Step) -> Result:
+        meeting.wait(LIMIT_SECONDS)
+        return Result(Verdict.PASSED)
+
+    steps = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(2)]
+    code, _, _ = performed(tmp_path, steps, {Stage.THRESHOLD: meet}, memory=lambda: memory)
+    assert code is ExitCode.OK

@@ -1,0 +1,191 @@
+"""Machines that show little of themselves: containers without /sys, a /proc that others may not read, no battery."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from iree_gauntlet.measuring.cpu_times import read_cpu_times
+from iree_gauntlet.measuring.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine_memory import free_memory, total_memory, used_swap
+from iree_gauntlet.measuring.machine_sensors import load_averages, on_battery
+from iree_gauntlet.micro import roofline
+from iree_gauntlet.tasks import operator_servers
+from iree_gauntlet.toolchains.probe import Answer
+from iree_gauntlet.worker import run_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.toy_project import Project
+
+KNOWN_ANYWAY = {"cores", "gpus", "gpu_problem"}
+SUPPLIES = "sys/class/power_supply"
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\n"
+FAULTS = (
+    FileNotFoundError(errno.ENOENT, "No such file or directory", "/sys/class/power_supply"),
+    PermissionError(errno.EACCES, "Permission denied", "/proc/stat"),
+    RuntimeError("line not found in /proc/stat"),
+    NotImplementedError("not here"),
+    psutil.AccessDenied(1),
+)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    """Have nothing below /proc and /sys be there for this process, and psutil and the C library find nothing either."""
+
+    def hidden(real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, *words: Any, **options: Any) -> Any:
+            if str(path).startswith(("/proc", "/sys")):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return real(path, *words, **options)
+
+        return opened
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise fault
+
+    for name in ("open", "scandir"):
+        monkeypatch.setattr(os, name, hidden(getattr(os, name)))
+    for name in ("virtual_memory", "swap_memory", "cpu_times", "sensors_battery"):
+        monkeypatch.setattr(psutil, name, refuse)
+
+    def no_load() -> None:
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(os, "getloadavg", no_load)
+
+
+def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> None:
+    state, facts = machine_state(CpuWatch(tmp_path).shares(), tmp_path), machine_facts(tmp_path)
+    assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
+    assert facts.memory_bytes is None
+    assert benchmark_warnings(state) == []
+    json.dumps([facts.as_dict(), state.as_dict()])
+    for cpus in ((), (0,)):
+        watched = RoundWatch(root=tmp_path, cpus=cpus).ended(own_cpu_seconds=0.0)
+        assert watched.as_dict().keys() == {"seconds"}
+        assert watched.disturbances() == ()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_what_cannot_be_read_is_unknown_and_no_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, fault)
+    state = machine_state(CpuWatch().shares())
+    assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
+    assert (machine_facts().memory_bytes, read_cpu_times(Path("/")), machine_facts().cores > 0) == (None, {}, True)
+    assert RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0).disturbances() == ()
+
+
+def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, FAULTS[0])
+    done = project.gauntlet("run")
+    assert done.code == 0, done.text
+    assert project.journal.runs[0]["machine"]["memory_bytes"] is None
+    machine = project.result("toy/abs@cpu:benchmark")["statistics"]["machine"]
+    assert {"free_memory_bytes", "swap_used_bytes", "on_battery", "load_1m"}.isdisjoint(machine), machine
+    assert project.gauntlet("report", "latest").code == 0
+    doctor = project.gauntlet("doctor")
+    assert "unknown memory" in doctor.out, doctor.text
+    assert "Traceback" not in doctor.text
+
+
+def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert operator_servers._share_of_memory(1) > 0
+    monkeypatch.setattr(operator_servers, "total_memory", lambda: None)
+    assert operator_servers._share_of_memory(1) == 0
+    monkeypatch.setattr(run_server, "_STATM", tmp_path / "statm")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    run_server._limit_memory(1)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_peaks_of_a_machine_of_unknown_memory_are_measured_on_the_usual_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def measured(argv: list[str], **_: Any) -> Answer:
+        plans.append(json.loads(Path(argv[-1]).read_text()))
+        return Answer(0, '{"flops_per_s": 2.0, "bytes_per_s": 3.0}', "")
+
+    monkeypatch.setattr(roofline, "ask", measured)
+    for memory in (None, 1 << 20):
+        roofline._measured("python", replace(machine_facts(), memory_bytes=memory))
+    assert [plan["copy_bytes"] for plan in plans] == [roofline._COPY_BYTES, 1 << 17]
+
+
+def test_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/meminfo": MEMINFO})
+    assert (total_memory(tmp_path), free_memory(tmp_path), used_swap(tmp_path)) == (1024_000, 409_600, 30_720)
+    write(
+        tmp_path, {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 100 kB\nSwapTotal: what\nnothing\nHugePages_Total: 3\n"}
+    )
+    assert (total_memory(tmp_path), free_memory(tmp_path), used_swap(tmp_path)) == (1024_000, 102_400, None)
+    write(tmp_path, {"sys/fs/cgroup/memory.max": "1000"})
+    assert machine_facts(tmp_path).memory_bytes == 1000
+    (tmp_path / "proc/meminfo").unlink()
+    assert machine_facts(tmp_path).memory_bytes == 1000, "a container's limit is known by itself"
+
+
+def test_memory_is_what_psutil_says_on_this_machine() -> None:
+    assert total_memory() == psutil.virtual_memory().total
+    assert (free_memory() or 0) > 0
+    assert used_swap() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "load"), [("0.52 1.25 1.00 1/2 3", (0.52, 1.25)), ("", (None, None)), ("many", (None, None))]
+)
+def test_load_averages(text: str, load: tuple[float | None, float | None], tmp_path: Path) -> None:
+    write(tmp_path, {"proc/loadavg": text})
+    assert load_averages(tmp_path) == load
+
+
+@pytest.mark.parametrize(
+    ("supplies", "battery"),
+    [
+        ({}, None),
+        ({"AC": {"type": "Mains", "online": "1"}}, None),
+        ({"AC": {"type": "Mains", "online": "0"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, True),
+        ({"AC": {"type": "Mains", "online": "1"}, "BAT0": {"type": "Battery", "status": "Discharging"}}, False),
+        ({"usb": {"type": "USB", "online": "1"}, "BAT1": {"type": "Battery", "status": "Not charging"}}, False),
+        ({"BAT0": {"type": "Battery", "status": "Discharging", "scope": "System"}}, True),
+        ({"BAT0": {"type": "Battery", "status": "Full"}}, False),
+        ({"BAT0": {"type": "Battery", "status": "Unknown"}}, None),
+        ({"BAT0": {"type": "Battery"}}, None),
+        ({"BAT0": {}}, None),
+        ({"hid-mouse-battery": {"type": "Battery", "status": "Discharging", "scope": "Device"}}, None),
+    ],
+)
+def test_battery(supplies: dict[str, dict[str, str]], battery: bool | None, tmp_path: Path) -> None:
+    (tmp_path / SUPPLIES).mkdir(parents=True)
+    for name, fields in supplies.items():
+        (tmp_path / SUPPLIES / name).mkdir()
+        write(tmp_path / SUPPLIES / name, fields)
+    assert on_battery(tmp_path) is battery
+
+
+def test_places_that_are_not_what_they_should_be_are_unknown_too(tmp_path: Path) -> None:
+    for name in ("hwmon", "thermal", "power_supply"):
+        write(tmp_path, {f"sys/class/{name}": "a file"})
+    write(tmp_path, {"sys/devices/system/cpu": "a file", "proc/stat": "a\n\nfile", "proc/meminfo": "a file"})
+    (tmp_path / "proc/loadavg").mkdir()
+    state = machine_state(CpuWatch(tmp_path).shares(), tmp_path)
+    assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
