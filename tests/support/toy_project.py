@@ -13,7 +13,8 @@ import numpy as np
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import LIMIT_SECONDS, Done, gauntlet_argv, run_here, run_in_process
+from tests.support.command_line import Done, gauntlet_argv, run_here, run_in_process
+from tests.support.hanging import HANG
 from tests.support.warm_cache import fill_cache
 
 if TYPE_CHECKING:
@@ -139,12 +140,13 @@ class Project:
         return str(path)
 
     def telling_tools(self, slow: str = "") -> dict[str, str]:
-        """The real tools behind programs that first write their stage to `self.calls`; that of a slow one waits."""
+        """The real tools behind programs that first write their stage to `self.calls`; that of a slow one hangs."""
         found = find_installed()
         tools = {}
         for stage, name in TOOLS.items():
             path = self.folder / f"{stage}.sh"
-            wait = f"sleep {LIMIT_SECONDS:g}\n" if stage == slow else ""
+            # The shell stays, so that `running` finds the project's folder.
+            wait = f"({HANG})\n" if stage == slow else ""
             real = shlex.quote(getattr(found, name))
             path.write_text(f'#!/bin/sh\necho {stage} >> {self._calls}\n{wait}exec {real} "$@"\n')
             path.chmod(0o755)
