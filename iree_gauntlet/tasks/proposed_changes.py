@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,9 @@ class FileChange:
     def diff(self) -> str:
         """In the form that `git apply` takes; empty where nothing changes."""
         name = shown(self.path.resolve()).as_posix() if self.path.is_absolute() else self.path.as_posix()
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
+        # By \n alone: `splitlines` splits also where no other program does, such as at U+2028.
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 

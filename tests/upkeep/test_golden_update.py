@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.measuring.golden_proposals import Evidence, Proposal, propose
 from iree_gauntlet.tasks.golden_update import update
 from tests.support.journal_builder import JournalBuilder, samples
+from tests.support.unified_diff import apply_diff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,8 +120,7 @@ def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.Capture
 def test_the_diff_is_one_that_git_applies(project: Path) -> None:
     _run(project, "run-1")
     update(_options(output="goldens.patch"))
-    subprocess.run(["git", "init", "-q"], check=True, cwd=project)
-    subprocess.run(["git", "apply", "goldens.patch"], check=True, cwd=project)
+    apply_diff(project, (project / "goldens.patch").read_text())
     patched = (project / _FILE).read_text()
     (project / _FILE).write_text(_SPEC)
     update(_options(write=True))
