@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import TYPE_CHECKING
 
-__all__ = ["HANG", "HANG_PYTHON", "marked_hang"]
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["HANG", "HANG_PYTHON", "growing_times", "marked_hang"]
 
 # As the last command of a shell script. It ends by itself where a test was killed.
 HANG = "exec sleep 1000"
@@ -17,3 +23,9 @@ _NUMBERS = itertools.count(1)
 def marked_hang() -> str:
     """As a command of a shell script whose processes `running` finds by this very text, and no others."""
     return f"sleep 1000.{os.getpid():07}{next(_NUMBERS):04}"
+
+
+def growing_times() -> Iterator[float]:
+    """Seconds, ever more, to give to what hangs: a test goes on until it was enough for it to get ready."""
+    yield from (0.05 * 2**power for power in range(12))
+    pytest.fail("it was never ready")
