@@ -34,7 +34,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Report", "Request", "main"]
 
@@ -113,11 +116,18 @@ class _Run:
 
 
 class _Warden:
-    """One run's processes. Single-threaded: all is done between two waits of the selector."""
+    """One run's processes. Single-threaded: all is done between two waits of the selector.
 
-    def __init__(self, control: socket.socket, wake: int) -> None:
+    Args:
+        control: where commands come from.
+        wake: a pipe that can be read after a signal.
+        clock: seconds.
+    """
+
+    def __init__(self, control: socket.socket, wake: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._control = control
         self._wake = wake
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
@@ -148,7 +158,7 @@ class _Warden:
         if any(run.leader_gone for run in self._runs.values()):
             return _DRAIN_SECONDS
         due = min(run.deadline for run in self._runs.values())
-        return None if due == float("inf") else max(0.0, due - time.monotonic())
+        return None if due == float("inf") else max(0.0, due - self._clock())
 
     def _obey(self) -> bool:
         """Read one command; False at the end of the stream."""
@@ -193,7 +203,7 @@ class _Warden:
             report["cancelled"] = True
             self._answer(connection, report)
             return
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             # The same file for both streams is opened once, or they would overwrite each other.
             with Path(request["stdout"]).open("wb") as out, contextlib.ExitStack() as opened:
@@ -230,13 +240,13 @@ class _Warden:
 
     def _terminate(self, run: _Run) -> None:
         run.terminated = True
-        run.deadline = time.monotonic() + run.request["grace"]
+        run.deadline = self._clock() + run.request["grace"]
         _signal_group(run.group, signal.SIGTERM)
 
     def _kill(self, run: _Run) -> None:
         if not run.killed:
             run.terminated = run.killed = True
-            run.deadline = time.monotonic() + run.request["kill_patience"]
+            run.deadline = self._clock() + run.request["kill_patience"]
         _signal_group(run.group, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -254,14 +264,14 @@ class _Warden:
             run.leader_gone = True
             run.process.returncode = status
             run.report["status"] = status
-            run.report["seconds"] = time.monotonic() - run.begun
+            run.report["seconds"] = self._clock() - run.begun
             run.report["cpu_seconds"] = usage.ru_utime + usage.ru_stime
             # getrusage(2): kilobytes on Linux, bytes on macOS.
             run.report["peak_rss_bytes"] = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def _tend(self) -> None:
         """Move every run on: overdue ones to their end, ended ones out."""
-        now = time.monotonic()
+        now = self._clock()
         for run in list(self._runs.values()):
             if run.leader_gone:
                 if not self._has_members(run.group):
@@ -303,7 +313,7 @@ class _Warden:
         if stuck:
             run.report["stuck"] = True
             if not run.leader_gone:
-                run.report["seconds"] = time.monotonic() - run.begun
+                run.report["seconds"] = self._clock() - run.begun
                 run.process.returncode = -signal.SIGKILL
         del self._runs[run.group]
         if not self._runs:
@@ -328,7 +338,7 @@ class _Warden:
         for run in runs:
             self._kill(run)
         until = max((run.deadline for run in runs), default=0.0)
-        while self._runs and time.monotonic() < until:
+        while self._runs and self._clock() < until:
             time.sleep(_DRAIN_SECONDS / 4)
             self._reap()
             self._tend()

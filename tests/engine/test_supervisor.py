@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,62 +18,72 @@ from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.running.steps import Command
 from iree_gauntlet.running.supervisor import Outcome, Supervisor, disk_full, shell_line
 from iree_gauntlet.running.tail import clean_line, read_tail
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import growing_times
 from tests.support.places import ROOT
+from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-REPOSITORY = ROOT
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
-    with Supervisor(grace=0.3) as it:
+    # Whoever is asked to end gets the time for it, however busy the machine is.
+    with Supervisor(grace=LIMIT_SECONDS) as it:
         yield it
+
+
+def run_in(supervisor: Supervisor, folder: Path, *argv: str, timeout: float = LIMIT_SECONDS) -> Outcome:
+    return supervisor.run(
+        Command(argv, str(folder)), stdout=folder / "out", stderr=folder / "err", timeout=timeout, tmpdir=folder
+    )
 
 
 @pytest.fixture
 def run(supervisor: Supervisor, tmp_path: Path) -> Callable[..., Outcome]:
-    def run(*argv: str, timeout: float = 30, env: tuple[tuple[str, str], ...] = (), name: str = "out") -> Outcome:
+    def run(*argv: str, env: tuple[tuple[str, str], ...] = (), name: str = "out") -> Outcome:
         return supervisor.run(
             Command(argv, str(tmp_path), env),
             stdout=tmp_path / f"{name}.out",
             stderr=tmp_path / f"{name}.err",
-            timeout=timeout,
+            timeout=LIMIT_SECONDS,
             tmpdir=tmp_path,
         )
 
     return run
 
 
+@pytest.fixture
+def never(tmp_path: Path) -> Path:
+    """A pipe that nobody writes to: who reads it hangs, and has its path in the command line."""
+    path = tmp_path / "never"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    """A file that a script makes when it has come so far."""
+    return tmp_path / "ready"
+
+
 def python(code: str) -> tuple[str, str, str]:
     return sys.executable, "-c", code
 
 
-def marked() -> str:
-    """A length of sleep that no other process of this machine sleeps."""
-    return f"{random.randint(1000, 9999)}.{random.randint(10**8, 10**9)}"
+def when(condition: Callable[[], object], action: Callable[[], object]) -> threading.Thread:
+    """Does something, on a thread of its own, as soon as something is true."""
 
+    def work() -> None:
+        wait_until(condition)
+        action()
 
-def sleepers(mark: str) -> list[int]:
-    """Living processes that have the mark as an argument of `sleep`."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0] == b"sleep" and mark.encode() in words:
-            found.append(int(folder.name))
-    return found
-
-
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.01)
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 def test_plain_process(run: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -128,123 +136,129 @@ def test_abort_of_a_python(run: Callable[..., Outcome]) -> None:
 
 
 @linux
-def test_hang_is_ended_with_its_children(run: Callable[..., Outcome]) -> None:
-    mark = marked()
-    outcome = run("sh", "-c", f"sh -c 'sleep {mark} & sleep {mark}' & sleep {mark}; true", timeout=0.3)
-    assert outcome.timed_out
-    assert outcome.signal == "SIGTERM"
-    assert 0.3 <= outcome.seconds < 5
-    assert sleepers(mark) == []
+def test_hang_is_ended_with_its_children(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
+    script = f"sh -c 'cat {never} & : > ready; cat {never}' & cat {never}; true"
+    for seconds in growing_times():
+        outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
+        assert outcome.timed_out
+        assert outcome.signal == "SIGTERM"
+        assert running(str(never)) == []
+        if ready.exists():
+            break
 
 
 @linux
-def test_who_ignores_sigterm_is_killed_after_the_grace(run: Callable[..., Outcome]) -> None:
-    mark = marked()
-    outcome = run("sh", "-c", f"trap '' TERM; sleep {mark} & sleep {mark}; sleep {mark}", timeout=0.2)
-    assert outcome.timed_out
+def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
+    script = f"trap '' TERM; cat {never} & : > ready; cat {never}; cat {never}"
+    with Supervisor(grace=0.0) as supervisor:
+        for seconds in growing_times():
+            outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
+            assert outcome.timed_out
+            assert running(str(never)) == []
+            if ready.exists():
+                break
     assert outcome.signal == "SIGKILL"
-    assert 0.5 <= outcome.seconds < 5
-    assert sleepers(mark) == []
 
 
 @linux
-def test_members_outlive_a_leader_no_longer_than_the_grace(run: Callable[..., Outcome]) -> None:
-    mark = marked()
-    begun = time.monotonic()
-    outcome = run("sh", "-c", f"(trap '' TERM; sleep {mark}; sleep {mark}) & exec sleep {mark}", timeout=0.2)
-    assert outcome.signal == "SIGTERM"
-    assert outcome.seconds < 0.5
-    assert 0.5 <= time.monotonic() - begun < 5
-    assert sleepers(mark) == []
+def test_members_outlive_a_leader_no_longer_than_the_grace(tmp_path: Path, never: Path, ready: Path) -> None:
+    script = f"(trap '' TERM; : > ready; cat {never}; cat {never}) & exec cat {never}"
+    for seconds in growing_times():
+        # The grace grows too: until the leader has had the time to obey.
+        with Supervisor(grace=seconds) as supervisor:
+            outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
+        assert outcome.timed_out
+        assert running(str(never)) == []
+        if ready.exists() and outcome.signal == "SIGTERM":
+            break
 
 
 @linux
-def test_what_a_process_leaves_behind_is_killed(run: Callable[..., Outcome]) -> None:
-    mark = marked()
-    outcome = run("sh", "-c", f"sleep {mark} & setsid sleep {mark} & sleep 0.2; exit 4")
+def test_what_a_process_leaves_behind_is_killed(run: Callable[..., Outcome], tmp_path: Path, never: Path) -> None:
+    os.mkfifo(tmp_path / "begun")
+    left = f"setsid sh -c ': > begun; exec cat {never}'"
+    outcome = run("sh", "-c", f"cat {never} & {left} & read line < begun; exit 4")
     assert outcome.exit_code == 4
     assert not outcome.timed_out
-    until(lambda: sleepers(mark) == [])
+    wait_until(lambda: running(str(never)) == [])
 
 
-def test_exit_code_of_who_obeys_sigterm_is_kept(run: Callable[..., Outcome]) -> None:
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
-        "print('ready', flush=True); time.sleep(60)"
-    )
-    outcome = run(*python(code), timeout=0.6)
-    assert outcome.timed_out
+def test_exit_code_of_who_obeys_sigterm_is_kept(
+    supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path
+) -> None:
+    script = f"trap 'exit 7' TERM; : > ready; cat {never} & wait"
+    for seconds in growing_times():
+        outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
+        assert outcome.timed_out
+        if ready.exists():
+            break
     assert outcome.exit_code == 7
 
 
 def test_cancel_ends_all_and_starts_no_more(
-    supervisor: Supervisor, run: Callable[..., Outcome], tmp_path: Path
+    supervisor: Supervisor, run: Callable[..., Outcome], tmp_path: Path, never: Path
 ) -> None:
     outcomes: list[Outcome] = []
     ready = [tmp_path / f"ready{number}" for number in range(3)]
     threads = [
         threading.Thread(
-            target=lambda n=number: outcomes.append(run("sh", "-c", f"touch ready{n}; sleep 60", name=str(n)))
+            target=lambda n=number: outcomes.append(run("sh", "-c", f": > ready{n}; cat {never}", name=str(n)))
         )
         for number in range(3)
     ]
     for thread in threads:
         thread.start()
-    until(lambda: all(path.exists() for path in ready))
+    wait_until(lambda: all(path.exists() for path in ready))
     supervisor.cancel_all()
     for thread in threads:
-        thread.join(5)
+        thread.join()
     assert [(outcome.cancelled, outcome.timed_out, outcome.signal) for outcome in outcomes] == [
         (True, False, "SIGTERM")
     ] * 3
     assert run("true") == Outcome(None, cancelled=True)
 
 
-def test_second_cancel_does_not_wait(tmp_path: Path) -> None:
-    with Supervisor(grace=60) as supervisor:
-        outcomes: list[Outcome] = []
-        command = Command(("sh", "-c", "trap '' TERM; touch ready; while :; do sleep 1; done"), str(tmp_path))
-        thread = threading.Thread(
-            target=lambda: outcomes.append(
-                supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=60, tmpdir=tmp_path)
-            )
-        )
-        thread.start()
-        until((tmp_path / "ready").exists)
-        supervisor.cancel_all()
-        time.sleep(0.1)
-        assert outcomes == []
-        supervisor.cancel_all()
-        thread.join(5)
-        assert outcomes[0].signal == "SIGKILL"
-        assert outcomes[0].cancelled
+def test_second_cancel_does_not_wait(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
+    outcomes: list[Outcome] = []
+    script = f"trap ': > asked' TERM; : > ready; while :; do cat {never}; done"
+    thread = threading.Thread(target=lambda: outcomes.append(run_in(supervisor, tmp_path, "sh", "-c", script)))
+    thread.start()
+    wait_until(ready.exists)
+    supervisor.cancel_all()
+    wait_until((tmp_path / "asked").exists)
+    assert outcomes == []
+    supervisor.cancel_all()
+    thread.join()
+    assert outcomes[0].signal == "SIGKILL"
+    assert outcomes[0].cancelled
 
 
-def test_cancel_from_a_signal_handler_while_waiting(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
+def test_cancel_from_a_signal_handler_while_waiting(
+    supervisor: Supervisor, run: Callable[..., Outcome], never: Path, ready: Path
+) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.cancel_all())
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        assert run("sleep", "60").cancelled
+        thread = when(ready.exists, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        assert run("sh", "-c", f": > ready; cat {never}").cancelled
+        thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
 @linux
-def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome]) -> None:
-    mark = marked()
-
+def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome], never: Path, ready: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        thread = when(ready.exists, lambda: os.kill(os.getpid(), signal.SIGUSR1))
         with pytest.raises(KeyboardInterrupt):
-            run("sleep", mark)
+            run("sh", "-c", f": > ready; cat {never}")
+        thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    until(lambda: sleepers(mark) == [])
+    wait_until(lambda: running(str(never)) == [])
     assert run("true").exit_code == 0
 
 
@@ -253,12 +267,13 @@ import sys, threading
 from pathlib import Path
 from iree_gauntlet.running.steps import Command
 from iree_gauntlet.running.supervisor import Supervisor
-folder, mark = Path(sys.argv[1]), sys.argv[2]
+folder, never = Path(sys.argv[1]), Path(sys.argv[1]) / "never"
 supervisor = Supervisor()
 def run(n):
-    shell = f"trap '' TERM; sleep {mark} & setsid sleep {mark} & touch {folder}/ready{n}; sleep {mark}; true"
+    left = f"setsid sh -c ': > {folder}/left{n}; exec cat {never}'"
+    shell = f"trap '' TERM; cat {never} & {left} & : > {folder}/ready{n}; cat {never}; true"
     supervisor.run(Command(("sh", "-c", shell), ""), stdout=folder / f"o{n}", stderr=folder / f"e{n}",
-                   timeout=60, tmpdir=folder / "tmp")
+                   timeout=1000, tmpdir=folder / "tmp")
 for n in range(2):
     threading.Thread(target=run, args=(n,)).start()
 """
@@ -266,39 +281,43 @@ for n in range(2):
 
 @linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    mark = marked()
+def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, never: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()
-    argv = [*python(PARENT), str(tmp_path), mark]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) as parent:
-        until(lambda: all((tmp_path / f"ready{n}").exists() for n in range(2)))
-        until(lambda: len(sleepers(mark)) == 6)
+    argv = [*python(PARENT), str(tmp_path)]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:
+        marks = [tmp_path / f"{name}{n}" for name in ("ready", "left") for n in range(2)]
+        wait_until(lambda: all(mark.exists() for mark in marks))
         parent.send_signal(number)
-    until(lambda: sleepers(mark) == [], 5)
-    until(lambda: list((tmp_path / "tmp").iterdir()) == [], 5)
+    wait_until(lambda: running(str(never)) == [])
+    wait_until(lambda: list((tmp_path / "tmp").iterdir()) == [])
 
 
 @linux
-def test_death_of_the_warden_is_told_and_leaves_no_process(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
-    mark = marked()
+def test_death_of_the_warden_is_reported_and_leaves_no_process(
+    supervisor: Supervisor, run: Callable[..., Outcome], never: Path, ready: Path
+) -> None:
     assert run("true").exit_code == 0
     assert supervisor._warden is not None
-    threading.Timer(0.3, supervisor._warden.kill).start()
+    thread = when(ready.exists, supervisor._warden.kill)
     with pytest.raises(GauntletError, match="killed from outside"):
-        run("sh", "-c", f"sleep {mark} & sleep {mark}; true")
-    until(lambda: sleepers(mark) == [])
+        run("sh", "-c", f"cat {never} & : > ready; cat {never}; true")
+    thread.join()
+    wait_until(lambda: running(str(never)) == [])
     with pytest.raises(GauntletError, match="killed from outside"):
         run("true")
 
 
-def test_stuck_process_is_given_up(tmp_path: Path) -> None:
+def test_stuck_process_is_given_up(tmp_path: Path, never: Path, ready: Path) -> None:
     # No SIGKILL reaches it in time: none is waited for.
+    script = f"trap '' TERM; : > ready; while :; do cat {never}; done"
     with Supervisor(grace=0.0, kill_patience=0.0) as supervisor:
-        command = Command(("sh", "-c", "trap '' TERM; while :; do sleep 1; done"), "")
-        outcome = supervisor.run(command, stdout=tmp_path / "o", stderr=tmp_path / "e", timeout=0.2, tmpdir=tmp_path)
-        assert outcome.timed_out
-        assert outcome.stuck or outcome.signal == "SIGKILL"
-        assert outcome.exit_code is None
+        for seconds in growing_times():
+            outcome = run_in(supervisor, tmp_path, "sh", "-c", script, timeout=seconds)
+            assert outcome.timed_out
+            assert outcome.exit_code is None
+            if ready.exists():
+                break
+    assert outcome.stuck or outcome.signal == "SIGKILL"
 
 
 def test_flood_is_read_from_its_end(run: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -319,12 +338,12 @@ def test_resources_are_those_of_the_process(run: Callable[..., Outcome]) -> None
     ballast = bytearray(200 << 20)
     small = run("true")
     assert 0 < small.peak_rss_bytes < 100 << 20, "the toolkit's own memory was counted"
-    code = "b = b'x' * (150 << 20)\nimport time\nwhile time.process_time() < 0.4: pass"
+    # It works until it has seen its own CPU time grow, and says how far.
+    used = "sum(resource.getrusage(resource.RUSAGE_SELF)[:2])"
+    code = f"import resource\nb = b'x' * (150 << 20)\nbegun = {used}\nwhile {used} < begun + 0.1: pass\nprint({used})"
     large = run(*python(code))
     assert 150 << 20 <= large.peak_rss_bytes < 250 << 20
-    assert 0.4 <= large.cpu_seconds < 5
-    assert large.seconds >= 0.4
-    assert run("sleep", "0.3").cpu_seconds < 0.2
+    assert large.cpu_seconds >= float(large.tail[0])
     del ballast
 
 
@@ -370,20 +389,28 @@ def test_long_command_lines_pass(run: Callable[..., Outcome], tmp_path: Path) ->
         run("true", "x" * (1 << 20))
 
 
-def test_many_at_once_from_threads(run: Callable[..., Outcome]) -> None:
+def test_many_at_once_from_threads(run: Callable[..., Outcome], tmp_path: Path) -> None:
     codes: dict[int, int | None] = {}
-    lock = threading.Lock()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
 
     def work(number: int) -> None:
-        outcome = run("sh", "-c", f"sleep 0.0{number % 7}; exit {number}", name=str(number))
-        with lock:
-            codes[number] = outcome.exit_code
+        codes[number] = run(
+            "sh", "-c", f": > begun{number}; read line < gate; exit {number}", name=str(number)
+        ).exit_code
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    opened = os.open(gate, os.O_RDWR)
+    try:
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(list(tmp_path.glob("begun*"))) == 24)
+        assert codes == {}
+        os.write(opened, b"\n" * 24)
+        for thread in threads:
+            thread.join()
+    finally:
+        os.close(opened)
     assert codes == {number: number for number in range(24)}
 
 
@@ -404,15 +431,6 @@ def test_nothing_leaks(supervisor: Supervisor, run: Callable[..., Outcome]) -> N
 def test_signals_have_their_defaults_in_the_process(run: Callable[..., Outcome]) -> None:
     code = "import signal as s; print(all(s.getsignal(n) is s.SIG_DFL for n in (s.SIGTERM, s.SIGHUP)))"
     assert run(*python(code)).tail == ("True",)
-
-
-def test_overhead_of_short_processes(run: Callable[..., Outcome], capsys: pytest.CaptureFixture[str]) -> None:
-    run("true")
-    begun = time.perf_counter()
-    inside = sum(run("true").seconds for _ in range(50))
-    each = (time.perf_counter() - begun) / 50
-    with capsys.disabled():
-        print(f"\na short process: {each * 1e3:.1f} ms, {inside / 50 * 1e3:.1f} ms of them its own")  # noqa: T201 (a figure for people, not a verdict)
 
 
 def test_closed_supervisor_refuses(tmp_path: Path) -> None:
