@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import io
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -50,7 +52,11 @@ class Done:
 
 
 def run_here(
-    words: Sequence[str], folder: Path, environ: Mapping[str, str], toolchain: Mapping[str, str] | None = None
+    words: Sequence[str],
+    folder: Path,
+    environ: Mapping[str, str],
+    toolchain: Mapping[str, str] | None = None,
+    package: str = "",
 ) -> Done:
     """Runs a command in this process, as the console command does: its folder, environment and streams are its own.
 
@@ -59,6 +65,7 @@ def run_here(
         folder: where.
         environ: the whole environment.
         toolchain: fields of the installed toolchain that are replaced.
+        package: is run in place of `gauntlet`, as by `python -m`.
     """
     streams = [io.BytesIO(), io.BytesIO()]
     out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in streams)
@@ -72,7 +79,7 @@ def run_here(
             stack.enter_context(mock.patch.object(surroundings, "find_installed", return_value=found))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        code = _exit_code()
+        code = _exit_code(package)
     said = [stream.getvalue().decode() for stream in streams]
     assert "Traceback" not in said[1], said[1]
     return Done(code, *said)
@@ -104,9 +111,16 @@ def gauntlet_argv(words: Sequence[str], toolchain: Mapping[str, str]) -> list[st
     return [sys.executable, "-c", _PATCHED, changes, *words]
 
 
-def _exit_code() -> int:
+def _exit_code(package: str) -> int:
     try:
-        program.main()
+        if package:
+            # By its file: pytest's own loader of the toolkit's modules has nothing for `run_module`.
+            spec = find_spec(f"{package}.__main__")
+            assert spec is not None, package
+            assert spec.origin is not None, package
+            runpy.run_path(spec.origin, run_name="__main__")
+        else:
+            program.main()
     except SystemExit as end:
         return int(end.code or 0)
     return 0

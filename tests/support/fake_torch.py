@@ -1,6 +1,7 @@
 """Stands in for a Python that has torch, which is too large for the tests: answers its probe, and builds models.
 
-What it leaves is what `bench/build_model.py` leaves, made with onnx and NumPy. Faults come by the variable STAND_IN.
+What it leaves is what `bench/build_model.py` leaves, made with onnx and NumPy. Faults come by the variable STAND_IN; a
+torch that has one where it is asked for its version is another torch, so that what it makes is kept apart.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import stat
+import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ __all__ = ["main", "stand_in"]
 
 _WIDTH = 64
 _VOCABULARY, _STATE, _TOKENS = 11, 16, 6
-_VERSIONS = {"torch": "0.0", "onnxscript": "0.0", "onnx": "0.0", "numpy": np.__version__}
+_TORCH = "0.0.torch"
+_VERSIONS = {"torch": _TORCH, "onnxscript": "0.0", "onnx": "0.0", "numpy": np.__version__}
 _DTYPES = {"Fp32": ("f32", np.float32), "Fp16": ("f16", np.float16)}
 
 
@@ -36,17 +37,20 @@ def stand_in(folder: Path) -> Path:
     # No PYTHONPATH of ours: whoever starts it may have set one.
     call = "from tests.support.fake_torch import main; sys.exit(main(sys.argv[1:]))"
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(script)} "$@"\n')
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    # Every command asks for versions first: the shell answers that at once.
+    versions = json.dumps({"python": list(sys.version_info[:3]), "versions": _VERSIONS, "paths": []})
+    told = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'$STAND_IN'")
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && printf "%s\\n" {told} && exit\n'
+        f'exec {sys.executable} -c {shlex.quote(script)} "$@"\n'
+    )
+    path.chmod(0o755)
     return path
 
 
 def main(words: list[str]) -> int:
+    """Builds a model; the plan is the last of the words."""
     fault = os.environ.get("STAND_IN", "")
-    if words[0] == "-c":
-        versions = {} if fault == "bare" else _VERSIONS
-        sys.stdout.write(json.dumps({"python": list(sys.version_info[:3]), "versions": versions, "paths": []}))
-        return 0
     plan = json.loads(Path(words[-1]).read_text())
     with (Path(plan["output"]).parents[5] / "builds.txt").open("a") as calls:
         calls.write(f"{plan.get('model') or plan['quantization']}\n")
@@ -54,7 +58,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write("error: models/line.py:3: line: nothing is right here\n")
         return 2
     if fault == "hang":
-        time.sleep(300)
+        signal.pause()
     if fault == "ends":
         return 0
     if "quantization" in plan:
