@@ -14,6 +14,7 @@ import pytest
 from iree_gauntlet.running.machine_lock import LOCKS_VARIABLE
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
+from tests.support.skipped import pytest_terminal_summary  # noqa: F401  pytest finds it here
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:

@@ -1,0 +1,59 @@
+"""The end of a session says what was not here, once for each thing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TESTS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_one(number):
+    pytest.skip("needs a moon")
+
+@pytest.mark.skipif(True, reason="needs a moon")
+def test_two():
+    pass
+
+@pytest.mark.skip(reason="needs a sun")
+def test_three():
+    pass
+
+@pytest.mark.xfail(reason="never works", strict=True)
+def test_four():
+    raise ValueError
+
+def test_five():
+    pass
+"""
+_FILE = """
+import pytest
+
+pytest.importorskip("moon", reason="needs a moon")
+"""
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_what_was_missing_is_listed_once_with_the_number_of_tests(processes: str, tmp_path: Path) -> None:
+    (tmp_path / "test_tests.py").write_text(_TESTS)
+    (tmp_path / "test_file.py").write_text(_FILE)
+    words = ("-p", "tests.support.skipped", "-p", "no:cacheprovider", "-n", processes, f"--rootdir={tmp_path}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, _, shown = done.stdout.partition("skipped for what is not here")
+    assert [line.strip() for line in shown.splitlines() if "needs" in line] == [
+        "4 tests: needs a moon",
+        "1 whole file: needs a moon",
+        "1 test: needs a sun",
+    ]
