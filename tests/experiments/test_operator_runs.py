@@ -11,6 +11,7 @@ import pytest
 
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.operator_suite import OperatorSuite
+from tests.support.permissions import mounting
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
 
@@ -184,16 +185,13 @@ def test_a_killed_run_leaves_nothing_and_is_resumed(suite: OperatorSuite) -> Non
     assert len(suite.verdicts) == 16
 
 
+@mounting
 def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -> None:
     for index in range(4):
         suite.unary(f"neg{index}", "Neg", "1 -2 3 -4")
     disk = suite.project.folder / "runs"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "none", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no right to mount a small disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", disk], check=True)
     try:
         (disk / "ballast").write_bytes(bytes(340_000))
         done = suite.run()

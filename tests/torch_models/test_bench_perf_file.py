@@ -26,6 +26,7 @@ from iree_gauntlet.bench.perf_file import (
     result_path,
 )
 from iree_gauntlet.errors import GauntletError
+from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
 
 ABOUT: dict[str, Any] = {
@@ -239,12 +240,11 @@ def test_places_that_cannot_be_written_say_so(place: str, tmp_path: Path) -> Non
         check_output(tmp_path / place)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder(tmp_path: Path) -> None:
     append_result(tmp_path / "perf.json", result())
     tmp_path.chmod(0o555)
     try:
-        with pytest.raises(GauntletError, match="Permission denied"):
+        with permissions_respected(), pytest.raises(GauntletError, match="Permission denied"):
             append_result(tmp_path / "perf.json", result())
     finally:
         tmp_path.chmod(0o755)
