@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.support.places import ROOT
 
@@ -42,13 +41,18 @@ pytest.importorskip("moon", reason="needs a moon")
 """
 
 
-@pytest.mark.parametrize("processes", ["0", "1"])
-def test_what_was_missing_is_listed_once_with_the_number_of_tests(processes: str, tmp_path: Path) -> None:
+def test_what_was_missing_is_listed_once_with_the_number_of_tests(tmp_path: Path) -> None:
     (tmp_path / "test_tests.py").write_text(_TESTS)
     (tmp_path / "test_file.py").write_text(_FILE)
-    words = ("-p", "tests.support.skipped", "-p", "no:cacheprovider", "-n", processes, f"--rootdir={tmp_path}")
+    # The tests in a process of their own, as `nox -s tests` has them.
+    words = ("-p", "xdist.plugin", "-n", "1", "-p", "tests.support.skipped", "-p", "no:cacheprovider")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", *words, f"--rootdir={tmp_path}", tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     _, _, shown = done.stdout.partition("skipped for what is not here")
