@@ -23,21 +23,21 @@ LOAD_MS, OVERHEAD_US = 3.0, 0.5
 PEAK_RSS_BYTES = 60_000_000
 # The machine at its best.
 FLOPS_PER_S, BYTES_PER_S = 1e9, 1e9
-# A round of `micro` is started dozens of times, so that the shell itself answers. Its plan is `LABEL.plan.json` in a
-# folder of the entry's; that of a check is `plan.json`.
+# A round of `micro` is started dozens of times, so that the shell itself answers: its plan is `LABEL.plan.json` in the
+# folder of the benchmark step.
 _FRONT = """#!/bin/sh
 [ "$1" = -c ] && echo 2.0.0 && exit
-entry=${{3#*/steps/}} entry=${{entry%%/*}} plan=${{3##*/}}
-case ${{2##*/}}/$plan in
-measure_module.py/*.plan.json)
-  ms={call_ms}
-  for name in "$entry.${{plan%.plan.json}}" "${{plan%.plan.json}}"; do
+case $3 in {checked}) exec {real} "$@" ;; esac
+case ${{2##*/}}:$3 in
+measure_module.py:*/benchmark/*.plan.json)
+  ms={call_ms} entry=${{3#*/steps/}} label=${{3##*/}}
+  entry=${{entry%%/*}} label=${{label%.plan.json}}
+  for name in "$entry.$label" "$label"; do
     [ -e {times}/"$name" ] && read -r ms < {times}/"$name" && break
   done
   echo "{{\\"call_ms\\": [[$ms]]}}"
   exit ;;
 esac
-case $3 in {checked}) exec {real} "$@" ;; esac
 exec {answering} "$@"
 """
 

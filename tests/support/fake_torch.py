@@ -52,12 +52,13 @@ def main(words: list[str]) -> int:
     """Builds a model; the plan is the last of the words."""
     fault = os.environ.get("STAND_IN", "")
     plan = json.loads(Path(words[-1]).read_text())
-    with (Path(plan["output"]).parents[5] / "builds.txt").open("a") as calls:
+    builds = Path(plan["output"]).parents[5] / "builds.txt"
+    with builds.open("a") as calls:
         calls.write(f"{plan.get('model') or plan['quantization']}\n")
     if fault == "usage":
         sys.stderr.write("error: models/line.py:3: line: nothing is right here\n")
         return 2
-    if fault == "hang":
+    if fault == "hangs once" and len(builds.read_text().split()) == 1:
         signal.pause()
     if fault == "ends":
         return 0

@@ -94,7 +94,7 @@ class Micro(Sweep):
         if warm:
             shutil.copytree(first_sweep().folder / "cache" / "modules", folder / "cache" / "modules", symlinks=True)
         self.torch = stand_in(folder)
-        self.measuring = MeasuringPython(folder, real=f"*/threshold.{checked}/plan.json")
+        self.measuring = MeasuringPython(folder, real=f"*/threshold.{checked}/*" if checked else "")
         self._toolchain = {} if measures else {"python": self.measuring.path}
         self.write()
 

@@ -1,18 +1,26 @@
-"""Whole benchmarks of Python models with the real compiler and runtime; torch is stood in for."""
+"""`bench` from its command line to its reports, with the real compiler; torch is stood in for.
+
+What a first benchmark makes lies in a cache that the tests begin with, and most of them have made-up times
+(`tests/support/fake_measuring.py`).
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.journal_format import read_journal
+from tests.support.command_line import run_here
+from tests.support.fake_measuring import CALL_MS, MeasuringPython
 from tests.support.fake_torch import stand_in
+from tests.support.processes import wait_until
+from tests.support.session_folder import made_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -36,22 +44,20 @@ def counter(training: bool):
 """
 
 
-class Bench:
-    """A project with two models, and a Python that seems to have torch."""
+class Benchmarks:
+    """What benchmarks have left in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.project = Project(folder)
         self.folder = folder
-        self.python = stand_in(folder)
-        self.models = folder / "specs" / "models"
-        self.models.mkdir()
-        (self.models / "line.py").write_text(_MODELS)
 
-    def run(self, *words: str) -> Done:
-        return self.project.gauntlet("bench", "--torch-python", str(self.python), *words)
+    @property
+    def newest(self) -> Path:
+        """The folder of the newest run."""
+        journals = (self.folder / "runs").glob("*/journal.jsonl")
+        return max(journals, key=lambda path: path.stat().st_mtime_ns).parent
 
     def result(self, name: str) -> dict[str, Any]:
-        return self.project.journal.results[name]
+        return read_journal(self.newest / "journal.jsonl").results[name]
 
     @property
     def perf(self) -> list[dict[str, Any]]:
@@ -60,7 +66,50 @@ class Bench:
 
     @property
     def builds(self) -> list[str]:
-        return (self.folder / "builds.txt").read_text().split()
+        path = self.folder / "builds.txt"
+        return path.read_text().split() if path.exists() else []
+
+
+class Bench(Benchmarks):
+    """A project with two models, and a Python that seems to have torch.
+
+    Args:
+        folder: where to.
+        warm: whether its cache has what the first benchmarks made.
+        real: the steps that really measure, as a shell's pattern of their names: others answer what torch computed,
+            in made-up times.
+    """
+
+    def __init__(self, folder: Path, *, warm: bool = True, real: str = "") -> None:
+        super().__init__(folder)
+        self.project = Project(folder)
+        if warm:
+            shutil.copytree(first_benchmarks().folder / "cache", folder / "cache", symlinks=True, dirs_exist_ok=True)
+        self.python = stand_in(folder)
+        self.toolchain = {"python": MeasuringPython(folder, real=f"*/{real}/*" if real else "").path}
+        self.models = folder / "specs" / "models"
+        self.models.mkdir()
+        (self.models / "line.py").write_text(_MODELS)
+
+    def run(self, *words: str) -> Done:
+        return self.project.gauntlet("bench", "--torch-python", str(self.python), *words, **self.toolchain)
+
+    def module(self, *words: str) -> Done:
+        """`python -m iree_gauntlet.bench …`."""
+        return run_here(words, self.folder, self.project.environment(), self.toolchain, package="iree_gauntlet.bench")
+
+
+def first_benchmarks() -> Benchmarks:
+    """Benchmarks in two formats whose cache had nothing, and everything is real. All who ask share them."""
+    return Benchmarks(made_once("bench", _benchmarks))
+
+
+def _benchmarks(folder: Path) -> None:
+    bench = Bench(folder, warm=False, real="*")
+    for form, loops in (("Fp16", "3"), ("Fp32", "7")):
+        done = bench.run("-m", "line", "-c", "small", "-df", form, "-o", "perf.json", "--loop-count", loops)
+        assert done.code == 0, done.text
+    (folder / "said.txt").write_text(done.out)
 
 
 @pytest.fixture
@@ -70,49 +119,69 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.project.close()
 
 
-def test_a_model_is_measured_and_the_second_time_nothing_is_made(bench: Bench) -> None:
-    first = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--loop-count", "7")
-    assert first.code == 0, first.text
-    assert "line/small: " in first.out
-    assert "result 1 of perf.json" in first.out
-    assert "note: 7 calls are few: --loop_count 100" in first.out
-    second = bench.run("-m", "line", "-c", "small", "-o", "perf")
-    assert second.code == 0, second.text
-    assert "result 2 of perf.json" in second.out
-    assert bench.builds == ["line"]
-    steps = ("export", "import", "compile")
-    assert all(bench.result(f"line/small@cpu:{stage}")["cache"]["hit"] for stage in steps)
-    one, two = bench.perf
-    assert (one["total_samples"], two["total_samples"]) == (14, 10)
-    assert one["samples_per_sec"] == pytest.approx(one["total_samples"] / one["total_time"])
-    assert one["args"]["loop_count"] == 7
-    assert one["args"]["model"] == "line"
-    assert one["arch"] == "cpu"
-    assert "error" not in one
-    assert one["numeric_error"]["rms"] <= one["numeric_error"]["rms_tolerance"]
-    latency = one["latency_ms"]
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A benchmark that has ended, of what was all made before."""
+    made = Bench(tmp_path_factory.mktemp("second"))
+    done = made.run("-m", "line", "-c", "small", "-o", "perf")
+    assert done.code == 0, done.text
+    return made
+
+
+def test_a_model_is_measured() -> None:
+    first = first_benchmarks()
+    said = (first.folder / "said.txt").read_text()
+    assert "line/small: " in said
+    assert "result 2 of perf.json" in said
+    assert "note: 7 calls are few: --loop_count 100" in said
+    entry = first.perf[1]
+    assert entry["total_samples"] == 14
+    assert entry["samples_per_sec"] == pytest.approx(entry["total_samples"] / entry["total_time"])
+    assert entry["args"]["loop_count"] == 7
+    assert entry["args"]["model"] == "line"
+    assert entry["arch"] == "cpu"
+    assert "error" not in entry
+    assert entry["numeric_error"]["rms"] <= entry["numeric_error"]["rms_tolerance"]
+    latency = entry["latency_ms"]
     assert latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
-    # Calls follow each other, so that together they take what the loop takes, less its overhead.
-    samples = bench.result("line/small@cpu:benchmark")["samples"]
-    assert sum(samples["real_time"]) <= two["total_time"] * 1000
     for name in ("overhead_us", "first_call_ms", "compile_seconds", "peak_rss_bytes", "module_bytes", "parameters"):
-        assert one[name] > 0
+        assert entry[name] > 0
 
 
-def test_all_reports_have_it(bench: Bench) -> None:
-    assert bench.run("-m", "line", "-c", "small").code == 0
-    run = bench.project.newest
+def test_another_format_is_another_model() -> None:
+    first = first_benchmarks()
+    assert first.builds == ["line", "line"]
+    errors = [entry["numeric_error"]["to_f32"] for entry in first.perf]
+    assert errors[1] < 1e-6 < errors[0]
+    assert [entry["dataformat"] for entry in first.perf] == ["Fp16", "Fp32"]
+
+
+def test_the_second_time_nothing_is_made(second: Bench) -> None:
+    assert second.builds == []
+    steps = ("export", "import", "compile")
+    assert all(second.result(f"line/small@cpu:{stage}")["cache"]["hit"] for stage in steps)
+    (entry,) = second.perf
+    assert entry["total_samples"] == 10
+    assert entry["total_time"] == pytest.approx(5 * CALL_MS / 1000)
+    assert entry["samples_per_sec"] == pytest.approx(2000 / CALL_MS)
+    assert second.result("line/small@cpu:benchmark")["samples"]["real_time"] == [CALL_MS] * 5
+
+
+def test_all_reports_have_it(second: Bench) -> None:
+    run = second.newest
     cases = [case.get("name") for case in ET.parse(run / "junit.xml").getroot().iter("testcase")]
     assert cases == ["export", "import", "compile", "threshold", "benchmark"]
     speed = (run / "summary.md").read_text().partition("## Speed")[2]
     assert "| line | small |" in speed
-    again = bench.project.gauntlet("report", "latest")
+    again = second.project.gauntlet("report", "latest")
     assert again.code == 0
     assert "line/small@cpu" in again.out
 
 
-def test_wrong_numbers_have_no_speed(bench: Bench) -> None:
-    done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=wrong")
+def test_wrong_numbers_have_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, real="threshold")
+    monkeypatch.setenv("STAND_IN", "wrong")
+    done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
     (entry,) = bench.perf
     assert entry["error"].startswith("threshold failed: output 0: ")
@@ -122,17 +191,84 @@ def test_wrong_numbers_have_no_speed(bench: Bench) -> None:
     assert bench.result("line/small@cpu:benchmark")["verdict"] == "skipped"
 
 
-def test_what_is_no_number_is_a_failure_like_any_other(bench: Bench) -> None:
-    done = bench.run("-m", "line", "-c", "small", "-o", "perf.json", "--env", "STAND_IN=infinite")
+def test_what_is_no_number_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, real="threshold")
+    monkeypatch.setenv("STAND_IN", "infinite")
+    done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
     assert done.code == 1, done.text
     assert bench.perf[0]["error"].startswith("threshold failed: output 0: ")
     assert bench.result("line/small@cpu:threshold")["statistics"]["error"]["rms"] == "nan"
 
 
-def test_zeros_that_equal_zeros_prove_nothing(bench: Bench) -> None:
-    done = bench.run("-m", "line", "-c", "small", "--env", "STAND_IN=zero")
+def test_zeros_that_equal_zeros_prove_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN", "zero")
+    done = bench.run("-m", "line", "-c", "small")
     assert done.code == 0, done.text
     assert "torch's outputs are all zero" in (bench.project.newest / "summary.md").read_text()
+
+
+def test_flags_reach_the_compiler(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, real="threshold")
+    done = bench.run("-m", "line", "-c", "small", "-df", "Fp32", "-mf", "LoFi", "-opt", "3", "-o", "perf.json")
+    assert done.code == 0, done.text
+    command = bench.result("line/small-LoFi-O3@cpu:compile")["command"]
+    assert "--iree-opt-level=O3" in command
+    assert "demote-contraction-inputs" in command
+    assert "LoFi is HiFi2 on IREE" in done.out
+    (entry,) = bench.perf
+    assert any("LoFi is HiFi2" in note for note in entry["notes"])
+    # Narrow inputs are worse than f32 ones, and better than the tolerance that they get.
+    assert 1e-4 < entry["numeric_error"]["rms"] < entry["numeric_error"]["rms_tolerance"]
+
+
+def test_a_generative_model(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, real="*")
+    done = bench.run("-m", "counter", "-o", "perf.json", "--loop-count", "3", "--trace", "light")
+    assert done.code == 0, done.text
+    (entry,) = bench.perf
+    assert entry["tokens_per_sec"] == pytest.approx(6 * entry["samples_per_sec"])
+    assert "tokens/s; the first after" in done.out
+    assert [trace["program"] for trace in entry["trace"]] == ["prefill", "decode"]
+    assert "trace of decode: " in done.out
+    refused = bench.run("-m", "counter", "--chips", "2")
+    assert refused.code == 3
+    assert refused.out.count("--chips 2: a model that generates runs on one device") == 2  # as it ends, and at the end
+    assert "compile" not in {step["stage"] for step in bench.project.journal.steps}
+
+
+def test_the_documents_command_line(bench: Bench) -> None:
+    words = ["-m", "line", "-c", "small", "-df", "Fp16", "--loop_count", "4", "-o", "perf.json"]
+    done = bench.module(*words, "--torch_python", str(bench.python))
+    assert done.code == 0, done.text
+    assert bench.perf[0]["args"]["dataformat"] == "Fp16"
+    run = read_journal(bench.newest / "journal.jsonl").runs[0]
+    assert run["command"].startswith("python -m iree_gauntlet.bench -m line -c small ")
+    listed = bench.module("-l")
+    assert listed.code == 0, listed.text
+    rows = [line.split() for line in listed.out.splitlines()]
+    assert ["line", "small", "4,096", "microbatch", "specs/models/line.py:4"] in rows
+    assert ["line", "other", "not", "declared", "microbatch", "specs/models/line.py:4"] in rows
+
+
+def test_what_is_killed_leaves_a_report_and_nothing_half_made(bench: Bench) -> None:
+    words = ("-m", "line", "-c", "small", "--env", "STAND_IN=hangs once")
+    run = bench.project.start("bench", "--torch-python", str(bench.python), *words)
+    wait_until(lambda: bench.builds)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    report = bench.project.gauntlet("report", "latest")
+    assert report.code == 3
+    assert "the run was killed while this step ran" in report.out
+    done = bench.run(*words)
+    assert done.code == 0, done.text
+    assert bench.builds == ["line", "line"]
+
+
+def test_a_benchmark_is_not_gone_on_with(second: Bench) -> None:
+    for words in ((), ("--run-dir", str(second.newest))):
+        done = second.project.gauntlet("run", "--resume", *words)
+        assert done.code == 2
+        assert "start it again, and what is done comes from the cache" in done.err
 
 
 def test_a_builder_that_ends_without_a_result(bench: Bench) -> None:
@@ -148,28 +284,6 @@ def test_a_model_that_is_written_wrong_is_an_error(bench: Bench) -> None:
     assert "models/line.py:3: line: nothing is right here" in done.out
 
 
-def test_flags_reach_the_compiler(bench: Bench) -> None:
-    done = bench.run("-m", "line", "-c", "small", "-df", "Fp32", "-mf", "LoFi", "-opt", "3", "-o", "perf.json")
-    assert done.code == 0, done.text
-    command = bench.result("line/small-LoFi-O3@cpu:compile")["command"]
-    assert "--iree-opt-level=O3" in command
-    assert "demote-contraction-inputs" in command
-    assert "LoFi is HiFi2 on IREE" in done.out
-    (entry,) = bench.perf
-    assert any("LoFi is HiFi2" in note for note in entry["notes"])
-    # Narrow inputs are worse than f32 ones, and better than the tolerance that they get.
-    assert 1e-4 < entry["numeric_error"]["rms"] < entry["numeric_error"]["rms_tolerance"]
-
-
-def test_another_format_is_another_model(bench: Bench) -> None:
-    for form in ("Fp32", "Fp16"):
-        assert bench.run("-m", "line", "-c", "small", "-df", form, "-o", "perf.json").code == 0
-    assert bench.builds == ["line", "line"]
-    errors = [entry["numeric_error"]["to_f32"] for entry in bench.perf]
-    assert errors[0] < 1e-6 < errors[1]
-    assert [entry["dataformat"] for entry in bench.perf] == ["Fp32", "Fp16"]
-
-
 def test_microbatches_and_contexts(bench: Bench) -> None:
     words = ("-mb", "5", "--microbatch-count", "3", "--chips", "2", "--loop-count", "6")
     done = bench.run("-m", "line", "-c", "small", *words, "-o", "perf.json")
@@ -180,20 +294,6 @@ def test_microbatches_and_contexts(bench: Bench) -> None:
     assert len(bench.result("line/small-mb5-3mbs-2chips@cpu:benchmark")["samples"]["real_time"]) == 2
 
 
-def test_a_generative_model(bench: Bench) -> None:
-    done = bench.run("-m", "counter", "-o", "perf.json", "--loop-count", "3", "--trace", "light")
-    assert done.code == 0, done.text
-    (entry,) = bench.perf
-    assert entry["tokens_per_sec"] == pytest.approx(6 * entry["samples_per_sec"])
-    assert "tokens/s; the first after" in done.out
-    assert [trace["program"] for trace in entry["trace"]] == ["prefill", "decode"]
-    assert "trace of decode: " in done.out
-    refused = bench.run("-m", "counter", "--chips", "2")
-    assert refused.code == 3
-    assert refused.out.count("--chips 2: a model that generates runs on one device") == 2  # as it ends, and at the end
-    assert "compile" not in {step["stage"] for step in bench.project.journal.steps}
-
-
 def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
     (bench.folder / "perf.json").write_text("[{")
     done = bench.run("-m", "line", "-c", "small", "-o", "perf.json")
@@ -201,33 +301,6 @@ def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
     assert (bench.folder / "perf.json").read_text() == "[{"
     assert "perf.new-1.json" in done.out
     assert len(json.loads((bench.folder / "perf.new-1.json").read_text())) == 1
-
-
-def test_the_documents_command_line(bench: Bench) -> None:
-    words = ["-m", "line", "-c", "small", "-df", "Fp16", "--loop_count", "4", "-o", "perf.json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "iree_gauntlet.bench", *words, "--torch_python", str(bench.python)],
-        cwd=bench.folder,
-        env=bench.project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert bench.perf[0]["args"]["dataformat"] == "Fp16"
-    listed = subprocess.run(
-        [sys.executable, "-m", "iree_gauntlet.bench", "-l"],
-        cwd=bench.folder,
-        env=bench.project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    assert ["line", "small", "4,096", "microbatch", "specs/models/line.py:4"] in rows
-    assert ["line", "other", "not", "declared", "microbatch", "specs/models/line.py:4"] in rows
 
 
 @pytest.mark.parametrize(
@@ -259,30 +332,6 @@ def test_a_python_without_torch(bench: Bench) -> None:
     assert done.code == 3
     assert "torch" in done.err
     assert 'pip install "iree-gauntlet[models]"' in done.err
-
-
-def test_what_is_killed_leaves_a_report_and_nothing_half_made(bench: Bench) -> None:
-    words = ("bench", "--torch-python", str(bench.python), "-m", "line", "-c", "small")
-    run = bench.project.start(*words, "--env", "STAND_IN=hang")
-    deadline = time.monotonic() + 60
-    while not (bench.folder / "builds.txt").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    report = bench.project.gauntlet("report", "latest")
-    assert report.code == 3
-    assert "the run was killed while this step ran" in report.out
-    done = bench.run("-m", "line", "-c", "small")
-    assert done.code == 0, done.text
-
-
-def test_a_benchmark_is_not_gone_on_with(bench: Bench) -> None:
-    assert bench.run("-m", "line", "-c", "small").code == 0
-    for words in ((), ("--run-dir", str(bench.project.newest))):
-        done = bench.project.gauntlet("run", "--resume", *words)
-        assert done.code == 2
-        assert "start it again, and what is done comes from the cache" in done.err
 
 
 def test_a_slip_of_the_keyboard(bench: Bench) -> None:
