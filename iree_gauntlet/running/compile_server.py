@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchJob", "CompileJob", "CompileServer", "served"]
 
 _SCRIPT = Path(__file__).parents[1] / "worker" / "compile_server.py"
+_GRACE_SECONDS = 2.0
 _CLOSE_PATIENCE_SECONDS = 20.0
 # A folder that a shell leaves alone: the compiler starts its linker by a shell line that does not quote TMPDIR.
 _PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
@@ -55,7 +56,7 @@ class CompileJob:
         output: where the module goes, whole or not at all; its folder is there.
         stdout, stderr: log files; their folders are made.
         cwd: where relative paths begin; empty for the toolkit's own folder.
-        timeout: seconds until it gets SIGTERM, and SIGKILL two seconds later; `inf` for no limit.
+        timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
     """
 
@@ -106,11 +107,20 @@ class CompileServer:
         python: the toolchain's Python, which has `iree.compiler`.
         tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
         environment: what the compiler inherits; the toolkit's own environment by default.
+        grace: seconds between SIGTERM and SIGKILL.
     """
 
-    def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        python: str,
+        tmpdir: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        grace: float = _GRACE_SECONDS,
+    ) -> None:
         self._python = python
         self._tmpdir = tmpdir
+        self._grace = grace
         self._environment = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
         self._lock = threading.Lock()
         self._server: _Server | None = None
@@ -229,6 +239,7 @@ class CompileServer:
             "stderr": str(job.stderr.absolute()),
             "cwd": str(Path(job.cwd).absolute()),
             "timeout": job.timeout,
+            "grace": self._grace,
             "memory_bytes": job.memory_bytes,
         }
         with self._lock:

@@ -5,11 +5,12 @@
 Requests are lines of JSON on standard input:
 
     {"op": "compile", "id": 1, "programs": ["model.mlir"], "prefixes": null, "flags": […], "output": "/…/module.vmfb",
-     "stdout": "/…", "stderr": "/…", "cwd": "/…", "timeout": 60.0, "memory_bytes": 0}
+     "stdout": "/…", "stderr": "/…", "cwd": "/…", "timeout": 60.0, "grace": 2.0, "memory_bytes": 0}
     {"op": "end", "id": 1}
 
 With `prefixes`, one for each program, the programs are compiled as one, the prefixes before the names of their symbols.
-`memory_bytes` limits the address space (0: no limit). Each child gets a private TMPDIR in FOLDER, which is removed at
+A compile that runs longer than its `timeout` gets SIGTERM, and SIGKILL after another `grace` seconds. `memory_bytes`
+limits the address space (0: no limit). Each child gets a private TMPDIR in FOLDER, which is removed at
 the end. Answers are lines of JSON on standard output: `{"ready": true}` at first; for each compile `{"id", "pid"}` when
 it runs, and at its end
 
@@ -38,7 +39,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
@@ -52,7 +56,6 @@ from iree_gauntlet.worker.merge_programs import import_bindings
 __all__ = ["main"]
 
 _PR_SET_CHILD_SUBREAPER = 36
-_GRACE_SECONDS = 2.0
 _KILL_PATIENCE_SECONDS = 15.0
 # How often a group is looked at whose leader is gone while members live on.
 _DRAIN_SECONDS = 0.01
@@ -74,12 +77,22 @@ class _Child:
 
 
 class _Server:
-    """All compiles. Everything is done between two waits of the selector."""
+    """All compiles. Everything is done between two waits of the selector.
 
-    def __init__(self, library: CompilerLibrary, folder: str, wake: int) -> None:
+    Args:
+        library: the compiler, loaded.
+        folder: for private TMPDIRs.
+        wake: a pipe that can be read after a signal.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, library: CompilerLibrary, folder: str, wake: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._library = library
         self._folder = folder
         self._wake = wake
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
@@ -106,7 +119,7 @@ class _Server:
         if any(child.gone for child in self._children.values()):
             return _DRAIN_SECONDS
         due = min((child.deadline for child in self._children.values()), default=float("inf"))
-        return None if due == float("inf") else max(0.0, due - time.monotonic())
+        return None if due == float("inf") else max(0.0, due - self._clock())
 
     def _read(self) -> bool:
         """Take in what came; False at the end of standard input."""
@@ -128,7 +141,7 @@ class _Server:
             import_bindings()
             gc.freeze()
             self._merges = True
-        begun = time.monotonic()
+        begun = self._clock()
         private = ""
         try:
             with contextlib.ExitStack() as stack:
@@ -167,7 +180,7 @@ class _Server:
             child.gone = True
             child.answer = {
                 "status": status,
-                "seconds": time.monotonic() - child.begun,
+                "seconds": self._clock() - child.begun,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
                 # getrusage(2): kilobytes on Linux, which is where this server runs.
                 "peak_rss_bytes": usage.ru_maxrss * 1024,
@@ -175,7 +188,7 @@ class _Server:
 
     def _tend(self) -> None:
         """Move every compile on: overdue ones to their end, ended ones out."""
-        now = time.monotonic()
+        now = self._clock()
         for child in list(self._children.values()):
             if child.gone:
                 if not _has_members(child.pid):
@@ -191,13 +204,13 @@ class _Server:
                 self._kill(child)
             else:
                 child.asked = True
-                child.deadline = now + _GRACE_SECONDS
+                child.deadline = now + child.request["grace"]
                 _signal(child.pid, signal.SIGTERM)
 
     def _kill(self, child: _Child) -> None:
         if not child.killed:
             child.killed = True
-            child.deadline = time.monotonic() + _KILL_PATIENCE_SECONDS
+            child.deadline = self._clock() + _KILL_PATIENCE_SECONDS
         _signal(child.pid, signal.SIGKILL)
 
     def _finish(self, child: _Child, *, stuck: bool = False) -> None:
@@ -205,7 +218,7 @@ class _Server:
         if not child.gone:
             child.answer = {
                 "status": 0,
-                "seconds": time.monotonic() - child.begun,
+                "seconds": self._clock() - child.begun,
                 "cpu_seconds": 0.0,
                 "peak_rss_bytes": 0,
             }
@@ -221,8 +234,8 @@ class _Server:
     def _end_everything(self) -> None:
         for child in self._children.values():
             self._kill(child)
-        until = time.monotonic() + _KILL_PATIENCE_SECONDS
-        while self._children and time.monotonic() < until:
+        until = self._clock() + _KILL_PATIENCE_SECONDS
+        while self._children and self._clock() < until:
             time.sleep(_DRAIN_SECONDS / 4)
             self._reap()
             self._tend()

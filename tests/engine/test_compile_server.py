@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -8,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,20 +18,24 @@ import pytest
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
-from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, _Waiter, served
+from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, served
 from iree_gauntlet.running.results import after_process
 from iree_gauntlet.worker import compile_child
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import growing_times
 from tests.support.places import CORPUS, ROOT
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from iree_gauntlet.running.supervisor import Outcome
 
 pytestmark = [
     pytest.mark.iree,
     pytest.mark.skipif(sys.platform != "linux", reason="the compile server needs Linux"),
 ]
 
-REPOSITORY = ROOT
 OPERATORS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
 FLAGS = (
     "--iree-hal-target-device=local",
@@ -39,18 +43,20 @@ FLAGS = (
     "--iree-llvmcpu-target-cpu=generic",
     "--iree-opt-level=O0",
 )
-# Operators of many kinds; the last two fail.
+# Operators of many kinds; the last of the first few, and the last, fail.
 CASES = (
+    "test_castlike_DOUBLE_to_FLOAT16_expanded",
+    "test_split_zero_size_splits_opset13",
+    "test_affine_grid_2d",
+)
+MORE_CASES = (
     "test_and2d",
     "test_argmax_no_keepdims_example",
-    "test_castlike_DOUBLE_to_FLOAT16_expanded",
     "test_depthtospace_crd_mode_example",
     "test_flatten_axis3",
     "test_min_uint32",
     "test_softplus",
-    "test_split_zero_size_splits_opset13",
     "test_triu_pos",
-    "test_affine_grid_2d",
     "test_affine_grid_3d",
 )
 PROGRAM = """
@@ -93,7 +99,9 @@ def package_file(package: str, name: str) -> str:
 def native(program: Path, output: Path, flags: tuple[str, ...] = FLAGS) -> tuple[int, str]:
     tool = package_file("iree.compiler", "_mlir_libs/iree-compile")
     command = [tool, program.name, *flags, "-o", str(output)]
-    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        command, cwd=program.parent, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+    )
     return done.returncode, done.stderr
 
 
@@ -104,29 +112,48 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """As in /proc: `T` is stopped; empty where the process is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+        return ""
 
 
-def eventually(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came about"
-        time.sleep(0.01)
+def alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
 
 
-def waiters_of(server: CompileServer) -> list[_Waiter]:
-    assert server._server is not None
-    return list(server._server._waiters.values())
+def compiling(server: CompileServer, job: CompileJob, count: int = 1) -> list[int]:
+    """The children that work on a job, as soon as there are so many; they are set up and have begun to compile."""
+
+    def at_work(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/fd/2").readlink() == job.stderr
+        except OSError:
+            return False
+
+    found: list[int] = []
+
+    def all_at_work() -> bool:
+        found[:] = [pid for pid in children(server.pid) if at_work(pid)]
+        return len(found) == count
+
+    wait_until(all_at_work)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompileServer]:
+    # Whoever is asked to end gets the time for it, however busy the machine is.
+    with CompileServer(sys.executable, tmp_path_factory.mktemp("server"), grace=LIMIT_SECONDS) as it:
+        yield it
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[CompileServer]:
-    with CompileServer(sys.executable, tmp_path / "tmp") as it:
+def own_server(tmp_path: Path) -> Iterator[CompileServer]:
+    """For tests that end it."""
+    with CompileServer(sys.executable, tmp_path / "tmp", grace=LIMIT_SECONDS) as it:
         yield it
 
 
@@ -140,7 +167,7 @@ def job(tmp_path: Path) -> CompileJob:
         stdout=tmp_path / "logs" / "out.txt",
         stderr=tmp_path / "logs" / "err.txt",
         cwd=str(tmp_path),
-        timeout=60.0,
+        timeout=LIMIT_SECONDS,
     )
 
 
@@ -148,7 +175,8 @@ def job(tmp_path: Path) -> CompileJob:
 def hanging(job: CompileJob, tmp_path: Path) -> CompileJob:
     """A compile that waits for ever for its program."""
     os.mkfifo(tmp_path / "never.mlir")
-    return replace(job, program="never.mlir")
+    logs = tmp_path / "hanging"
+    return replace(job, program="never.mlir", stdout=logs / "out.txt", stderr=logs / "err.txt")
 
 
 def batch_of(job: CompileJob, *programs: str) -> BatchJob:
@@ -161,11 +189,14 @@ def batch_of(job: CompileJob, *programs: str) -> BatchJob:
 
 
 @pytest.mark.corpus
-def test_the_tool_and_the_server_make_the_same(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MORE_CASES, marks=pytest.mark.stress)], ids=["few", "more"])
+def test_the_tool_and_the_server_make_the_same(
+    server: CompileServer, job: CompileJob, tmp_path: Path, cases: tuple[str, ...]
+) -> None:
     if not OPERATORS.is_dir():
         pytest.skip("no corpus")
 
-    def check(case: str) -> None:
+    def check(case: str) -> int:
         program, ours, theirs = OPERATORS / case / "model.mlir", tmp_path / f"{case}.ours", tmp_path / f"{case}.theirs"
         stdout, stderr = tmp_path / f"{case}.out", tmp_path / f"{case}.err"
         code, text = native(program, theirs)
@@ -178,19 +209,21 @@ def test_the_tool_and_the_server_make_the_same(server: CompileServer, job: Compi
         assert ours.exists() == theirs.exists() == (code == 0), case
         if code == 0:
             assert ours.read_bytes() == theirs.read_bytes(), case
-            assert outcome.cpu_seconds > 0.05
+            assert outcome.cpu_seconds > 0
             assert outcome.peak_rss_bytes > 50 << 20
+        return code
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(check, CASES))
+        codes = list(pool.map(check, cases))
+    assert [bool(code) for code in codes] == [False] * (len(cases) - 1) + [True]
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
-    assert [path.name for path in (tmp_path / "tmp").glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_bytecode_and_files_beside_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
     bytecode = tmp_path / "model.mlirbc"
     tool = package_file("iree.compiler", "_mlir_libs/iree-opt")
-    subprocess.run([tool, str(tmp_path / "model.mlir"), "--emit-bytecode", "-o", str(bytecode)], check=True, timeout=60)
+    subprocess.run([tool, str(tmp_path / "model.mlir"), "--emit-bytecode", "-o", str(bytecode)], check=True)
 
     def flags(name: str) -> tuple[str, ...]:
         # Threads off twice: the server does not say it again.
@@ -234,47 +267,64 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
     assert server.compile(job).exit_code == 0
 
 
-def test_a_hang_ends_at_its_time(server: CompileServer, hanging: CompileJob) -> None:
-    outcome = server.compile(replace(hanging, timeout=0.3))
-    assert outcome.timed_out
-    assert outcome.signal == "SIGTERM"
-    assert 0.3 <= outcome.seconds < 2
+def test_a_hang_ends_when_its_time_is_up(hanging: CompileJob, tmp_path: Path) -> None:
+    # Until it has had the time to get ready, and to obey.
+    for seconds in growing_times(0.4):
+        with CompileServer(sys.executable, tmp_path / "tmp", grace=seconds) as server:
+            outcome = server.compile(replace(hanging, timeout=seconds))
+        assert outcome.timed_out
+        assert outcome.exit_code is None
+        if outcome.signal == "SIGTERM":
+            break
 
 
-def test_one_that_does_not_listen_is_killed_and_others_go_on(
-    server: CompileServer, job: CompileJob, hanging: CompileJob
-) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(server.compile, replace(hanging, timeout=0.6))
-        eventually(lambda: children(server.pid))
-        (child,) = children(server.pid)
-        assert os.getpgid(child) == child != os.getpgid(server.pid)
-        os.kill(child, signal.SIGSTOP)
-        assert (
-            server.compile(replace(job, stdout=job.stdout.with_name("o"), stderr=job.stderr.with_name("e"))).exit_code
-            == 0
-        )
-        outcome = waiting.result(20)
-    assert outcome.timed_out
+def test_one_that_does_not_listen_is_killed(hanging: CompileJob, tmp_path: Path) -> None:
+    def stop(pid: int) -> bool:
+        """Stops a child, unless it has ended before."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: state(pid) in ("T", "Z", ""))
+        return state(pid) == "T"
+
+    def stopped(server: CompileServer, waiting: Future[Outcome]) -> list[int]:
+        """The children that were stopped."""
+        wait_until(lambda: children(server.pid) or waiting.done())
+        return [child for child in children(server.pid) if stop(child)]
+
+    with CompileServer(sys.executable, tmp_path / "tmp", grace=0.0) as server, ThreadPoolExecutor(1) as pool:
+        # Until it was stopped before its time was up.
+        for seconds in growing_times(0.4):
+            waiting = pool.submit(server.compile, replace(hanging, timeout=seconds))
+            pids = stopped(server, waiting)
+            outcome = waiting.result()
+            assert outcome.timed_out
+            assert not any(alive(pid) for pid in pids)
+            if pids:
+                break
     assert outcome.signal == "SIGKILL"
-    assert not alive(child)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_child_that_is_signalled(server: CompileServer, hanging: CompileJob, number: signal.Signals) -> None:
+def test_a_child_that_is_signalled_ends_alone(
+    server: CompileServer, job: CompileJob, hanging: CompileJob, number: signal.Signals
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.compile, hanging)
-        eventually(lambda: children(server.pid))
-        (child,) = children(server.pid)
+        (child,) = compiling(server, hanging)
+        assert os.getpgid(child) == child != os.getpgid(server.pid)
+        assert server.compile(job).exit_code == 0, "others go on beside it"
+        assert alive(child)
         os.kill(child, number)
-        outcome = waiting.result(20)
+        outcome = waiting.result()
     assert (outcome.exit_code, outcome.signal, outcome.timed_out) == (None, number.name, False)
+    assert not alive(child)
 
 
 def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
     # A linker that starts something and goes.
     linker, mark = tmp_path / "linker", tmp_path / "left"
-    linker.write_text(f"#!/bin/sh\nsleep 100 &\necho $! > {mark}\nexit 1\n")
+    os.mkfifo(tmp_path / "never")
+    linker.write_text(f"#!/bin/sh\ncat {tmp_path}/never &\necho $! > {mark}\nexit 1\n")
     linker.chmod(0o755)
     outcome = server.compile(replace(job, flags=(*FLAGS, f"--iree-llvmcpu-embedded-linker-path={linker}")))
     assert outcome.exit_code == 1
@@ -282,22 +332,24 @@ def test_what_a_child_leaves_behind_is_killed(server: CompileServer, job: Compil
 
 
 def test_a_server_that_is_killed_takes_its_compiles_along(
-    server: CompileServer, job: CompileJob, hanging: CompileJob
+    own_server: CompileServer, job: CompileJob, hanging: CompileJob
 ) -> None:
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(server.compile, hanging) for _ in range(2)]
-        eventually(lambda: len(children(server.pid)) == 2 and all(waiter.pid for waiter in waiters_of(server)))
-        first, pids = server.pid, children(server.pid)
+        waiting = [pool.submit(own_server.compile, hanging) for _ in range(2)]
+        pids, first = compiling(own_server, hanging, 2), own_server.pid
+        assert own_server._server is not None
+        waiters = list(own_server._server._waiters.values())
+        wait_until(lambda: all(waiter.pid for waiter in waiters))
         os.kill(first, signal.SIGKILL)
-        for outcome in (future.result(20) for future in waiting):
+        for outcome in (future.result() for future in waiting):
             assert (outcome.exit_code, outcome.signal) == (None, "SIGKILL")
             assert "the compile server was killed" in outcome.notes[0]
-    eventually(lambda: not any(alive(pid) for pid in pids))
-    assert server.compile(job).exit_code == 0
-    assert server.pid != first
-    # Between two compiles: nothing was under way, and nothing is told.
-    os.kill(server.pid, signal.SIGKILL)
-    assert server.compile(job).exit_code == 0
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+    assert own_server.compile(job).exit_code == 0
+    assert own_server.pid != first
+    # Between two compiles: nothing was under way, and nothing is reported.
+    os.kill(own_server.pid, signal.SIGKILL)
+    assert own_server.compile(job).exit_code == 0
 
 
 def test_a_client_that_is_killed_leaves_nothing(hanging: CompileJob, tmp_path: Path) -> None:
@@ -310,42 +362,40 @@ server = CompileServer(sys.executable, folder / "tmp")
 job = CompileJob("never.mlir", (), folder / "o", folder / "out", folder / "err", str(folder), 100.0)
 server.compile(job)
 """
-    client = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
-        eventually(lambda: [child for pid in children(client.pid) for child in children(pid)])
+        wait_until(lambda: [child for pid in children(client.pid) for child in children(pid)])
         (pid,) = children(client.pid)
         everything = [pid, *children(pid)]
     finally:
         client.kill()
         client.wait()
-    eventually(lambda: not any(alive(each) for each in everything))
-    eventually(lambda: not list((tmp_path / "tmp").iterdir()))
+    wait_until(lambda: not any(alive(each) for each in everything))
+    wait_until(lambda: not list((tmp_path / "tmp").iterdir()))
 
 
 def test_cancelling_ends_what_runs_and_starts_nothing(
-    server: CompileServer, job: CompileJob, hanging: CompileJob
+    own_server: CompileServer, job: CompileJob, hanging: CompileJob
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(server.compile, hanging)
-        eventually(lambda: children(server.pid))
-        (child,) = children(server.pid)
-        server.cancel()
-        outcome = waiting.result(20)
+        waiting = pool.submit(own_server.compile, hanging)
+        (child,) = compiling(own_server, hanging)
+        own_server.cancel()
+        outcome = waiting.result()
     assert outcome.cancelled
     assert not alive(child)
-    assert server.compile(job).cancelled
-    assert server.compile_batch(batch_of(job, PROGRAM))[0].cancelled
+    assert own_server.compile(job).cancelled
+    assert own_server.compile_batch(batch_of(job, PROGRAM))[0].cancelled
     assert not job.output.exists()
 
 
 def test_closing_ends_what_runs(hanging: CompileJob, tmp_path: Path) -> None:
     outcomes = []
-    with CompileServer(sys.executable, tmp_path / "tmp") as server:
+    with CompileServer(sys.executable, tmp_path / "tmp", grace=LIMIT_SECONDS) as server:
         thread = threading.Thread(target=lambda: outcomes.append(server.compile(hanging)))
         thread.start()
-        eventually(lambda: children(server.pid))
-        pids = [server.pid, *children(server.pid)]
-    thread.join(20)
+        pids = [*compiling(server, hanging), server.pid]
+    thread.join()
     assert [outcome.signal for outcome in outcomes] == ["SIGKILL"]
     assert not any(alive(pid) for pid in pids)
     assert not list((tmp_path / "tmp").iterdir())
@@ -423,12 +473,12 @@ def test_a_batch_computes_what_its_programs_compute(server: CompileServer, job: 
     for (name,), value in zip(functions, (2, 4, 6), strict=True):
         command = [tool, f"--module={job.output}", "--device=local-sync", f"--function={name}", "--input=4xf32=1"]
         done = subprocess.run(
-            [*command, f"--expected_output=4xf32={value}"], capture_output=True, text=True, check=False, timeout=60
+            [*command, f"--expected_output=4xf32={value}"], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in Path(f"/proc/{server.pid}/task").iterdir()] == [str(server.pid)], "a thread"
     assert "numpy" not in Path(f"/proc/{server.pid}/maps").read_text()
-    assert [path.name for path in (tmp_path / "tmp").glob("*/*")] == ["server.txt"]
+    assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
 
 
 def test_a_batch_names_its_culprits(server: CompileServer, job: CompileJob) -> None:

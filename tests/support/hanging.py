@@ -25,7 +25,7 @@ def marked_hang() -> str:
     return f"sleep 1000.{os.getpid():07}{next(_NUMBERS):04}"
 
 
-def growing_times() -> Iterator[float]:
+def growing_times(first: float = 0.05) -> Iterator[float]:
     """Seconds, ever more, to give to what hangs: a test goes on until it was enough for it to get ready."""
-    yield from (0.05 * 2**power for power in range(12))
+    yield from (first * 2**power for power in range(10))
     pytest.fail("it was never ready")
