@@ -1,8 +1,9 @@
-"""Runs that end while a tool of any stage works: no tool is left, and a resumed run does what is left and no more."""
+"""Runs that end at any moment and are continued: no tool is left, what is left is done, and no more."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
@@ -11,7 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import HANG, marked_hang
 from tests.support.processes import running, wait_until
+from tests.support.session_folder import made_once
 from tests.support.toy_project import TOOLS, Project
 
 if TYPE_CHECKING:
@@ -20,30 +25,53 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
+_COMPILE = "toy/abs@cpu:compile"
 
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+
+def _with_onnx(project: Project) -> Project:
     """`toy/abs` as an ONNX model, so that every stage has a process."""
-    made = Project(tmp_path)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
     graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "abs", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, made.regressions / "abs.onnx")
-    made.regression(mlir="abs.onnx", onnx_import={})
+    onnx.save(model, project.regressions / "abs.onnx")
+    project.regression(mlir="abs.onnx", onnx_import={})
+    return project
+
+
+def _import_alone(folder: Path) -> None:
+    """Makes a project whose cache holds the import of that model, and not its compile."""
+    project = _with_onnx(Project(folder / "project", cache="flags"))
+    done = project.gauntlet("compile", compile=project.tool("exit 1"))
+    assert done.code == 1, done.text
+
+
+@pytest.fixture
+def onnx_project(tmp_path: Path) -> Iterator[Project]:
+    made = _with_onnx(Project(tmp_path / "project", cache="flags"))
     yield made
     made.close()
+
+
+def _errors(project: Project) -> set[str]:
+    """Stages that are errors in the JUnit file."""
+    cases = ET.parse(project.newest / "junit.xml").getroot().iter("testcase")
+    return {str(case.get("name")) for case in cases if case.find("error") is not None}
 
 
 @pytest.mark.parametrize(
     ("stage", "number"),
     [*((stage, number) for stage in TOOLS for number in (signal.SIGKILL, signal.SIGINT)), ("compile", signal.SIGTERM)],
 )
-def test_ended_while_a_tool_works(project: Project, stage: str, number: signal.Signals) -> None:
+def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: signal.Signals) -> None:
+    project = onnx_project
+    if stage != "import":
+        imported = made_once("onnx-project", _import_alone) / "project" / "cache" / "modules"
+        shutil.copytree(imported, project.folder / "cache" / "modules")
     run = project.start("run", **project.telling_tools(slow=stage))
     wait_until(lambda: stage in project.calls)
     run.send_signal(number)
-    code = run.wait(30)
+    code = run.wait(LIMIT_SECONDS)
     wait_until(lambda: not running(str(project.folder)))
     before = project.journal
     done = [call for call in project.calls if f"toy/abs@cpu:{call}" in before.results]
@@ -52,13 +80,12 @@ def test_ended_while_a_tool_works(project: Project, stage: str, number: signal.S
         assert before.end is None
         report = project.gauntlet("report", "latest")
         assert report.code == 3
-        cases = {case.get("name"): case for case in ET.parse(project.newest / "junit.xml").getroot().iter("testcase")}
-        assert cases[stage].find("error") is not None
-        assert all(cases[name].find("error") is None for name in done)
+        assert _errors(project) == {step["stage"] for step in before.steps if step["id"] not in before.results}
     else:
         assert code == 130
         assert before.end is not None
         assert before.end["interrupted"]
+        assert (project.newest / "junit.xml").is_file()
         assert json.loads((project.newest / "summary.json").read_text())["exit_code"] == 130
     (project.folder / "calls.txt").unlink()
 
@@ -70,22 +97,73 @@ def test_ended_while_a_tool_works(project: Project, stage: str, number: signal.S
     assert after.end is not None
     assert {result["verdict"] for result in after.results.values()} == {"passed"}
     assert set(after.results) == {step["id"] for step in after.steps}
-    cases = {case.get("name"): case for case in ET.parse(project.newest / "junit.xml").getroot().iter("testcase")}
-    assert all(not list(case.iter("error")) for case in cases.values())
+    if number is signal.SIGKILL:
+        assert {step: after.results[step] for step in before.results} == before.results
+    assert _errors(project) == set()
     assert json.loads((project.newest / "summary.json").read_text())["exit_code"] == 0
+    assert len(list((project.folder / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("results", range(5))
+def test_killed_after_any_step_and_continued(project: Project, results: int) -> None:
+    """A killed run leaves its journal up to some line, and no other file matters."""
+    assert project.gauntlet("run").code == 0
+    path = project.newest / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    done = [number for number, line in enumerate(lines) if '"event":"result"' in line]
+    path.write_text("".join(lines[: done[results]]))
+    before = project.journal
+    assert (len(before.results), len(before.steps)) == (results, 5)
+    assert project.gauntlet("report", "latest").code == 3
+    assert len(_errors(project)) == 5 - results
+    resumed = project.gauntlet("run", "--resume")
+    assert resumed.code == 0, resumed.text
+    after = project.journal
+    assert set(after.results) == {step["id"] for step in after.steps}
+    assert {step: after.results[step] for step in before.results} == before.results
+    assert len(list((project.folder / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) -> None:
+    """Nothing half-written is ever used, whether the module is made for the first time or once more."""
+    if not kept:
+        shutil.rmtree(project.folder / "cache" / "modules")
+    half = project.folder / "half-written"
+    script = (
+        f'for last; do :; done; {find_installed().compile} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
+    )
+    run = project.start("run", "--force-recompile", compile=project.tool(script))
+    wait_until(half.exists)
+    run.kill()
+    run.wait()
+    wait_until(lambda: not running(str(project.folder)))
+    done = project.gauntlet("run")
+    assert done.code == 0, done.text
+    assert f"compiles: {int(kept)} from cache, {int(not kept)} made" in done.out
+    assert "compiles: 1 from cache, 0 made" in project.gauntlet("run").out
+
+
+def test_a_killed_run_leaves_no_process(project: Project) -> None:
+    hang = marked_hang()
+    run = project.start("run", "--force-recompile", compile=project.tool(f"{hang} & {hang}"))
+    wait_until(lambda: len(running(hang)) >= 2)
+    run.kill()
+    run.wait()
+    wait_until(lambda: not running(hang))
 
 
 def test_a_second_interrupt_does_not_wait_for_a_stubborn_tool(project: Project) -> None:
     tools = project.telling_tools()
-    (project.folder / "compile.sh").write_text(
-        f"#!/bin/sh\ntrap '' TERM INT\necho compile >> {project.folder}/calls.txt\nwhile :; do sleep 0.1; done\n"
-    )
-    run = project.start("run", **tools)
+    script = f"trap 'echo asked >> {project.folder}/calls.txt' TERM\necho compile >> {project.folder}/calls.txt\n"
+    (project.folder / "compile.sh").write_text(f"#!/bin/sh\n{script}while :; do ({HANG}); done\n")
+    run = project.start("run", "--force-recompile", **tools)
     wait_until(lambda: "compile" in project.calls)
     run.send_signal(signal.SIGINT)
+    wait_until(lambda: "asked" in project.calls)
     run.send_signal(signal.SIGINT)
-    assert run.wait(30) == 130
-    assert not running(str(project.folder / "compile.sh"))
+    assert run.wait(LIMIT_SECONDS) == 130
+    wait_until(lambda: not running(str(project.folder / "compile.sh")))
 
 
 def test_a_torn_journal_is_continued(project: Project) -> None:
@@ -96,6 +174,9 @@ def test_a_torn_journal_is_continued(project: Project) -> None:
     report = project.gauntlet("report", "latest")
     assert report.code == 3
     assert "cut short" in (project.newest / "summary.md").read_text()
+    refused = project.gauntlet("run", "--resume", identity="0" * 64)
+    assert refused.code == 2
+    assert "another IREE" in refused.err
     assert project.gauntlet("run", "--resume").code == 0
     assert project.journal.torn
 
@@ -114,6 +195,72 @@ def test_a_journal_that_was_tampered_with_is_refused(project: Project) -> None:
 def test_resume_of_a_finished_run_runs_nothing(project: Project) -> None:
     tools = project.telling_tools()
     assert project.gauntlet("run", **tools).code == 0
-    (project.folder / "calls.txt").unlink()
+    before = project.calls
+    assert "threshold" in before
     assert project.gauntlet("run", "--resume", **tools).code == 0
-    assert project.calls == []
+    assert project.calls == before
+
+
+def test_a_step_whose_plan_changed_is_done_again(project: Project) -> None:
+    assert project.gauntlet("run").code == 0
+    project.regression(threshold_args=["--expected_f32_threshold=0.5"])
+    assert project.gauntlet("run", "--resume").code == 0
+    journal = project.journal
+    assert "--expected_f32_threshold=0.5" in journal.results["toy/abs@cpu:threshold"]["command"]
+    lines = (project.newest / "journal.jsonl").read_text().splitlines()
+    compiles = [line for line in lines if '"event":"result"' in line and f'"step":"{_COMPILE}"' in line]
+    assert len(compiles) == 1
+
+
+def test_a_resumed_run_keeps_its_selection(project: Project) -> None:
+    project.add("b")
+    project.expected("b", [9.0] * 4)
+    selection = ("--stages", "threshold")
+    assert project.gauntlet("run", "--submodel", "b", *selection).code == 1
+    other = project.gauntlet("run", "--resume", "--submodel", "abs")
+    assert other.code == 2
+    assert "--submodel" in other.err
+    assert project.gauntlet("run", "--resume").code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}
+
+
+def test_files_that_are_gone_are_fetched_again(project: Project) -> None:
+    project.expected("abs", [9.0] * 4)
+    assert project.gauntlet("run", "--stages", "threshold").code == 1
+    shutil.rmtree(project.folder / "cache" / "artifacts")
+    project.regression(threshold_args=["--expected_f32_threshold=20"])
+    assert project.gauntlet("run", "--resume").code == 0
+
+
+def test_there_is_nothing_to_resume(project: Project) -> None:
+    done = project.gauntlet("run", "--resume")
+    assert done.code == 2
+    assert "no run" in done.err
+
+
+def test_only_what_failed(project: Project) -> None:
+    project.add("b")
+    project.expected("b", [9.0] * 4)
+    assert project.gauntlet("run").code == 1
+    project.expected("b", [1.0] * 4)
+    again = project.gauntlet("run", "--last-failed")
+    assert again.code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}
+    assert project.gauntlet("run", "--resume").code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}, "a resumed run keeps to what failed"
+    assert project.gauntlet("run", "--resume").code == 1
+    assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}, "however often it is resumed"
+    project.add("b")
+    assert project.gauntlet("run", "--last-failed").code == 0
+    assert project.gauntlet("run", "--last-failed").code == 5
+
+
+def test_fail_fast_stops(project: Project) -> None:
+    (project.regressions / "abs.mlir").write_text("no program\n")
+    for name in ("b", "c"):
+        project.add(name)
+    done = project.gauntlet("run", "--fail-fast", "--jobs", "1")
+    assert done.code == 1
+    reasons = [result["reason"] for result in project.journal.results.values() if result["verdict"] == "skipped"]
+    assert any("--fail-fast" in reason for reason in reasons)
+    assert project.verdict("toy/c@cpu:benchmark") == "skipped"

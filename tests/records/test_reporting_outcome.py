@@ -310,3 +310,12 @@ def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:
     assert found.max_abs_error == float("inf")
     assert str(found.max_rel_error) == "nan"
     assert json.dumps(str(found.worst_index)) == '"()"'
+
+
+def test_locks_of_ones_own_are_named_and_a_users_are_not(tmp_path: Path) -> None:
+    for folder, named in ({"lock_folder": "/scratch/locks"}, True), ({}, False):
+        builder = JournalBuilder(run=f"named-{named}")
+        builder.begin(**folder)
+        remarks = judge(builder, tmp_path).remarks
+        assert any("the machine's locks are in /scratch/locks" in remark for remark in remarks) is named
+        assert any("locks" in remark for remark in remarks) is named
