@@ -126,7 +126,7 @@ home_of() { # WAY
 # once, and is not ignored in the command, as it is in what a shell without job control starts in the background.
 in_namespaces() { # OPTIONS COMMAND…
     set -m
-    unshare --mount --propagation private --pid --fork --kill-child "$@" </dev/null &
+    setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child "$@" </dev/null &
     child=$!
     set +m
     local code=0
