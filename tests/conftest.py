@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from iree_gauntlet.running.machine_lock import LOCKS_VARIABLE
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
@@ -39,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
+    # By default an example that takes 200 ms is a failure, and so are examples that take long to make.
+    settings.register_profile("any-speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any-speed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Pytest rewrites the modules of a package that brings a plugin, in whichever thread imports one first. Commands
