@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import GauntletError, UsageError
 
 if TYPE_CHECKING:
     import threading
@@ -106,14 +106,16 @@ class LockFile:
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
+        while True:
             # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
-            return os.open(self._path, flags)
-        except FileNotFoundError:
-            descriptor = os.open(self._path, flags | os.O_CREAT, self._mode)
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            os.fchmod(descriptor, self._mode)
-        return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self._path, flags)
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, self._mode)
+                # Some file systems have no modes.
+                with contextlib.suppress(PermissionError):
+                    os.fchmod(descriptor, self._mode)
+                return descriptor
 
     def release(self) -> None:
         """Give the lock back; of no effect where it is not held."""
@@ -150,12 +152,21 @@ class MachineLocks:
         folder: where they lie.
         patience: seconds to wait for one before giving up.
         cancelled: when set, every wait ends with `WaitCancelledError`.
+        clock: seconds.
     """
 
-    def __init__(self, folder: LockFolder, *, patience: float, cancelled: threading.Event) -> None:
+    def __init__(
+        self,
+        folder: LockFolder,
+        *,
+        patience: float,
+        cancelled: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = folder
         self._patience = patience
         self._cancelled = cancelled
+        self._clock = clock
 
     @contextlib.contextmanager
     def device_lock(self, device: str, on_wait: Callable[[str], None]) -> Iterator[None]:
@@ -198,14 +209,14 @@ class MachineLocks:
     @contextlib.contextmanager
     def _held(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
         lock = LockFile(self._folder.path / file, _prepared(self._folder))
-        begun = time.monotonic()
+        begun = self._clock()
         tries = 0
         while not self._acquire(lock, exclusive=exclusive):
             tries += 1
             # Not at once: steps of one run pass the gate one by one, in an instant.
             if tries == 2:
                 on_wait(f"for {name}: {_named(lock.holders())}")
-            if time.monotonic() - begun > self._patience:
+            if self._clock() - begun > self._patience:
                 raise GauntletError(
                     f"no access to {name} within {self._patience:g} s: {_named(lock.holders())}",
                     "wait for that run, or end it, and run again",
@@ -233,6 +244,9 @@ def machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> Mac
     Args:
         environ: the environment.
         cancelled: when set, every wait ends.
+
+    Raises:
+        UsageError: as for `lock_folder`.
     """
     return MachineLocks(lock_folder(environ), patience=_PATIENCE_SECONDS, cancelled=cancelled)
 
@@ -241,9 +255,18 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
     """The folder that `$IREE_GAUNTLET_LOCKS` names, else that of this user's locks on this machine.
 
     The latter is in /tmp where it can be used: TMPDIR may differ from job to job, and then they would not meet.
+
+    Raises:
+        UsageError: the variable holds a relative path: another folder for each working folder.
     """
-    if environ.get(LOCKS_VARIABLE):
-        return LockFolder(Path(environ[LOCKS_VARIABLE]).absolute(), named=True)
+    named = environ.get(LOCKS_VARIABLE)
+    if named:
+        if not Path(named).is_absolute():
+            raise UsageError(
+                f"${LOCKS_VARIABLE} is {named}: not an absolute path, so that runs in other folders have other locks",
+                f"name the folder by its whole path: {LOCKS_VARIABLE}={Path(named).absolute()}",
+            )
+        return LockFolder(Path(named), named=True)
     parent = Path("/tmp")  # noqa: S108 (the folder's owner and mode are checked before use)
     if not os.access(parent, os.W_OK | os.X_OK):
         parent = Path(tempfile.gettempdir())
@@ -251,7 +274,11 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
 
 
 def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a record says of the locks: `lock_folder`, where it is not this user's own."""
+    """What a record says of the locks: `lock_folder`, where it is not this user's own.
+
+    Raises:
+        UsageError: as for `lock_folder`.
+    """
     folder = lock_folder(environ)
     return {"lock_folder": str(folder.path)} if folder.named else {}
 
@@ -264,12 +291,13 @@ def _prepared(folder: LockFolder) -> int:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
         raise GauntletError(
-            f"{folder.path}: cannot make the folder for locks: {error.strerror}",
+            f"{folder.path}: cannot make the folder for locks: {why}",
             f"${LOCKS_VARIABLE} must name a folder that exists or can be made",
         ) from error
     # Whoever may make files in it may use those of the others.
-    return stat.S_IMODE(folder.path.stat().st_mode) & 0o666
+    return stat.S_IMODE(folder.path.stat().st_mode) & 0o666 | 0o600
 
 
 def _make_private(folder: Path) -> None:

@@ -1,30 +1,38 @@
+"""The machine's locks: who keeps whom out, where they lie, and for which users."""
+
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack
+import warnings
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.running.machine_lock import (
+    LOCKS_VARIABLE,
     LockFile,
     LockFolder,
     MachineLocks,
     WaitCancelledError,
+    lock_facts,
     lock_folder,
+    machine_locks,
 )
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 HOLDER = """
-import sys, time, threading
+import sys, threading
 from pathlib import Path
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
 locks = MachineLocks(LockFolder(Path(sys.argv[1])), patience=5, cancelled=threading.Event())
@@ -33,8 +41,10 @@ lock = (locks.device_lock("hip://0", print) if what == "device"
         else locks.quiet_machine(exclusive=what == "exclusive", on_wait=print))
 with lock:
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
+NOBODY = 65534
+two_users = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 
 
 @pytest.fixture
@@ -42,32 +52,47 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "locks"
 
 
-def locks_in(folder: Path, patience: float = 0.15) -> MachineLocks:
-    return MachineLocks(LockFolder(folder), patience=patience, cancelled=threading.Event())
+def locks_in(folder: Path | LockFolder) -> MachineLocks:
+    """Locks that wait for as long as it takes."""
+    where = folder if isinstance(folder, LockFolder) else LockFolder(folder)
+    return MachineLocks(where, patience=LIMIT_SECONDS, cancelled=threading.Event())
 
 
-def start_holder(folder: Path, what: str) -> subprocess.Popen[bytes]:
+def impatient(folder: Path | LockFolder) -> MachineLocks:
+    """Locks that wait for 0.15 s, on a clock on which every look takes 0.1 s: so that the second one is the last."""
+    where = folder if isinstance(folder, LockFolder) else LockFolder(folder)
+    looks = itertools.count()
+    return MachineLocks(where, patience=0.15, cancelled=threading.Event(), clock=lambda: next(looks) / 10)
+
+
+@contextmanager
+def held_elsewhere(folder: Path, what: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process holds something, until it is killed or the block ends."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-c", HOLDER, str(folder), what]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    return process
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
 
 
 def silent(_: str) -> None:
     pytest.fail("had to wait")
 
 
+def noted(_: str) -> None:
+    """Waiting is what is expected."""
+
+
 def test_device_of_another_process_is_waited_for_and_freed_by_sigkill(folder: Path) -> None:
-    told: list[str] = []
-    with start_holder(folder, "device") as process:
+    lines: list[str] = []
+    with held_elsewhere(folder, "device") as process:
         with (
             pytest.raises(GauntletError, match=f"device hip://0 within 0.15 s: process {process.pid}"),
-            locks_in(folder).device_lock("hip://0", told.append),
+            impatient(folder).device_lock("hip://0", lines.append),
         ):
             pytest.fail("two hold one device")
-        assert told == [f"for device hip://0: process {process.pid} of another run uses it"]
+        assert lines == [f"for device hip://0: process {process.pid} of another run uses it"]
         with locks_in(folder).device_lock("hip://1", silent):
             pass
         process.kill()
@@ -75,47 +100,53 @@ def test_device_of_another_process_is_waited_for_and_freed_by_sigkill(folder: Pa
         pass
 
 
+def test_a_device_that_becomes_free_is_taken(folder: Path) -> None:
+    lines: list[str] = []
+    with held_elsewhere(folder, "device") as process:
+
+        def ends(line: str) -> None:
+            lines.append(line)
+            process.kill()
+
+        with locks_in(folder).device_lock("hip://0", ends):
+            assert len(lines) == 1
+
+
 def test_noise_is_shared_and_quiet_excludes_it(folder: Path) -> None:
-    locks = locks_in(folder)
-    with start_holder(folder, "shared") as process:
-        with locks.quiet_machine(exclusive=False, on_wait=silent):
+    with held_elsewhere(folder, "shared") as process:
+        with locks_in(folder).quiet_machine(exclusive=False, on_wait=silent):
             pass
         with (
             pytest.raises(GauntletError, match=str(process.pid)),
-            locks.quiet_machine(exclusive=True, on_wait=lambda _: None),
+            impatient(folder).quiet_machine(exclusive=True, on_wait=noted),
         ):
             pytest.fail("a benchmark beside a compile")
         process.kill()
-    with start_holder(folder, "exclusive") as process:
+    with held_elsewhere(folder, "exclusive") as process:
         for exclusive in (True, False):
             with (
                 pytest.raises(GauntletError, match=str(process.pid)),
-                locks.quiet_machine(exclusive=exclusive, on_wait=lambda _: None),
+                impatient(folder).quiet_machine(exclusive=exclusive, on_wait=noted),
             ):
                 pytest.fail("something beside a benchmark")
         process.kill()
-    with locks.quiet_machine(exclusive=True, on_wait=silent):
+    with locks_in(folder).quiet_machine(exclusive=True, on_wait=silent):
         pass
 
 
 def test_benchmark_is_not_starved_by_new_noise(folder: Path) -> None:
     order: list[str] = []
-    waiting = threading.Event()
+    waiting = {name: threading.Event() for name in ("benchmark", "noise")}
 
-    def benchmark() -> None:
-        with locks_in(folder, 10).quiet_machine(exclusive=True, on_wait=lambda _: waiting.set()):
-            order.append("benchmark")
+    def work(name: str) -> None:
+        with locks_in(folder).quiet_machine(exclusive=name == "benchmark", on_wait=lambda _: waiting[name].set()):
+            order.append(name)
 
-    def noise() -> None:
-        with locks_in(folder, 10).quiet_machine(exclusive=False, on_wait=lambda _: None):
-            order.append("noise")
-
-    threads = [threading.Thread(target=benchmark), threading.Thread(target=noise)]
+    threads = [threading.Thread(target=work, args=(name,)) for name in waiting]
     with locks_in(folder).quiet_machine(exclusive=False, on_wait=silent):
-        threads[0].start()
-        assert waiting.wait(5)
-        threads[1].start()
-        time.sleep(0.25)
+        for thread, is_waiting in zip(threads, waiting.values(), strict=True):
+            thread.start()
+            assert is_waiting.wait(LIMIT_SECONDS)
         assert order == []
     for thread in threads:
         thread.join()
@@ -124,16 +155,13 @@ def test_benchmark_is_not_starved_by_new_noise(folder: Path) -> None:
 
 def test_wait_is_cancelled(folder: Path) -> None:
     cancelled = threading.Event()
-    locks = MachineLocks(LockFolder(folder), patience=60, cancelled=cancelled)
-    threading.Timer(0.1, cancelled.set).start()
-    begun = time.monotonic()
+    locks = MachineLocks(LockFolder(folder), patience=LIMIT_SECONDS, cancelled=cancelled)
     with (
         locks.device_lock("x", silent),
         pytest.raises(WaitCancelledError),
-        locks.device_lock("x", lambda _: None),
+        locks.device_lock("x", lambda _: cancelled.set()),
     ):
         pytest.fail("held twice")
-    assert time.monotonic() - begun < 5
 
 
 def test_own_process_is_named_as_such(folder: Path) -> None:
@@ -141,7 +169,7 @@ def test_own_process_is_named_as_such(folder: Path) -> None:
     with ExitStack() as stack:
         stack.enter_context(locks_in(folder).device_lock("x", silent))
         with pytest.raises(GauntletError, match="another step of this run"):
-            stack.enter_context(locks_in(folder).device_lock("x", lines.append))
+            stack.enter_context(impatient(folder).device_lock("x", lines.append))
     assert len(lines) == 1
 
 
@@ -228,5 +256,162 @@ def test_devices_have_files_of_their_own(folder: Path) -> None:
         assert len(list(folder.iterdir())) == len(names)
 
 
-def test_default_folder_is_the_users_own() -> None:
-    assert lock_folder({}).path.name == f"iree-gauntlet-{os.getuid()}"
+# Where they lie
+
+
+def test_the_default_folder_is_the_users_own_and_named_nowhere() -> None:
+    for environ in ({}, {LOCKS_VARIABLE: ""}):
+        assert lock_folder(environ).path.name == f"iree-gauntlet-{os.getuid()}"
+        assert not lock_folder(environ).named
+        assert lock_facts(environ) == {}
+
+
+def test_the_default_folder_is_private(folder: Path) -> None:
+    with umask(0o000), locks_in(folder).device_lock("x", silent):
+        assert mode_of(folder) == 0o700
+        assert mode_of(folder / "device-x.lock") == 0o600
+
+
+def test_a_named_folder_is_made_with_its_parents_and_recorded(tmp_path: Path) -> None:
+    named = tmp_path / "deep" / "locks"
+    environ = {LOCKS_VARIABLE: str(named)}
+    assert lock_facts(environ) == {"lock_folder": str(named)}
+    assert not named.exists(), "nothing is made before there is something to lock"
+    with machine_locks(environ, threading.Event()).device_lock("x", silent):
+        assert [path.name for path in named.iterdir()] == ["device-x.lock"]
+
+
+def test_a_relative_folder_is_refused() -> None:
+    # Runs in other folders would have other locks.
+    for asked in (lock_folder, lock_facts, lambda environ: machine_locks(environ, threading.Event())):
+        with pytest.raises(UsageError, match=rf"\${LOCKS_VARIABLE} is locks: not an absolute path") as caught:
+            asked({LOCKS_VARIABLE: "locks"})
+        assert f"{LOCKS_VARIABLE}={Path.cwd()}/locks" in caught.value.hint
+        assert caught.value.exit_code is ExitCode.USAGE
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize(
+    ("mode", "of_files"),
+    [(0o700, 0o600), (0o770, 0o660), (0o2770, 0o660), (0o777, 0o666), (0o1777, 0o666), (0o755, 0o644)],
+)
+def test_whoever_may_use_a_named_folder_may_use_its_files(folder: Path, mode: int, of_files: int, mask: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with umask(mask), ExitStack() as stack:
+        locks = locks_in(LockFolder(folder, named=True))
+        stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=silent))
+        stack.enter_context(locks.device_lock("x", silent))
+        assert {path.name: mode_of(path) for path in folder.iterdir()} == dict.fromkeys(
+            ("device-x.lock", "quiet-gate.lock", "quiet.lock"), of_files
+        )
+    assert mode_of(folder) == mode, "it is somebody's, and stays as it is"
+
+
+def test_a_file_in_place_of_a_named_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path / "file", "it is no folder"), (tmp_path / "file" / "locks", "Not a directory")):
+        with pytest.raises(GauntletError, match=f"{path}: cannot make the folder for locks: {why}") as caught:
+            locks_in(LockFolder(path, named=True)).device_lock("x", silent).__enter__()
+        assert f"${LOCKS_VARIABLE}" in caught.value.hint
+
+
+# Two users
+
+
+@contextmanager
+def nobody_asks(folder: Path, locks: str) -> Iterator[str]:
+    """What another user says who asks for a device: that it is held, until the block ends, or why it is not.
+
+    Args:
+        folder: their working folder; others than root could not go through the folders of a test to get there.
+        locks: the folder of locks, as seen from there.
+    """
+    heard, says = os.pipe()
+    ended, ends = os.pipe()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of a fork beside threads; this one only takes a lock, and ends.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(ends)
+            os.chdir(folder)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                with impatient(LockFolder(Path(locks), named=True)).device_lock("x", noted):
+                    os.write(says, b"held")
+                    os.read(ended, 1)
+            except GauntletError as error:
+                os.write(says, str(error).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(ended)
+    os.close(says)
+    try:
+        yield os.read(heard, 1 << 16).decode()
+    finally:
+        os.close(ends)
+        os.close(heard)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@two_users
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_two_users_exclude_each_other_in_a_folder_for_both(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    folder.chmod(mode)
+    locks = LockFolder(folder, named=True)
+    # The file is made by whoever comes first.
+    with locks_in(locks).device_lock("x", silent), nobody_asks(tmp_path, "locks") as said:
+        assert f"no access to device x within 0.15 s: process {os.getpid()} of another run uses it" in said
+    (folder / "device-x.lock").unlink()
+    with nobody_asks(tmp_path, "locks") as said:
+        assert said == "held"
+        assert (folder / "device-x.lock").stat().st_uid == NOBODY
+        with pytest.raises(GauntletError, match="no access to device x"), impatient(locks).device_lock("x", noted):
+            pytest.fail("held by both")
+    with locks_in(locks).device_lock("x", silent):
+        pass
+
+
+@two_users
+def test_a_folder_that_another_user_cannot_use_says_what_to_set(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o755)
+    with nobody_asks(tmp_path, "closed") as said:
+        assert "closed/device-x.lock: cannot lock: Permission denied" in said
+        assert f"the folder must be writable, and on a file system with locks (flock); ${LOCKS_VARIABLE} names" in said
+    for mode in (0o755, 0o700):
+        closed.chmod(mode)
+        with nobody_asks(tmp_path, "closed/locks") as said:
+            assert "closed/locks: cannot make the folder for locks: Permission denied" in said
+            assert f"${LOCKS_VARIABLE} must name a folder that exists or can be made" in said
+
+
+@two_users
+def test_the_default_folder_of_another_user_is_refused(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(GauntletError, match="not a folder of yours"), locks_in(folder).device_lock("x", silent):
+        pytest.fail("used it")
