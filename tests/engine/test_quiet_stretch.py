@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,9 @@ import pytest
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.running.quiet_stretch import QuietStretch
+from tests.support.clocks import Clock
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,17 +34,17 @@ class Counted(MachineLocks):
 
 @pytest.fixture
 def locks(tmp_path: Path) -> Counted:
-    return Counted(LockFolder(tmp_path / "locks"), patience=10.0, cancelled=threading.Event())
+    return Counted(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
 
 
 @pytest.fixture
-def now() -> list[float]:
-    return [100.0]
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def stretch(locks: Counted, now: list[float]) -> Iterator[QuietStretch]:
-    held = QuietStretch(locks, pytest.fail, seconds=1.0, clock=lambda: now[0])
+def stretch(locks: Counted, clock: Clock) -> Iterator[QuietStretch]:
+    held = QuietStretch(locks, pytest.fail, seconds=1.0, clock=clock)
     yield held
     held.rest()
 
@@ -57,12 +59,12 @@ def is_held(locks: Counted, tmp_path: Path) -> bool:
         return True
 
 
-def test_many_steps_ask_once_until_the_stretch_is_old(stretch: QuietStretch, locks: Counted, now: list[float]) -> None:
+def test_many_steps_ask_once_until_the_stretch_is_old(stretch: QuietStretch, locks: Counted, clock: Clock) -> None:
     for _ in range(100):
         with stretch.held():
             pass
     assert locks.asked == 1
-    now[0] += 1.0
+    clock.now += 1.0
     with stretch.held(), stretch.held():
         pass
     assert locks.asked == 2
@@ -80,10 +82,10 @@ def test_it_is_held_between_steps_and_not_in_a_rest(stretch: QuietStretch, locks
 
 
 def test_an_old_stretch_ends_with_its_last_step(
-    stretch: QuietStretch, locks: Counted, now: list[float], tmp_path: Path
+    stretch: QuietStretch, locks: Counted, clock: Clock, tmp_path: Path
 ) -> None:
     with stretch.held():
-        now[0] += 1.0
+        clock.now += 1.0
         with stretch.held():
             assert locks.asked == 2
         stretch.rest()
@@ -98,35 +100,50 @@ def test_a_step_that_fails_lets_go_like_any_other(stretch: QuietStretch, locks: 
     assert not is_held(locks, tmp_path)
 
 
-def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(tmp_path: Path) -> None:
-    over = threading.Event()
-
-    def locks() -> MachineLocks:
-        return MachineLocks(LockFolder(tmp_path / "locks"), patience=30.0, cancelled=threading.Event())
-
-    stretch = QuietStretch(locks(), lambda _: None, seconds=0.05)
+def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
+    locks: Counted, clock: Clock, tmp_path: Path
+) -> None:
+    over, waiting, alone = threading.Event(), threading.Event(), threading.Event()
+    turned_away: list[str] = []
+    beside: list[int] = []
+    stretch = QuietStretch(locks, turned_away.append, seconds=1.0, clock=clock)
+    other = MachineLocks(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
     steps = [0, 0]
 
-    def work(number: int) -> None:
+    def small_steps(number: int) -> None:
         while not over.is_set():
             with stretch.held():
                 steps[number] += 1
-                time.sleep(0.001)
+                beside.extend([number] * alone.is_set())
         stretch.rest()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    def benchmark() -> None:
+        with other.quiet_machine(exclusive=True, on_wait=lambda _: waiting.set()):
+            alone.set()
+            # Both come to the gate, and no further.
+            wait_until(lambda: len(turned_away) >= 2)
+            alone.clear()
+
+    def more_steps() -> None:
+        before = list(steps)
+        wait_until(lambda: all(step > first for step, first in zip(steps, before, strict=True)))
+
+    threads = [threading.Thread(target=small_steps, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     try:
-        time.sleep(0.1)
-        began = time.monotonic()
-        with locks().quiet_machine(exclusive=True, on_wait=lambda _: None):
-            waited = time.monotonic() - began
-            before = list(steps)
-            time.sleep(0.05)
-            assert steps == before
+        more_steps()
+        measured = threading.Thread(target=benchmark)
+        measured.start()
+        assert waiting.wait(LIMIT_SECONDS)
+        # A stretch that is young goes on beside one that waits, and an old one ends.
+        more_steps()
+        turned_away.clear()
+        clock.now += 1.0
+        measured.join()
+        more_steps()
     finally:
         over.set()
         for thread in threads:
             thread.join()
-    assert waited < 5
+    assert beside == []
