@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,10 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.running.agenda import Limits
 from iree_gauntlet.running.scheduler import Scheduler
 from iree_gauntlet.running.steps import Resources, Step
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-PAUSE = 0.01
 
 
 def step(
@@ -48,7 +46,18 @@ def step(
 
 
 class Run:
-    """A run whose steps do nothing but note who ran beside whom."""
+    """A run whose steps do nothing but note who ran beside whom.
+
+    Args:
+        steps: the steps.
+        verdicts: of steps that do not pass.
+        jobs, fail_fast, finished, fits: as for `Scheduler` and `Limits`.
+        together: names of steps that wait until all of them run.
+        hook: called in each step.
+
+    Attributes:
+        given_out: how many steps had been given out when a step ran, with those that it was to meet.
+    """
 
     def __init__(
         self,
@@ -59,15 +68,16 @@ class Run:
         fail_fast: bool = False,
         finished: Mapping[str, Verdict] | None = None,
         fits: Callable[[Step], bool] = lambda _step: True,
-        pause: float = PAUSE,
+        together: Sequence[Sequence[str]] = (),
         hook: Callable[[Step], None] = lambda _step: None,
     ) -> None:
         self.wanted = verdicts or {}
-        self.pause = pause
+        self.meets = {name: set(names) for names in together for name in names}
         self.hook = hook
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()
         self.running: set[str] = set()
         self.beside: dict[str, set[str]] = {}
+        self.given_out: dict[str, int] = {}
         self.events: list[str] = []
         self.skips: dict[str, str] = {}
         self.aborted = threading.Event()
@@ -79,17 +89,20 @@ class Run:
         self.aborted.set()
 
     def work(self, work: Step) -> Verdict:
-        with self.lock:
+        with self.changed:
             self.events.append(f"+{work.id}")
             self.beside[work.id] = set(self.running)
             for other in self.running:
                 self.beside[other].add(work.id)
             self.running.add(work.id)
+            self.changed.notify_all()
+            met = self.meets.get(work.id, set())
+            assert self.changed.wait_for(lambda: met <= set(self.ran), LIMIT_SECONDS), f"{work.id} waits for {met}"
+            self.given_out[work.id] = self.scheduler._agenda.running
         try:
             self.hook(work)
-            time.sleep(self.pause)
         finally:
-            with self.lock:
+            with self.changed:
                 self.running.remove(work.id)
                 self.events.append(f"-{work.id}")
         return self.wanted.get(work.id, Verdict.PASSED)
@@ -125,24 +138,28 @@ def test_no_steps() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_no_more_run_at_once_than_jobs_allow(jobs: int) -> None:
-    run = Run([step(str(number)) for number in range(8)], jobs=jobs)
+def test_as_many_run_at_once_as_jobs_allow(jobs: int) -> None:
+    names = [str(number) for number in range(8)]
+    together = [names[first : first + jobs] for first in range(0, len(names), jobs)]
+    run = Run([step(name) for name in names], jobs=jobs, together=together)
     run.run()
-    assert max(len(others) for others in run.beside.values()) >= jobs - 1
-    assert run.most_at_once == jobs
+    assert run.most_at_once == max(run.given_out.values()) == jobs
 
 
 def test_fetches_and_bookkeeping_take_no_core() -> None:
     fetch = [step(f"f{number}", stage=Stage.FETCH, cores=0) for number in range(3)]
-    run = Run([step("a"), *fetch, step("c", stage=Stage.COMPSTAT, cores=0)], jobs=1, pause=0.05)
+    steps = [step("a"), *fetch, step("c", stage=Stage.COMPSTAT, cores=0)]
+    run = Run(steps, jobs=1, together=[[one.id for one in steps]])
     run.run()
     assert run.beside["a"] == {"f0", "f1", "f2", "c"}
 
 
 def test_at_most_four_fetches_at_once() -> None:
-    run = Run([step(f"f{number}", stage=Stage.FETCH, cores=0) for number in range(9)], pause=0.03)
+    names = [f"f{number}" for number in range(9)]
+    together = [names[:4], names[4:8]]
+    run = Run([step(name, stage=Stage.FETCH, cores=0) for name in names], together=together)
     run.run()
-    assert run.most_at_once == 4
+    assert run.most_at_once == max(run.given_out.values()) == 4
     assert len(run.ran) == 9
 
 
@@ -155,9 +172,10 @@ def test_exclusive_steps_run_alone_and_last() -> None:
         step("b", "a"),
         step("c", "b", stage=Stage.COMPSTAT, cores=0),
     ]
-    run = Run(steps)
+    run = Run(steps, together=[["a", "f"]])
     run.run()
     assert run.beside["x"] == run.beside["y"] == set()
+    assert run.given_out["x"] == run.given_out["y"] == 1
     assert run.ran[-2:] == ["x", "y"]
 
 
@@ -171,12 +189,14 @@ def test_a_device_has_one_step_at_a_time_and_the_cpu_several() -> None:
     steps = [step(f"g{number}", device="hip://0") for number in range(3)]
     steps += [step(f"h{number}", device="hip://1") for number in range(2)]
     steps += [step(f"c{number}", device="local-task") for number in range(3)]
-    run = Run(steps, jobs=8, pause=0.03)
+    first = ["g0", "h0", "c0", "c1", "c2"]
+    run = Run(steps, jobs=8, together=[first])
     run.run()
     for number in range(3):
         assert not run.beside[f"g{number}"] & {"g0", "g1", "g2"}
     assert not run.beside["h0"] & {"h1"}
     assert {"c1", "c2", "g0", "h0"} <= run.beside["c0"]
+    assert max(run.given_out.values()) == len(first)
 
 
 def test_steps_wait_for_memory_but_one_always_runs() -> None:
@@ -184,6 +204,7 @@ def test_steps_wait_for_memory_but_one_always_runs() -> None:
     run.run()
     assert run.ran == ["a", "b", "c"]
     assert run.beside == {"a": set(), "b": set(), "c": set()}
+    assert run.given_out == {"a": 1, "b": 1, "c": 1}
 
 
 @pytest.mark.parametrize(
@@ -248,8 +269,11 @@ def test_an_exception_in_work_ends_the_run_and_leaves_no_thread() -> None:
     def fail(work: Step) -> None:
         if work.id == "a":
             raise RuntimeError("a defect")
+        # What runs beside it is asked to end, and then does.
+        assert run.aborted.wait(LIMIT_SECONDS)
 
-    run = Run([step("a"), step("b"), step("c", "b"), step("d", "a")], jobs=2, hook=fail, pause=0.05)
+    steps = [step("a"), step("b"), step("c", "b"), step("d", "a")]
+    run = Run(steps, jobs=2, hook=fail, together=[["a", "b"]])
     with pytest.raises(RuntimeError, match="a defect"):
         run.run()
     assert set(run.ran) == {"a", "b"}
@@ -285,7 +309,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Step], dict[str, Verdict]]:
 @given(graph=graphs(), jobs=st.integers(1, 3))
 def test_every_step_runs_once_or_is_skipped_for_a_need(graph: tuple[list[Step], dict[str, Verdict]], jobs: int) -> None:
     steps, wanted = graph
-    run = Run(steps, wanted, jobs=jobs, pause=0.0)
+    run = Run(steps, wanted, jobs=jobs)
     verdicts = run.run()
     assert set(verdicts) == {one.id for one in steps}
     assert sorted([*run.ran, *run.skips]) == sorted(verdicts)
@@ -315,12 +339,10 @@ def test_an_exception_ends_what_runs_before_it_gets_out() -> None:
         if work.id == "bad":
             raise Raised
         # Ended by `abort` alone.
-        assert released.wait(10)
+        assert released.wait(LIMIT_SECONDS)
 
-    runner = Run([step("long"), step("bad")], hook=fail, jobs=2)
+    runner = Run([step("long"), step("bad")], hook=fail, jobs=2, together=[["long", "bad"]])
     runner.scheduler._abort = released.set
-    began = time.monotonic()
     with pytest.raises(Raised):
         runner.scheduler.run()
     assert released.is_set()
-    assert time.monotonic() - began < 5
