@@ -1,0 +1,117 @@
+"""IREE beside peers on a model: rounds as `bench --against` takes them, without all that comes before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import worker
+from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
+from iree_gauntlet.bench.build_folder import read_build
+from iree_gauntlet.bench.formats import DataFormat, tolerance
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.steps import Command, Resources, Step
+from iree_gauntlet.running.supervisor import Supervisor
+from tests.support.command_line import LIMIT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.bench.peers import Peer
+
+__all__ = ["CHAIN", "PeerBench", "answer_of", "run_script"]
+
+CHAIN = "tiny/model@cpu"
+
+
+class _Told:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.doing: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def progress(self, text: str) -> None:
+        self.doing.append(text)
+
+
+class PeerBench:
+    """Measures in a folder.
+
+    Args:
+        folder: where to.
+        python: what runs IREE's measuring programs.
+    """
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.folder = folder
+        self._python = python
+        self.told = _Told()
+        self.cancelled = threading.Event()
+
+    def measure(self, names: Sequence[str], build: Path, script: str = "measure_module", **place: Any) -> list[Peer]:
+        step = Step(
+            id=f"{CHAIN}:benchmark",
+            chain=CHAIN,
+            dialect="bench",
+            model="tiny",
+            submodel="model",
+            target="cpu",
+            sku="",
+            stage=Stage.BENCHMARK,
+            folder=str(self.folder / "step"),
+            timeout=LIMIT_SECONDS,
+            origin=Origin("tiny.py"),
+            resources=Resources(device="local-task"),
+        )
+        path = str(Path(worker.__file__).with_name(f"{script}.py"))
+        command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
+        place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
+        allowed = tolerance(DataFormat(place["builder"]["dataformat"]), max(1, read_build(build).contractions))
+        where = AgainstPlace(**{"tolerance": allowed, **place})
+        locks = MachineLocks(LockFolder(self.folder / "locks"), patience=LIMIT_SECONDS, cancelled=self.cancelled)
+        with (
+            Supervisor() as supervisor,
+            EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
+        ):
+            processes = Processes(supervisor, self.folder)
+            rounds = iree_rounds(step, command)
+            told = self.told
+            return measure(names, rounds, build, where, processes, locks, log, told, self.cancelled, seed=7)
+
+    def blocks(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "journal.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == "block"]
+
+    def plan(self, peer: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "step" / "against" / peer / f"{name}.json").read_text())
+        return found
+
+
+def run_script(
+    script: Path, build: Path, env: dict[str, str] | None = None, **plan: Any
+) -> subprocess.CompletedProcess[str]:
+    """A script by itself, as in a Python where the toolkit is not installed."""
+    path = build.parent / "script.json"
+    path.write_text(json.dumps({"build": str(build), "calls": 2, "warm_up_calls": 1, "outputs": "", **plan}))
+    argv = [sys.executable, "-B", str(script), str(path)]
+    limit = LIMIT_SECONDS
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
+
+
+def answer_of(build: Path, script: Path, **plan: Any) -> dict[str, Any]:
+    done = run_script(script, build, **plan)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

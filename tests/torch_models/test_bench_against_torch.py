@@ -1,0 +1,205 @@
+"""IREE beside torch itself, in short rounds: what torch's scripts compute and say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iree_gauntlet.bench import against, build_model, measure_onnx
+from iree_gauntlet.bench.agreement import agreement
+from iree_gauntlet.bench.build_folder import read_build, tensors
+from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
+from iree_gauntlet.measuring.arrays import read_npy
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.peer_bench import PeerBench, answer_of, run_script
+
+pytestmark = pytest.mark.models
+
+_FLAGS = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+)
+_MODELS = """
+import torch
+from iree_gauntlet.bench import Generative, benchmark_model, on_host
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x):
+        return x.float() / 255
+
+
+class Best(torch.nn.Module):
+    def forward(self, x):
+        return x.softmax(-1), x.argmax(-1)
+
+
+class Prefill(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50)
+
+    def forward(self, prompt):
+        state = self.embedding(prompt).sum(1)
+        return self.head(state), state, torch.full((1, 1), 2.0, dtype=state.dtype)
+
+
+class Decode(torch.nn.Module):
+    def __init__(self, prefill):
+        super().__init__()
+        self.prefill = prefill
+
+    def forward(self, token, position, state, kept):
+        state = state * 0.25 * kept + self.prefill.embedding(token)[:, 0] * position
+        return self.prefill.head(state), state
+
+
+def layers():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+
+@benchmark_model
+def perceptron(training: bool):
+    return [layers()], [torch.randn(4, 32)]
+
+
+@benchmark_model
+def hosted(training: bool):
+    return [Scale(), layers(), Best()], [torch.randint(0, 256, (4, 32), dtype=torch.uint8)]
+
+
+@benchmark_model
+def speaker(training: bool):
+    torch.manual_seed(1)
+    prefill = Prefill()
+    return Generative(prefill=prefill, decode=Decode(prefill), inputs=[torch.tensor([[3, 1, 4]])], position=3, tokens=6)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerBench:
+    monkeypatch.setattr(against, "_ROUND_MS", 5.0)
+    return PeerBench(tmp_path)
+
+
+def _compiled(folder: Path, name: str) -> dict[str, Any]:
+    """A program as a plan of the measuring workers has it."""
+    program, archive, module = (str(folder / f"{name}{end}") for end in (".mlir", ".irpa", ".vmfb"))
+    importer = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(folder / f"{name}.onnx"), "-o", program]
+    subprocess.run([*importer, "--externalize-params", "--save-params-to", archive], check=True, timeout=120)
+    subprocess.run([find_installed().compile, program, "-o", module, *_FLAGS], check=True, timeout=120)
+    return {"modules": [module], "parameters": [["model", archive]], "function": "main_graph"}
+
+
+def _inputs(folder: Path, program: int) -> list[dict[str, str]]:
+    items = json.loads((folder / "build.json").read_text())["programs"][program]["inputs"]
+    return [{"file": str(folder / item["file"]), "type": item["type"]} for item in items]
+
+
+def _write_module_plan(folder: Path) -> None:
+    plan = {
+        **_compiled(folder, "main"),
+        "devices": ["local-task"],
+        "inputs": _inputs(folder, 0),
+        "calls": 1,
+        "warm_up_calls": 1,
+        "outputs": "",
+    }
+    (folder / "measure_module.json").write_text(json.dumps(plan))
+
+
+def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    """A model built by the builder, and what it was told."""
+    models = folder / "models"
+    models.mkdir()
+    (models / "models.py").write_text(_MODELS)
+    build = folder / "build"
+    plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    argv = [sys.executable, "-B", build_model.__file__, str(folder / "plan.json")]
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
+    return build, plan
+
+
+@pytest.fixture(scope="module")
+def perceptron(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    return _built(tmp_path_factory.mktemp("perceptron"), "perceptron")
+
+
+@pytest.mark.iree
+def test_torch_is_measured_eager_and_compiled(
+    bench: PeerBench, perceptron: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch  # noqa: PLC0415 - the fixture has looked
+
+    build, plan = perceptron
+    _write_module_plan(build)
+    monkeypatch.setattr(against, "BLOCKS", 1)
+    eager, compiled = bench.measure(["torch"], build, builder=plan)
+    assert (eager.name, eager.version, eager.blocks) == ("torch eager", torch.__version__, 1), eager.reason
+    assert eager.compile_s is None
+    assert eager.ratio is not None
+    if shutil.which("g++") is None:
+        assert "No working C++ compiler found" in compiled.reason
+        return
+    assert (compiled.name, compiled.blocks, compiled.ratio is not None) == ("torch.compile", 1, True), compiled.reason
+    assert compiled.compile_s is not None
+    assert compiled.first_call_ms == pytest.approx(compiled.compile_s * 1000)
+    assert not (bench.folder / "step" / "against" / "torch.compile" / "inductor").exists()
+
+
+def test_without_a_compiler_torch_compile_says_so(tmp_path: Path, perceptron: tuple[Path, dict[str, Any]]) -> None:
+    build, plan = perceptron
+    torch_script = Path(against.__file__).with_name("measure_torch.py")
+    done = run_script(torch_script, build, builder=plan, mode="compile", compile_threads=1, env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    first = next(line for line in done.stderr.splitlines() if "error: " in line)
+    assert first.startswith("error: InductorError: InvalidCxxCompiler: No working C++ compiler found in ")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("perceptron", {"training": True}),
+        ("perceptron", {"training": True, "accumulate": True, "dataformat": "Fp16_b"}),
+        ("hosted", {"dataformat": "Bfp8_b"}),
+        ("speaker", {}),
+    ],
+)
+def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, changes: dict[str, Any]) -> None:
+    build, plan = _built(tmp_path, model, **changes)
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    torch_script = Path(against.__file__).with_name("measure_torch.py")
+    asked: dict[str, Any] = {"mode": "eager", "compile_threads": None, "outputs": str(outputs)}
+    answer = answer_of(build, torch_script, builder=plan, **asked)
+    record = read_build(build)
+    expected = [array for program in record.programs for array in program.outputs]
+    expected = list(record.host_outputs) or expected
+    found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
+    close = Tolerance(1e-6, 1e-5)
+    assert agreement(found, tensors(build, expected), close, gradients=record.kind == "training").problem == ""
+    assert len(answer["call_ms"]) == 2
+    if record.generation is not None:
+        assert answer["chosen"] == [list(sample) for sample in record.generation.chosen]
+
+
+@pytest.mark.iree
+def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    build, plan = _built(tmp_path, "hosted")
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    answer = answer_of(build, Path(measure_onnx.__file__), builder=plan, outputs=str(outputs))
+    found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
+    expected = tensors(build, read_build(build).host_outputs)
+    assert len(found) == 2
+    assert agreement(found, expected, tolerance(DataFormat.FP32, 2)).problem == ""
