@@ -262,7 +262,9 @@ def second_point(micro: Micro) -> subprocess.Popen[bytes]:
     micro.write("a", "b", "c", recipes="O3")
     micro.measuring.hangs("b.baseline")
     process = micro.start()
-    wait_until(lambda: list(micro.folder.glob("runs/*/steps/b/*/benchmark/rounds.baseline.stdout.txt")))
+    rounds = "runs/*/steps/b/*/benchmark/rounds.baseline.stdout.txt"
+    wait_until(lambda: list(micro.folder.glob(rounds)) or process.poll() is not None)
+    assert process.poll() is None, "it ended by itself"
     return process
 
 

@@ -171,7 +171,8 @@ def test_what_is_killed_leaves_a_report_and_nothing_half_made(bench: Bench, monk
     monkeypatch.setenv("STAND_IN", "hangs once")
     words = ("-m", "line", "-c", "small")
     run = bench.project.start("bench", "--torch-python", str(bench.python), *words)
-    wait_until(lambda: bench.builds)
+    wait_until(lambda: bench.builds or run.poll() is not None)
+    assert run.poll() is None, "it ended by itself"
     run.send_signal(signal.SIGKILL)
     run.wait()
     report = bench.project.gauntlet("report", "latest")
