@@ -24,6 +24,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import marked_hang
+from tests.support.permissions import mounting
 from tests.support.processes import running, wait_until
 from tests.support.toy_project import Project
 
@@ -190,13 +191,11 @@ def test_a_full_disk_is_named(cold: Project) -> None:
     assert "disk" in cold.result(_COMPILE)["reason"]
 
 
+@mounting
 def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> None:
     disk = cold.folder / "runs"
     disk.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("only root can mount a small file system here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
     try:
         # A module, its archive of parameters and temporary files do not fit beside this.
         script = f'{_OUTPUT}; dd if=/dev/zero of="$last" bs=65536 count=64'
@@ -209,13 +208,12 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> Non
     assert cold.gauntlet("run").code == 0
 
 
+@mounting
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(project: Project) -> None:
     assert project.gauntlet("run").code == 0
     project.add("two")
     cache = project.folder / "cache"
-    mounted = subprocess.run(["mount", "--bind", str(cache), str(cache)], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip("only root can make a file system read-only here")
+    subprocess.run(["mount", "--bind", str(cache), str(cache)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(cache)], check=True)
         done = project.gauntlet("run", "--model", "toy")

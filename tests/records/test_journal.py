@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -21,7 +20,9 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.steps import CacheLookup, Command, Step
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 
 NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
 STEPS = [{"id": "a"}, {"id": "b"}]
@@ -154,14 +155,14 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     script = (
-        "import sys, time; from pathlib import Path; from datetime import datetime, UTC\n"
+        "import sys; from pathlib import Path; from datetime import datetime, UTC\n"
         "from iree_gauntlet.running.journal import Journal\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
-        "print('held', flush=True); time.sleep(60)\n"
+        "print('held', flush=True); sys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
@@ -226,37 +227,37 @@ def test_closed_journal_refuses(tmp_path: Path) -> None:
         journal.start("a")
 
 
-@pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The descriptors that were brought to the disk, in order."""
-    done: list[int] = []
-    sync = os.fsync
-
-    def counted(descriptor: int) -> None:
-        done.append(descriptor)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", counted)
-    return done
-
-
 def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_own(
-    tmp_path: Path, syncs: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal.jsonl"
+    syncs: list[str] = []
+    busy, go = threading.Event(), threading.Event()
+    sync, own = os.fsync, threading.current_thread()
+
+    def slow(descriptor: int) -> None:
+        """A disk that is busy with what the journal's thread brings it until the test lets it go on."""
+        if threading.current_thread() is not own:
+            busy.set()
+            assert go.wait(LIMIT_SECONDS)
+        sync(descriptor)
+        syncs.append("own" if threading.current_thread() is own else "thread")
+
     with Journal(path, clock) as journal:
-        opened = len(syncs)
+        monkeypatch.setattr(os, "fsync", slow)
         journal.run({"steps": []})
-        assert len(syncs) == opened + 1
-        began = time.monotonic()
+        assert syncs == ["own"]
         for number in range(300):
             journal.start(str(number))
             journal.result(str(number), {"verdict": "passed", "seconds": 0.001})
-        took = time.monotonic() - began
-        assert len(syncs) - opened < 10 + took / 0.02
-        before = len(syncs)
+            if number == 0:
+                assert busy.wait(LIMIT_SECONDS)
+        assert syncs == ["own"]
+        go.set()
+        wait_until(lambda: len(syncs) == 3)
+        assert syncs == ["own", "thread", "thread"]
         journal.result("long", {"verdict": "passed", "seconds": 1.0})
-        assert len(syncs) > before
+        assert syncs == ["own", "thread", "thread", "own"]
     assert len(read_journal(path).results) == 301
 
 
@@ -268,10 +269,7 @@ def test_a_result_is_with_the_kernel_and_a_start_soon(tmp_path: Path) -> None:
         record = read_journal(path)
         assert list(record.starts) == list(record.results) == ["a"]
         journal.start("b")
-        deadline = time.monotonic() + 10
-        while "b" not in read_journal(path).starts:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: "b" in read_journal(path).starts)
         journal.start("c")
     assert list(read_journal(path).starts) == ["a", "b", "c"]
 
@@ -296,19 +294,14 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
 def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
-    asked = threading.Event()
-
     def fails(_descriptor: int) -> None:
-        asked.set()
         raise OSError(5, "Input/output error")
 
     journal = Journal(tmp_path / "journal.jsonl", clock)
     monkeypatch.setattr(os, "fsync", fails)
     journal.result("a", {"verdict": "passed"})
     if not closed:
-        assert asked.wait(10)
-        # The thread that met it is about to note it.
-        time.sleep(0.2)
+        wait_until(lambda: journal._failure)
         with pytest.raises(GauntletError, match="Input/output error"):
             journal.result("b", {"verdict": "passed"})
     with pytest.raises(GauntletError, match="Input/output error"):

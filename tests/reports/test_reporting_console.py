@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,10 @@ from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.live import LiveConsole
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.pace import Pace
+from tests.support.clocks import Clock
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
+from tests.support.processes import wait_until
 
 
 class Terminal(io.StringIO):
@@ -111,33 +113,32 @@ def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
 
 
 def test_silence_is_broken_by_what_is_running() -> None:
-    builder, stream = planned(), io.StringIO()
-    console = PlainConsole(stream, heartbeat=0.05)
+    builder, stream, clock = planned(), io.StringIO(), Clock()
+    # A thread looks at the clock time and again, and speaks once the test has set it forward.
+    console = PlainConsole(stream, heartbeat=0.0004, clock=clock)
     console.run_started(builder.lines[0])
     console.step_started(builder.steps[0])
     console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
     console.waiting("for the device lock of hip://0")
-    deadline = time.monotonic() + 10
-    while "still running" not in stream.getvalue() or "m.onnx: " not in stream.getvalue():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    clock.now += 42.0
+    wait_until(lambda: "still running" in stream.getvalue() and "m.onnx: " in stream.getvalue())
     console.close()
     lines = stream.getvalue().splitlines()
-    line = next(line for line in lines if "still running" in line)
-    assert line.startswith("[0/2] still running: ocr/s0@cpu compile (0.")
-    assert "waiting for the device lock of hip://0" in line
-    assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %)" in lines
+    (line,) = [line for line in lines if "still running" in line]
+    assert line == "[0/2] still running: ocr/s0@cpu compile (42.0 s); waiting for the device lock of hip://0"
+    assert "downloading m.onnx: 2.0 of 8.0 MB (25.0 %), nothing for 42 s" in lines
 
 
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
-    console = PlainConsole(stream, heartbeat=0.02)
+    clock = Clock()
+    console = PlainConsole(stream, heartbeat=0.0004, clock=clock)
     console.run_started(builder.lines[0])
     stream.close()
-    deadline = time.monotonic() + 10
-    while any(thread.name == "heartbeat" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    clock.now += 1.0
+    assert console._thread is not None
+    console._thread.join(LIMIT_SECONDS)
+    assert not console._thread.is_alive()
     console.close()
     with pytest.raises(ValueError, match="closed"):
         console.message("the engine sees it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,12 @@ class CacheBuilder:
         self.verified = VerifiedHashes(root / "verified")
         (root / "locks").mkdir(parents=True, exist_ok=True)
 
+    def now(self) -> float:
+        """This moment, as the file system has it."""
+        mark = self.root.parent / "now"
+        mark.touch()
+        return mark.stat().st_mtime
+
     def artifact(self, url: str, content: bytes, *, days: float = 0.0, learnt: bool = False) -> Path:
         """A file that was fetched, and last used so many days ago."""
         path = self.root / "artifacts" / local_name(url)
@@ -38,7 +43,7 @@ class CacheBuilder:
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         self.verified.remember(path, sha256)
-        self.verified.touch(path, time.time() - days * DAY)
+        self.verified.touch(path, self.now() - days * DAY)
         if learnt:
             file = self.root / "registry.lock.txt"
             file.write_text(Registry.read(file).with_entries([Entry(local_name(url), sha256, url)]).text())
@@ -88,7 +93,6 @@ class CacheBuilder:
         """What is pinned."""
         return Pins(registry or Registry(), Registry.read(self.root / "registry.lock.txt"))
 
-    @staticmethod
-    def _aged(path: Path, days: float) -> None:
-        then = time.time() - days * DAY
+    def _aged(self, path: Path, days: float) -> None:
+        then = self.now() - days * DAY
         os.utime(path, (then, then))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tests.support.session_folder import made_once
+from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.command_line import Done
-    from tests.support.toy_project import Project
 
 __all__ = ["COMPILE_FLAGS", "OperatorSuite"]
 
@@ -62,11 +65,29 @@ _HUGE = """func.func @huge(%n: i64) -> tensor<?xf32> {
 class OperatorSuite:
     """Cases below `ops/node` of a folder, with their configs in `ops/configs`."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, *, warm: bool = False) -> None:
+        """Makes it.
+
+        Args:
+            project: where.
+            warm: whether the cache holds what the compiler made of `add_every_outcome`, refusals included.
+        """
         self.project = project
         self.root: Path = project.folder / "ops"
         (self.root / "configs").mkdir(parents=True)
         self.config()
+        if warm:
+            compiled = made_once("operator-project", _compile_every_outcome) / "project" / "cache" / "modules"
+            shutil.copytree(compiled, project.folder / "cache" / "modules", dirs_exist_ok=True)
+
+    def add_every_outcome(self) -> None:
+        """Adds a case of each outcome."""
+        self.unary("abs")
+        self.unary("neg", "Neg", "1 -2 3 -4")
+        self.unary("wrong", expected="1 2 3 5")
+        self.misspelt("misspelt")
+        self.refused("refused")
+        self.crashes("zero")
 
     def config(self, name: str = "cpu_sync", **fields: Any) -> Path:
         """Writes a config."""
@@ -132,3 +153,13 @@ class OperatorSuite:
             for step in record.steps
             if step["id"] in record.results and step["model"] != "batch"
         }
+
+
+def _compile_every_outcome(folder: Path) -> None:
+    suite = OperatorSuite(Project(folder / "project", cache="flags"))
+    suite.add_every_outcome()
+    suite.endless("endless")
+    suite.huge("huge")
+    # Without what the compiler dies of: nothing is kept of it.
+    done = suite.run("--stages", "compile", "--submodel", "[!z]*")
+    assert done.code == 1, done.text

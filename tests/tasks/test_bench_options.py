@@ -277,7 +277,6 @@ def test_reading_options_is_light() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     assert done.stdout.strip() == "set()"
 
@@ -348,7 +347,7 @@ func.func @main(%a: tensor<32x256xf32>, %b: tensor<256x48xf32>) -> tensor<32x48x
 def installed() -> tuple[str, KnownFlags]:
     binaries = pytest.importorskip("iree.compiler.tools.binaries")
     tool = str(binaries.find_tool("iree-compile"))
-    listed = subprocess.run([tool, "--help-list-hidden"], capture_output=True, text=True, check=True, timeout=60)
+    listed = subprocess.run([tool, "--help-list-hidden"], capture_output=True, text=True, check=True)
     return tool, KnownFlags(parse_compiler_help(listed.stdout), FlagSet(frozenset()), FlagSet(frozenset()))
 
 
@@ -363,12 +362,10 @@ def test_errors_of_a_real_product_grow_as_fidelity_falls(
     first, second = (random.normal(size=shape).astype(np.float32) for shape in ((32, 256), (256, 48)))
     exact = first.astype(np.float64) @ second.astype(np.float64)
     (tmp_path / "product.mlir").write_text(PROGRAM, encoding="utf-8")
+    levels = opt_level_flags(level, known).flags
     errors = {}
-    for fidelity in ("HiFi4", "HiFi3", "HiFi2", "LoFi"):
-        flags = (
-            *opt_level_flags(level, known).flags,
-            *fidelity_flags(fidelity, DataFormat.FP32, level, known).flags,
-        )
+    for fidelity in ("HiFi4", "HiFi3", "HiFi2"):
+        flags = (*levels, *fidelity_flags(fidelity, DataFormat.FP32, level, known).flags)
         subprocess.run(
             [
                 *(tool, "product.mlir", "-o", f"{fidelity}.vmfb", "--iree-hal-target-device=local"),
@@ -376,14 +373,13 @@ def test_errors_of_a_real_product_grow_as_fidelity_falls(
             ],
             cwd=tmp_path,
             check=True,
-            timeout=120,
         )
         module = runtime.load_vm_flatbuffer_file(str(tmp_path / f"{fidelity}.vmfb"), driver="local-sync")
         errors[fidelity] = float(np.sqrt(np.mean((module.main(first, second).to_host() - exact) ** 2)))
     # Each step is a real one, but for the lowest, which is the one above it.
     assert errors["HiFi3"] > 100 * errors["HiFi4"] > 0
     assert errors["HiFi2"] > 4 * errors["HiFi3"]
-    assert errors["LoFi"] == errors["HiFi2"]
+    assert fidelity_flags("LoFi", DataFormat.FP32, level, known).flags == flags[len(levels) :]
 
 
 @pytest.mark.iree
@@ -397,5 +393,5 @@ def test_the_installed_compiler_takes_all_these_flags(installed: tuple[str, Know
         for flag in made.flags
     }
     for flag in flags:
-        subprocess.run([tool, flag, "--version"], capture_output=True, check=True, timeout=60)
+        subprocess.run([tool, flag, "--version"], capture_output=True, check=True)
     assert "--iree-opt-generalize-matmul=false" in flags

@@ -20,7 +20,7 @@ URL = "https://host.example/dir/weights.irpa"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project(tmp_path / "project")
+    return Project(tmp_path / "project", cache="empty")
 
 
 @pytest.fixture

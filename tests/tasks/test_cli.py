@@ -7,34 +7,29 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.command_line import Done
+from tests.support.command_line import LIMIT_SECONDS, MAIN, Done
 from tests.support.places import ROOT
-from tests.support.toy_project import Project
+
+if TYPE_CHECKING:
+    from tests.support.toy_project import Project
 
 pytestmark = pytest.mark.iree
-
-_MAIN = "from iree_gauntlet.tasks.program import main; main()"
-_ROOT = ROOT
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
 
 
 def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
     """Runs a line of bash in which `gauntlet` is the command."""
-    gauntlet = f"gauntlet() {{ {sys.executable} -c '{_MAIN}' \"$@\"; }}"
+    gauntlet = f"gauntlet() {{ {sys.executable} -c '{MAIN}' \"$@\"; }}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{gauntlet}; {line}"],
         cwd=cwd or project.folder,
-        env={**project.environment(), "PYTHONPATH": str(_ROOT)},
+        env={**project.environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
@@ -42,31 +37,56 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (["run", "--jobs", "many"], "'many' is not a number"),
-        (["run", "-j", "1.5"], "'1.5' is not a number"),
-        (["run", "--timeout-compile", "soon"], "'soon' is not a number"),
-        (["run", "--timeout-compile", "nan"], "--timeout-compile nan"),
-        (["run", "--timeout-benchmark", "inf"], "--timeout-benchmark inf"),
-        (["run", "--timeout-stall", "-1"], "--timeout-stall -1"),
-        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir"], "is a file"),
-        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir/run"], "cannot make the run's folder"),
-        (["run", "--run-dir", "job@2"], "--run-dir without"),
-        (["run", "--run-dir", "feature%2Fx"], "--run-dir without"),
-        (["run", "--model"], "needed value"),
-        (["nosuchtask"], "nosuchtask"),
+        (["run", "--nonsense"], 2, "nonsense"),
+        (["--nonsense"], 2, "nonsense"),
+        (["nosuchtask"], 2, "nosuchtask"),
+        (["run", "--target", "tpu"], 2, "Known: cpu"),
+        (["run", "--suite", "nope"], 2, "does not exist"),
+        (["run", "--spec-dir", "nope"], 2, "does not exist"),
+        (["run", "--markers", "cpu and ("], 2, "marker"),
+        (["list", "--markers", "a and"], 2, "expected a marker"),
+        (["run", "--stages", "compyle"], 2, "compyle: unknown stage"),
+        (["run", "--external-file-directory", "nope"], 2, "nope"),
+        (["run", "--resume", "--last-failed"], 2, "exclude"),
+        (["run", "--model"], 2, "needed value"),
+        (["run", "--model", "tpy"], 5, "did you mean 'toy'"),
+        (["run", "--submodel", "asb", "--model", "toy"], 5, "abs"),
+        (["run", "--filename", "zzz"], 5, "zzz"),
+        (["list", "--format", "xml"], 2, "json"),
+        (["plan", "--format", "xml"], 2, "xml: unknown format"),
+        (["report", "nope"], 2, "nope"),
+        (["golden.record"], 2, "--model"),
+        (["golden.record", "--model", "toy"], 2, "onnx"),
+        (["run", "--jobs", "-3"], 2, "--jobs"),
+        (["run", "--jobs", "many"], 2, "'many' is not a number"),
+        (["run", "-j", "1.5"], 2, "'1.5' is not a number"),
+        (["run", "--timeout-compile", "soon"], 2, "'soon' is not a number"),
+        (["run", "--timeout-compile", "-1"], 2, "expected seconds above 0"),
+        (["run", "--timeout-compile", "nan"], 2, "--timeout-compile nan"),
+        (["run", "--timeout-benchmark", "inf"], 2, "--timeout-benchmark inf"),
+        (["run", "--timeout-stall", "-1"], 2, "--timeout-stall -1"),
+        (["run", "--verdict", "lenient"], 2, "--verdict lenient"),
+        (["run", "--confirm-seconds", "0"], 2, "--confirm-seconds 0"),
+        (["run", "--disturbed", "ignore"], 2, "--disturbed ignore"),
+        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir"], 2, "is a file"),
+        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir/run"], 2, "cannot make the run's folder"),
+        (["run", "--run-dir", "job@2"], 2, "--run-dir without"),
+        (["run", "--run-dir", "feature%2Fx"], 2, "--run-dir without"),
     ],
 )
-def test_mistakes_are_usage_errors(project: Project, words: list[str], said: str) -> None:
+def test_mistakes_get_a_message_and_their_exit_code_and_leave_nothing(
+    project: Project, words: list[str], code: int, said: str
+) -> None:
     done = project.gauntlet(*words)
-    assert done.code == 2, done.text
+    assert done.code == code, done.text
     assert said in done.err
     assert not (project.folder / "runs").exists()
 
 
 def test_invoke_and_the_console_command_are_one(project: Project) -> None:
-    shutil.copy(_ROOT / "tasks.py", project.folder)
+    shutil.copy(ROOT / "tasks.py", project.folder)
     words = ["list", "--format", "json"]
     done = _shell(project, f"{sys.executable} -m invoke {' '.join(words)}")
     assert done.code == 0, done.text

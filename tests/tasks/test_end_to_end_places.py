@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.iree
 
 
-# iree-compile starts its linker by a shell line that does not quote the folder of temporary files.
-@pytest.mark.parametrize("name", ["my project", 'it\'s $HOME "x"', "a;b&c (1) `true`", "ünï, =#~"])
+@pytest.mark.parametrize("name", ['my project, it\'s $HOME "x"', "a;b&c (1) `true` ünï, =#~"])
 def test_any_folder_will_do(tmp_path: Path, name: str) -> None:
-    project = Project(tmp_path / name)
+    # iree-compile starts its linker by a shell line that does not quote the folder of temporary files.
+    project = Project(tmp_path / name, cache="flags")
     done = project.gauntlet("run")
     assert done.code == 0, done.text
     for stage in ("compile", "threshold", "benchmark"):

@@ -13,12 +13,13 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.configuration import Configuration, Mirror
 from iree_gauntlet.running.steps import Step, StepInput
 from iree_gauntlet.tasks.offline import MissingFile, missing_files, missing_text
-from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from tests.support.toy_project import Project
 
 WEIGHTS, PROGRAM = "https://models.example/w.irpa", "https://models.example/m.mlir"
 HINT = "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
@@ -93,8 +94,7 @@ def test_the_list() -> None:
     assert missing_text(files[:1]).startswith("offline: 1 file is missing:\n")
 
 
-def test_a_run_lists_what_is_missing_before_anything_runs(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_run_lists_what_is_missing_before_anything_runs(project: Project) -> None:
     project.add("two")
     project.regression("two", mlir=PROGRAM, real_weights=WEIGHTS)
     spec = "specs/regression_tests/toy/two_cpu.json"
@@ -112,14 +112,14 @@ def test_a_run_lists_what_is_missing_before_anything_runs(tmp_path: Path) -> Non
     # What can run does.
     assert project.result("toy/abs@cpu:fetch")["verdict"] == "passed"
     assert project.result("toy/two@cpu:fetch")["verdict"] == "error"
+    assert PROGRAM in project.result("toy/two@cpu:fetch")["reason"]
     planned = project.gauntlet("plan", "--offline")
     assert planned.code == 0
     assert planned.out.splitlines()[-4:] == listed
     assert "offline" not in project.gauntlet("plan").out
 
 
-def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_nothing_is_said_where_nothing_is_missing(project: Project) -> None:
     done = project.gauntlet("fetch", "--offline")
     assert done.code == 0
     assert "offline" not in done.text

@@ -132,25 +132,6 @@ def test_unknown_markers_are_told_by_every_task(project: Path, run: Any, without
         assert "no case has the marker 'slwo'; known: benchmark, cpu, quality, text" in result.err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("list", "--format", "xml"), 2, "unknown format"),
-        (("plan", "--stages", "compil"), 2, "unknown stage"),
-        (("list", "--markers", "a and"), 2, "expected a marker"),
-        (("plan", "--spec-dir", "nowhere"), 2, "does not exist"),
-        (("plan", "--timeout-compile", "-1"), 2, "expected seconds above 0"),
-    ],
-)
-def test_wrong_command_lines(
-    project: Path, run: Any, without_iree: None, words: tuple[str, ...], code: int, says: str
-) -> None:
-    result = run(*words)
-    assert result.code == code
-    assert says in result.err
-    assert "Traceback" not in result.err
-
-
 # plan
 
 

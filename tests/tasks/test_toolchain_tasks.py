@@ -11,29 +11,30 @@ import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
 from tests.support.iree_wheels import release_wheels
+from tests.support.session_folder import made_once
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from iree_gauntlet.artifacts.leases import Leases
 leases = Leases(Path(sys.argv[1]))
 leases.use(Path(sys.argv[2]))
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    index = release_wheels(tmp_path / "index", "3.11.0", "3.12.0")
+    index = made_once("two-releases", lambda folder: (release_wheels(folder, "3.11.0", "3.12.0"), None)[1])
     for name, value in {
         "UV_OFFLINE": "1",
         "UV_FIND_LINKS": str(index),
-        "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
+        "UV_CACHE_DIR": str(made_once("uv-cache", lambda _: None)),
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
         "PIP_NO_CACHE_DIR": "1",
@@ -79,7 +80,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
     cache = project.folder / "cache"
     (environment,) = (path for path in (cache / "toolchains" / "envs").iterdir() if path.is_dir())
     argv = [sys.executable, "-c", _HOLD, str(cache), str(environment)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as user:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         user.stdout.readline()
         done = project.gauntlet("toolchain.remove", "3.11.0")

@@ -227,7 +227,7 @@ def test_export_says_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_a_suite_travels_to_a_machine_without_network(tmp_path: Path, served: tuple[Path, str]) -> None:
     folder, url = served
-    online, offline = Project(tmp_path / "online"), Project(tmp_path / "offline")
+    online, offline = (Project(tmp_path / name, cache="flags") for name in ("online", "offline"))
     expected = np.abs(parse_seeded(INPUT).generate())
     np.save(folder / "Expected Output.npy", expected)
     shutil.copy(online.regressions / "abs.mlir", folder / "abs.mlir")

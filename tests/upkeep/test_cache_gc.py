@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -124,7 +123,7 @@ def test_a_plan_keeps_what_is_used_and_goes_no_further_than_it_must(
 
 
 def _plan(cache: CacheBuilder, limits: Limits) -> tuple[Item, ...]:
-    now = time.time()
+    now = cache.now()
     leases = Leases(cache.root)
     return plan_collection(cache.items().values(), limits, now, Users(cache.root, leases, now).uses).goes
 
@@ -198,22 +197,22 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
         (making / name).mkdir()
         (making / name / "file").write_bytes(b"x")
         for path in (making / name / "file", making / name):
-            os.utime(path, (time.time() - days * DAY,) * 2)
+            os.utime(path, (cache.now() - days * DAY,) * 2)
     for name in ("held.lock", "free.lock"):
         (making / name).touch()
-        os.utime(making / name, (time.time() - DAY,) * 2)
+        os.utime(making / name, (cache.now() - DAY,) * 2)
     gone, kept = cache.artifact(URL.format("gone"), b"a"), cache.artifact(URL.format("kept"), b"b")
     gone.unlink()
     part = kept.with_name(".0123.part")
     part.touch()
-    os.utime(part, (time.time() - 2 * DAY,) * 2)
+    os.utime(part, (cache.now() - 2 * DAY,) * 2)
     code = "import sys; from pathlib import Path; from iree_gauntlet.artifacts.leases import Leases; "
     code += "Leases(Path(sys.argv[1])).use(Path(sys.argv[1]) / 'a')"
     subprocess.run([sys.executable, "-c", code, str(cache.root)], check=True)
 
     descriptor = lock_or_none(making / "held.lock")
     assert descriptor is not None
-    found = leftovers(cache.root, Leases(cache.root), time.time())
+    found = leftovers(cache.root, Leases(cache.root), cache.now())
     names = {path.name for path in found if path.parent.parent.name != "verified" and path.parent.name != "leases"}
     assert names == {"damaged-old", "free.lock", ".0123.part"}
     assert len(found) == 5
@@ -224,38 +223,43 @@ def test_leftovers_of_the_dead_go_and_others_stay(cache: CacheBuilder) -> None:
     os.close(descriptor)
 
 
+# It says what it has seen, and looks again once it is answered.
 _USER = """
-import sys, time
+import sys
 from pathlib import Path
 from iree_gauntlet.artifacts.leases import Leases
-root, deadline, lost = Path(sys.argv[1]), time.monotonic() + 3, 0
-names = [f"artifacts/https/host.example/{n}.irpa" for n in range(40)]
-leases, seen = Leases(root), 0
-for name in names:
-    leases.use(root / name)
-    if (root / name).exists():
-        seen += 1
-        time.sleep(0.02)
-        lost += not (root / name).exists()
-print(seen, lost)
+root = Path(sys.argv[1])
+leases, lost = Leases(root), 0
+for number in range(40):
+    path = root / f"artifacts/https/host.example/{number}.irpa"
+    leases.use(path)
+    if path.exists():
+        print(number, flush=True)
+        sys.stdin.readline()
+        lost += not path.exists()
+print("lost", lost, flush=True)
+sys.stdin.readline()
 """
 
 
 def test_who_uses_first_and_looks_then_loses_nothing(cache: CacheBuilder) -> None:
     for number in range(40):
         cache.artifact(URL.format(number), b"a", days=40)
+    planned = sorted(_plan(cache, Limits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
     argv = [sys.executable, "-c", _USER, str(cache.root)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as user:
-        gone = 0
-        while user.poll() is None:
-            # One at a time, from the end: the two meet somewhere.
-            planned = sorted(_plan(cache, Limits(age=DAY)), key=lambda item: int(item.name.split("/")[-1][:-5]))
-            gone += len(collect(cache.root, planned[-1:], Leases(cache.root)))
-            time.sleep(0.02)
-        out, _ = user.communicate()
-    seen, lost = map(int, out.split())
-    assert lost == 0
-    assert seen + gone >= 40
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdin is not None
+        assert user.stdout is not None
+        seen, gone, left = 0, 0, list(planned)
+        while (line := user.stdout.readline().strip()).isdecimal():
+            seen += 1
+            assert collect(cache.root, [planned[int(line)]], Leases(cache.root)) == [], "it is in use"
+            user.stdin.write("\n")
+            user.stdin.flush()
+            # From the end, while the next one is taken into use: the two meet somewhere.
+            gone += len(collect(cache.root, [left.pop()], Leases(cache.root)))
+    assert line == "lost 0"
+    assert seen + gone == 40
 
 
 # the task
@@ -263,7 +267,7 @@ def test_who_uses_first_and_looks_then_loses_nothing(cache: CacheBuilder) -> Non
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project(tmp_path / "project")
+    return Project(tmp_path / "project", cache="empty")
 
 
 def test_nothing_goes_without_delete(project: Project) -> None:

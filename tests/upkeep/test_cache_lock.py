@@ -16,6 +16,7 @@ from iree_gauntlet.artifacts.relock import plan_relock, registry_text, write_reg
 from iree_gauntlet.artifacts.sources import local_name
 from tests.support.artifact_server import Server, serving, whole
 from tests.support.cache_builder import CacheBuilder
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ URL = "https://host.example/{}.irpa"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    project = Project(tmp_path / "project")
+    project = Project(tmp_path / "project", cache="empty")
     yield project
     project.close()
 
@@ -189,16 +190,16 @@ def test_a_refresh_that_fails_changes_nothing(project: Project, server: Server) 
 
 
 def test_two_at_once_lose_nothing(project: Project, tmp_path: Path) -> None:
-    caches = [CacheBuilder(tmp_path / f"cache{number}") for number in range(4)]
+    caches = [CacheBuilder(tmp_path / f"cache{number}") for number in range(2)]
     names = []
     for number, cache in enumerate(caches):
         for index in range(5):
             url = URL.format(f"n{number}-{index}")
             cache.artifact(url, b"x", learnt=True)
             names.append(local_name(url))
-    project.regression(inputs=[{"source": URL.format(f"n{n}-{i}")} for n in range(4) for i in range(5)])
+    project.regression(inputs=[{"source": URL.format(f"n{n}-{i}")} for n in range(2) for i in range(5)])
     started = [project.start("cache.lock", "--cache-dir", str(cache.root)) for cache in caches]
-    assert [process.wait(timeout=120) for process in started] == [0, 0, 0, 0]
+    assert [process.wait(LIMIT_SECONDS) for process in started] == [0, 0]
     assert sorted(registry_of(project)) == sorted(names)
 
 

@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 4000
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return Project(tmp_path / "project")
+    return Project(tmp_path / "project", cache="empty")
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.tasks.golden_show import show
 from iree_gauntlet.tasks.options import SELECTION
+from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, check, samples
+from tests.support.made_up_times import made_up_times
 from tests.support.places import CORPUS
 from tests.support.torch_project import TorchProject
 from tests.support.toy_project import Project
@@ -223,18 +225,18 @@ def test_goldens_of_all_skus_without_any_run(project: Project, capsys: pytest.Ca
 
 @pytest.mark.iree
 def test_goldens_beside_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    # By the plain rule: on a busy machine further rounds might not decide.
-    done = project.gauntlet("run", "--model", "toy", "--sku", "rack", "--verdict", "strict")
-    assert done.code in (0, 1)
+    times = made_up_times(project.folder / "times", [0.3, 0.4, 0.35])
+    done = project.gauntlet("run", "--model", "toy", "--sku", "rack", benchmark_module=times)
+    assert done.code == 0, done.text
     counts = project.result("toy/abs@cpu:compstat")["statistics"]
-    times = project.result("toy/abs@cpu:benchmark")["samples"]["real_time"]
     found = {item["field"]: item for item in _json(capsys)}
     dispatches = found["golden_dispatch.cpu"]
     assert dispatches["measured"] == counts["dispatch_count"]
     assert dispatches["verdict"] == ("kept" if counts["dispatch_count"] <= 1 else "broken")
     assert found["golden_size.cpu"]["measured"] == counts["binary_size_bytes"]
     assert found["golden_size.cpu"]["verdict"] == "loose"
-    assert found["golden_time_ms.rack"]["measured"] == pytest.approx(sum(times) / len(times))
+    assert found["golden_time_ms.rack"]["measured"] == pytest.approx(0.35)
+    assert found["golden_time_ms.rack"]["verdict"] == "kept"
     assert found["golden_time_ms.desk"]["verdict"] == "not measured"
     assert "with the SKU rack" in found["golden_time_ms.desk"]["note"]
     assert {item["run"] for item in found.values()} == {project.newest.name, ""}
@@ -244,19 +246,22 @@ def test_goldens_beside_what_a_real_run_has_measured(project: Project, capsys: p
 def test_goldens_of_torch_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = TorchProject(tmp_path)
+    toy, torch = Project(tmp_path / "toy", cache="flags"), TorchProject(tmp_path)
     (tmp_path / "files").mkdir()
     torch.module()
     torch.compstat(golden_dispatch_count=100, golden_binary_size=1)
-    torch.benchmark(golden_time_ms=1e-6, tolerance_factor=2.0)
-    assert torch.gauntlet("run", "--target=cpu", "--verdict=strict").returncode == 1
+    torch.benchmark(golden_time_ms=0.5, tolerance_factor=2.0)
+    times = made_up_times(tmp_path / "times", [3.0, 2.0, 2.5])
+    folders = ("--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files")
+    words = ("run", *folders, "--target=cpu", "--verdict=strict")
+    assert run_here(words, tmp_path, toy.environment(), {"benchmark_module": times}).code == 1
     monkeypatch.chdir(tmp_path)
-    folders = {"spec_dir": ["suite"], "module_directory": "suite", "external_file_directory": "files"}
-    time, dispatches, size = _json(capsys, **folders)
+    selection = {"spec_dir": ["suite"], "module_directory": "suite", "external_file_directory": "files"}
+    time, dispatches, size = _json(capsys, **selection)
     (journal,) = (tmp_path / "runs").glob("*/journal.jsonl")
     results = read_journal(journal).results
-    assert time["measured"] == min(results["toy/add_benchmark_cpu@cpu:benchmark"]["samples"]["real_time"])
-    assert (time["statistic"], time["limit"], time["verdict"]) == ("min", 2e-6, "broken")
+    assert results["toy/add_benchmark_cpu@cpu:benchmark"]["samples"]["real_time"] == [3.0, 2.0, 2.5]
+    assert (time["statistic"], time["measured"], time["limit"], time["verdict"]) == ("min", 2.0, 1.0, "broken")
     counts = results["toy/add_compstat_cpu@cpu:compstat"]["statistics"]
     assert (dispatches["measured"], dispatches["verdict"]) == (counts["dispatch_count"], "loose")
     assert (size["measured"], size["verdict"]) == (counts["binary_size_bytes"], "broken")

@@ -253,10 +253,10 @@ def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(proj
 
 @pytest.mark.iree
 def test_a_real_suite_is_put_right_once_and_for_all(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    suite = OperatorSuite(project)
+    project = Project(tmp_path / "toy")
+    suite = OperatorSuite(project, warm=True)
     suite.unary("abs")
-    suite.misspelt("bad")
+    suite.misspelt("misspelt")
     suite.unary("wrong", expected="1 2 3 5")
     suite.config("cpu", expected_compile_failures=["node/abs"])
     assert suite.run().code == ExitCode.FAILED
@@ -264,5 +264,5 @@ def test_a_real_suite_is_put_right_once_and_for_all(tmp_path: Path) -> None:
     assert done.code == ExitCode.OK, done.text
     assert done.out.startswith("--- a/ops/configs/cpu.json")
     assert suite.run().code == ExitCode.OK
-    assert project.verdict("node/bad@cpu:compile") == "xfailed"
-    assert "compile: use of undeclared SSA value name (IREE " in project.result("node/bad@cpu:compile")["reason"]
+    assert project.verdict("node/misspelt@cpu:compile") == "xfailed"
+    assert "compile: use of undeclared SSA value name (IREE " in project.result("node/misspelt@cpu:compile")["reason"]
