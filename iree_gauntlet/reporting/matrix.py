@@ -163,7 +163,9 @@ def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIr
     elif found.get("error") and (result is None or outcome is None):
         problem, hint, code = str(found["error"]), str(found.get("hint") or ""), ExitCode.ERROR
     elif outcome is not None:
-        code = outcome.exit_code
+        # A run that was cut short before its first step says nothing of it.
+        interrupted = result is None and bool(record.end and record.end.get("interrupted"))
+        code = ExitCode.INTERRUPTED if interrupted else outcome.exit_code
     else:
         problem, code = _why_not(label, record)
     return MatrixIree(

@@ -238,6 +238,19 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
     assert "b: the journal has no end" in matrix_markdown(matrix)
 
 
+@pytest.mark.parametrize(("interrupted", "code"), [(True, ExitCode.INTERRUPTED), (False, ExitCode.ERROR)])
+def test_one_that_was_cut_short_before_its_first_step_ended_as_the_matrix_did(
+    tmp_path: Path, interrupted: bool, code: ExitCode
+) -> None:
+    begun = release_run("b", x=chain())
+    begun.lines = begun.lines[:1]
+    runs: dict[str, Any] = {"a": release_run("a", x=chain()), "b": begun}
+    end = {"interrupted": True, "stopped": ""} if interrupted else None
+    matrix = matrix_outcome(write_record(tmp_path, runs, results={"a": 0}, end=end))
+    assert [iree.exit_code for iree in matrix.irees] == [ExitCode.OK, code]
+    assert matrix.exit_code is code
+
+
 def test_what_a_run_is_expected_to_fail_counts_as_not_working(tmp_path: Path) -> None:
     expected = {"compile": {"verdict": "xfailed", "reason": "no scatter"}}
     runs: dict[str, Any] = {"a": release_run("a", x=expected), "b": release_run("b", x=chain())}
