@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +30,15 @@ from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.faulty_iree import slow_benchmarks, tree
+from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
+from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
+from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.measuring.rounds import Block
@@ -280,43 +281,20 @@ def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
     assert found.link == ""
 
 
-# ---- The task, on builds that are IREE's own tools behind wrappers.
-
-_MAIN = """
-import sys
-from iree_gauntlet.tasks import program
-from iree_gauntlet.tasks.bisect_tasks import bisect_task
-if "bisect" not in program.namespace.tasks:
-    program.namespace.add_task(bisect_task)
-program.main()
-"""
+# ---- The task, on builds that are IREE's own tools behind scripts.
 
 
 class Builds(Project):
-    """A project, and builds beside it whose tools are the installed ones behind scripts."""
+    """A project, and builds beside it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.builds = folder.parent / "builds"
 
-    def build(self, name: str, compile_flags: str = "", *, run: str = "", before: str = "") -> str:
-        """A build whose compiler adds flags, whose other tools are as they are; how `--iree` names it."""
-        root = self.builds / name
-        here = find_installed()
-        scripts = {
-            "iree-compile": f'{before}\nexec {here.compile} "$@" {compile_flags}',
-            "iree-opt": f'exec {here.ir_tool} "$@"',
-            "iree-lld": "exit 1",
-            "iree-run-module": run or f'exec {here.run_module} "$@"',
-            "iree-benchmark-module": f'exec {here.benchmark_module} "$@"',
-        }
-        (root / "tools").mkdir(parents=True)
-        (root / "lib").mkdir()
-        for tool, text in scripts.items():
-            (root / "tools" / tool).write_text(f"#!/bin/sh\n# {name}\n{text}\n")
-            (root / "tools" / tool).chmod(0o755)
-        (root / "lib" / "libIREECompiler.so").write_text("in the wheel")
-        return f"build:{root}"
+    def build(self, name: str, compile_flags: str = "", **before: str) -> str:
+        """A build of its own, whose compiler adds flags, and whose tools do something before; how `--iree` names it."""
+        before["iree_compile"] = f'{before.get("iree_compile", "")}\nset -- "$@" {compile_flags}'
+        return tree(self.builds / name, name=name, **before)
 
     def row(self, change: int, flags: str, count: int = 7) -> list[str]:
         """Builds in a row, from the one at `change` on with these flags."""
@@ -330,11 +308,6 @@ class Builds(Project):
         among = [word for iree in row[1:-1] for word in ("--among", iree)]
         return ["bisect", "--good", row[0], "--bad", row[-1], *among, "--model", "toy", "--submodel", "abs", *words]
 
-    @staticmethod
-    def _argv(words: tuple[str, ...], toolchain: dict[str, str]) -> list[str]:
-        assert not toolchain
-        return [sys.executable, "-c", _MAIN, *words]
-
     @property
     def found(self) -> dict[str, Any]:
         reports = [path.parent for path in (self.folder / "runs").glob("*/bisect.json")]
@@ -343,8 +316,10 @@ class Builds(Project):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Builds:
-    return Builds(tmp_path / "project")
+def project(tmp_path: Path) -> Iterator[Builds]:
+    project = Builds(tmp_path / "project")
+    yield project
+    project.close()
 
 
 _SMALLER = "--iree-llvmcpu-debug-symbols=false"
@@ -381,7 +356,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
 def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
     row = [
         project.build("b0"),
-        project.build("b1", before='case "$*" in *--iree-hal*) echo "x.mlir:1:1: error: no" >&2; exit 1;; esac'),
+        project.build("b1", iree_compile='echo "x.mlir:1:1: error: no" >&2; exit 1'),
         project.build("b2"),
         project.build("b3", "--no-such-flag"),
         f"build:{project.builds}/nowhere",
@@ -400,9 +375,9 @@ def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
 
 @pytest.mark.iree
 def test_a_planted_crash_is_found(project: Builds) -> None:
-    run = find_installed().run_module
-    crash = f'case "$*" in *--module*) kill -SEGV $$;; esac\nexec {run} "$@"'
-    row = [project.build("b0"), project.build("b1"), project.build("b2", run=crash)]
+    compiled_before(project)
+    crashes = ["", "", "kill -SEGV $$"]
+    row = [tree(project.builds / f"b{index}", iree_run_module=what) for index, what in enumerate(crashes)]
     done = project.bisect(row, "--metric", "runs")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1" in done.out
@@ -417,10 +392,15 @@ def test_a_planted_crash_is_found(project: Builds) -> None:
 
 
 @pytest.mark.iree
-def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds) -> None:
-    row = project.row(5, _SMALLER)
-    slow = project.builds / "b3" / "tools" / "iree-compile"
-    kept = slow.read_text()
+def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path: Path) -> None:
+    # The third one never ends by itself.
+    gate = tmp_path / "closed"
+    gate.touch()
+    hangs = f'[ -e "{gate}" ] && {HANG}'
+    row = [
+        project.build(f"b{index}", _SMALLER if index >= 3 else "", iree_compile=hangs if index == 2 else "")
+        for index in range(5)
+    ]
 
     def record() -> Path | None:
         return next((project.folder / "runs").glob(f"*/{BISECT_RECORD}"), None)
@@ -430,44 +410,41 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds) -> None:
         lines = path.read_text().splitlines() if path else []
         return [json.loads(line)["candidate"] for line in lines if '"judged"' in line]
 
-    # The third one never ends by itself.
-    slow.write_text(kept.replace("exec", 'case "$*" in *--iree-hal*) sleep 60;; esac\nexec', 1))
     process = project.start(*project.words(row, "--metric", "size"))
     wait_until(lambda: len(judged()) == 2)
-    wait_until(lambda: list((project.folder / "runs").glob("*/b3/journal.jsonl")))
+    wait_until(lambda: list((project.folder / "runs").glob("*/b2/journal.jsonl")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     process = project.start("bisect", "--resume")
-    wait_until(lambda: list((project.folder / "runs").glob("*/b3.2/journal.jsonl")))
+    wait_until(lambda: list((project.folder / "runs").glob("*/b2.2/journal.jsonl")))
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(LIMIT_SECONDS) == 130
     path = record()
     assert path is not None
     assert bisect_outcome(path.parent).end is not None
     assert "it was interrupted" in (path.parent / "bisect.md").read_text()
-    slow.write_text(kept)
+    gate.unlink()
     done = project.gauntlet("bisect", "--resume")
     assert done.code == 0, done.text
-    assert "first bad: b5; last good: b4" in done.out
+    assert "first bad: b3; last good: b2" in done.out
     assert len(judged()) == len(set(judged()))
-    assert judged()[:3] == ["b0", "b6", "b3"]
+    assert judged()[:3] == ["b0", "b4", "b2"]
 
 
 @pytest.mark.iree
-def test_a_planted_slowdown_is_found_by_rounds(project: Builds, tmp_path: Path) -> None:
-    def build(name: str, factor: float) -> str:
-        return tree(tmp_path / name, iree_benchmark_module=slow_benchmarks(tmp_path / f"{name}-scripts", factor))
-
-    row = [build(f"b{index}", 10.0 if index >= 2 else 1.0) for index in range(4)]
-    quick = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count")
-    done = project.bisect(row, "--metric", "time", *quick)
+def test_a_slowdown_is_found_by_rounds(project: Builds) -> None:
+    """By times that are made up; `test_bisect_measured.py` measures real ones."""
+    compiled_before(project)
+    row = [MadeUpTimes(project.builds / f"b{index}", 1.5 if index >= 2 else 1.0).iree for index in range(4)]
+    done = project.bisect(row, "--metric", "time", "--repetitions", "2", "--disturbed", "count")
     assert done.code == 0, done.text
     assert "first bad: b2; last good: b1 (99 % confidence; 4 of 4 tried)" in done.out
     found = project.found
     values = {item["label"]: item for item in found["candidates"] if item["tried"]}
     assert 1 < values["b3"]["low"] < values["b3"]["value"] < values["b3"]["high"]
-    assert values["b3"]["value"] > 3
-    assert values["b1"]["high"] < 4
+    assert values["b3"]["low"] < 1.5 < values["b3"]["high"]
+    assert values["b1"]["high"] < math.sqrt(1.5) < values["b2"]["low"]
+    assert values["b1"]["low"] < 1 < values["b1"]["high"]
     assert found["confidence"] == 0.99
     assert (values["b1"]["bad"], values["b2"]["bad"]) == (False, True)
     # Again: nothing is measured twice.
@@ -525,7 +502,7 @@ def test_a_model_that_older_releases_do_not_compile(tmp_path: Path) -> None:
     # Three releases: an environment takes some 600 MB.
     words = ["--good", "3.7.0", "--bad", "3.5.0", "--model", "rapidocr", "--submodel", "rec", "--metric", "compiles"]
     done = subprocess.run(
-        [sys.executable, "-c", _MAIN, "bisect", *words, "--run-dir", str(tmp_path / "found")],
+        gauntlet_argv(["bisect", *words, "--run-dir", str(tmp_path / "found")], {}),
         cwd=ROOT,
         env={**os.environ, "IREE_GAUNTLET_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1"},
         capture_output=True,

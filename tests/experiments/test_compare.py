@@ -1,32 +1,62 @@
-"""`compare A B` with the real tools, and with one whose times are known to be longer."""
+"""`compare A B` with the real tools, but for benchmarks: their times are made up, and so every verdict is certain.
+
+`test_compare_measured.py` measures real ones.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
-import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.faulty_iree import slow_benchmarks, tree
+from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.tasks import compare
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
+from tests.support.hanging import HANG
+from tests.support.processes import begun_steps, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.running.steps import Command, Step
+    from iree_gauntlet.running.supervisor import Outcome
 
 pytestmark = pytest.mark.iree
 
-# Rounds of a program of microseconds, on a machine on which other tests run.
-_QUICK = ("--repetitions", "2", "--min-time", "0.002", "--disturbed", "count")
+# What else the machine does has no say.
+_QUICK = ("--repetitions", "2", "--disturbed", "count")
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path / "project")
+def project(tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path / "project")
+    compiled_before(project)
+    yield project
+    project.close()
+
+
+@pytest.fixture
+def usual(tmp_path: Path) -> MadeUpTimes:
+    return MadeUpTimes(tmp_path / "usual")
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> MadeUpTimes:
+    return MadeUpTimes(tmp_path / "slow", 1.5)
+
+
+def _words(a: MadeUpTimes, b: MadeUpTimes | str) -> tuple[str, ...]:
+    other = b if isinstance(b, str) else b.iree
+    return ("compare", a.iree, other, "--model", "toy", "--run-dir", "cmp", *_QUICK)
 
 
 def _document(project: Project, name: str = "cmp") -> dict[str, Any]:
@@ -34,17 +64,23 @@ def _document(project: Project, name: str = "cmp") -> dict[str, Any]:
     return found
 
 
-def test_a_slower_runtime_is_found_and_explained(project: Project, tmp_path: Path) -> None:
-    slow = tree(tmp_path / "slow", iree_benchmark_module=slow_benchmarks(tmp_path / "scripts", 10.0))
-    done = project.gauntlet("compare", "installed", slow, "--model", "toy", "--run-dir", "cmp", *_QUICK)
+def _blocks(project: Project) -> int:
+    """As many as the log holds so far."""
+    log = project.folder / "cmp" / "comparison.jsonl"
+    return log.read_text().count('"event":"block"') if log.exists() else 0
+
+
+def test_a_slower_runtime_is_found_and_explained(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+    done = project.gauntlet(*_words(usual, slow))
     assert done.code == 1, done.text
     document = _document(project)
     model = document["models"]["toy/abs@cpu"]
     assert model["verdict"] == "slower"
     assert 1.01 < model["low"] < model["ratio"] < model["high"]
-    assert model["ratio"] > 2
+    assert model["ratio"] == pytest.approx(1.5, rel=0.02)
+    assert model["low"] < 1.5 < model["high"]
     assert model["bootstrap"][0] < model["ratio"] < model["bootstrap"][1]
-    assert model["control"]["verdict"] in ("same", "inconclusive")
+    assert model["control"]["verdict"] == "same"
     assert document["where"]["toy/abs@cpu"]["dispatches"]
     assert document["summary"]["verdicts"]["slower"] == 1
     junit = ET.parse(project.folder / "cmp" / "junit.xml").getroot()
@@ -58,132 +94,152 @@ def test_a_slower_runtime_is_found_and_explained(project: Project, tmp_path: Pat
         assert (project.folder / "cmp" / side / "summary.md").is_file()
 
 
-def test_the_rounds_are_interleaved_and_all_recorded(project: Project, tmp_path: Path) -> None:
-    fast = tree(tmp_path / "fast", iree_benchmark_module=slow_benchmarks(tmp_path / "scripts", 0.1))
-    done = project.gauntlet("compare", "installed", fast, "--model", "toy", "--run-dir", "cmp", "--seed", "7", *_QUICK)
+def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
+    fast = MadeUpTimes(tmp_path / "fast", 0.5)
+    done = project.gauntlet(*_words(usual, fast), "--seed", "7")
     assert done.code == 0, done.text
     assert _document(project)["models"]["toy/abs@cpu"]["verdict"] == "faster"
     record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
     blocks = [event for _, event in record.events if event["event"] == "block"]
     kinds = [block["kind"] for block in blocks]
-    assert kinds[:20] == ["ab", "aa"] * 10, "A against itself between the others"
-    assert set(kinds[20:]) <= {"ab"}
+    assert kinds == ["ab", "aa"] * 10, "A against itself between the others; the first look decides"
     assert {block["order"] for block in blocks} == {"ABBA", "BAAB"}
     for block in blocks:
         assert "".join(item["side"] for item in block["rounds"]) == block["order"]
         assert block["counted"] is True
         assert all(len(item["times_ms"]) == 2 and item["state"] for item in block["rounds"])
+    # Each start's times are those of its own side.
+    of_a, of_b = (
+        [
+            item["times_ms"][0]
+            for block in blocks
+            if block["kind"] == "ab"
+            for item in block["rounds"]
+            if item["side"] == side
+        ]
+        for side in "AB"
+    )
+    assert max(of_b) < min(of_a)
 
 
-def test_one_that_was_killed_goes_on_where_it_was(project: Project, tmp_path: Path) -> None:
-    slow = tree(tmp_path / "slow", iree_benchmark_module=slow_benchmarks(tmp_path / "scripts", 10.0))
-    words = ("compare", "installed", slow, "--model", "toy", "--run-dir", "cmp", *_QUICK)
+def test_one_that_takes_the_same_time_is_the_same(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
+    done = project.gauntlet(*_words(usual, MadeUpTimes(tmp_path / "other")))
+    assert done.code == 0, done.text
+    model = _document(project)["models"]["toy/abs@cpu"]
+    assert model["verdict"] == "same"
+    assert 1 / 1.03 <= model["low"] < 1 < model["high"] <= 1.03
+
+
+def test_one_that_was_killed_goes_on_where_it_was(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+    # In the sixth block.
+    slow.hang_after(11)
+    words = _words(usual, slow)
     process = project.start(*words)
-    log = project.folder / "cmp" / "comparison.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and log.read_text().count('"block"') >= 5):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: _blocks(project) >= 10)
     process.kill()
     process.wait()
-    before = log.read_text().count('"event":"block"')
+    before = _blocks(project)
     report = project.gauntlet("report", "cmp")
     assert report.code == 3, report.text
     assert "not measured" in report.out
     again = project.gauntlet(*words)
     assert again.code == 2
     assert "already holds a run" in again.err
-    other = project.gauntlet("compare", "installed", slow, "--run-dir", "cmp", "--resume", "--seed", "9", *_QUICK)
+    other = project.gauntlet("compare", usual.iree, slow.iree, "--run-dir", "cmp", "--resume", "--seed", "9", *_QUICK)
     assert other.code == 2
     assert "--seed 9: cmp was begun with 1" in other.err
+    slow.go_on()
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
     assert done.code == 1, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
-    assert log.read_text().count('"event":"block"') == model["blocks"] + model["control_blocks"]
-    assert before >= 5
-    assert model["blocks"] in (10, 14, 19, 26, 40), "no more than the plan asks for"
-    assert model["control_blocks"] == 10
+    assert _blocks(project) == model["blocks"] + model["control_blocks"]
+    assert before == 10
+    assert (model["blocks"], model["control_blocks"]) == (10, 10), "no more than the plan asks for"
 
 
-def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, tmp_path: Path) -> None:
-    slow = tree(tmp_path / "slow", iree_benchmark_module=slow_benchmarks(tmp_path / "scripts", 10.0))
-    process = project.start("compare", "installed", slow, "--model", "toy", "--run-dir", "cmp", *_QUICK)
-    log = project.folder / "cmp" / "comparison.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and '"block"' in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def test_ctrl_c_leaves_a_report_of_what_there_is(project: Project, usual: MadeUpTimes, slow: MadeUpTimes) -> None:
+    slow.hang_after(3)
+    process = project.start(*_words(usual, slow))
+    wait_until(lambda: _blocks(project) >= 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(LIMIT_SECONDS) == 130
     assert _document(project)["exit_code"] == 130
     document = _document(project)
-    assert document["not_measured"].keys() | document["models"].keys() == {"toy/abs@cpu"}
-    for model in document["models"].values():
-        assert model["verdict"] == "inconclusive", "cut short before its first look"
-        assert model["reason"].endswith("; interrupted")
+    assert document["not_measured"] == {}
+    (model,) = document["models"].values()
+    assert model["blocks"] == 1
+    assert model["verdict"] == "inconclusive", "cut short before its first look"
+    assert model["reason"].endswith("; interrupted")
 
 
 def test_one_that_is_interrupted_while_a_side_compiles_can_be_reported_and_resumed(
-    project: Project, tmp_path: Path
+    project: Project, usual: MadeUpTimes, tmp_path: Path
 ) -> None:
-    script = tmp_path / "late"
-    script.write_text(f'#!/bin/sh\ncase "$*" in *-o*) sleep 20;; esac\nexec "{find_installed().compile}" "$@"\n')
-    script.chmod(0o755)
-    late = tree(tmp_path / "late_tree", iree_compile=script)
-    process = project.start("compare", "installed", late, "--model", "toy", "--run-dir", "cmp", *_QUICK)
+    gate = tmp_path / "closed"
+    gate.touch()
+    late = MadeUpTimes(tmp_path / "late", 1.5, iree_compile=f'[ -e "{gate}" ] && {HANG}')
+    process = project.start(*_words(usual, late))
     journal = project.folder / "cmp" / "b" / "journal.jsonl"
-    deadline = time.monotonic() + 120
-    while not (journal.exists() and "toy/abs@cpu:compile" in journal.read_text().rpartition('"event":"start"')[2]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "toy/abs@cpu:compile" in begun_steps(journal))
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(LIMIT_SECONDS) == 130
     report = project.gauntlet("report", "cmp")
     assert report.code == 130, report.text
     assert "interrupted" in report.out
-    script.write_text(f'#!/bin/sh\nexec "{find_installed().compile}" "$@"\n')
+    gate.unlink()
     done = project.gauntlet("compare", "--resume")
     assert done.code == 2, "the newest of runs/ is meant, and there is none"
     done = project.gauntlet("compare", "--resume", "--run-dir", "cmp")
-    assert done.code != 2, done.text
+    assert done.code == 1, done.text
     assert set(_document(project)["models"]) == {"toy/abs@cpu"}
 
 
-def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(project: Project) -> None:
+def test_a_side_that_does_not_compile_or_gives_wrong_numbers_is_not_timed(project: Project, usual: MadeUpTimes) -> None:
     project.add("negated", "arith.negf %a : tensor<4xf32>")
-    done = project.gauntlet("compare", "installed", "installed", "--model", "toy", "--run-dir", "cmp", *_QUICK)
+    done = project.gauntlet(*_words(usual, usual))
     assert done.code == 3, done.text
     reason = _document(project)["not_measured"]["toy/negated@cpu"]
     assert "its numbers are wrong" in reason
     assert set(_document(project)["models"]) == {"toy/abs@cpu"}
 
 
-def test_a_benchmark_that_crashes_is_no_verdict(project: Project, tmp_path: Path) -> None:
-    script = tmp_path / "crash"
-    tool = find_installed().benchmark_module
-    script.write_text(f'#!/bin/sh\ncase "$1" in --help) exec "{tool}" --help;; esac\nkill -SEGV $$\n')
-    script.chmod(0o755)
-    broken = tree(tmp_path / "broken", iree_benchmark_module=script)
-    done = project.gauntlet("compare", "installed", broken, "--model", "toy", "--run-dir", "cmp", *_QUICK)
+def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: MadeUpTimes, tmp_path: Path) -> None:
+    broken = tree(tmp_path / "broken", iree_benchmark_module="kill -SEGV $$")
+    done = project.gauntlet(*_words(usual, broken))
     assert done.code == 3, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
     assert model["verdict"] == "error"
     assert model["reason"] == "B: iree-benchmark-module crashed with SIGSEGV"
 
 
-def test_compile_time_in_rounds(project: Project, tmp_path: Path) -> None:
-    script = tmp_path / "late"
-    script.write_text(f'#!/bin/sh\nsleep 1\nexec "{find_installed().compile}" "$@"\n')
-    script.chmod(0o755)
-    late = tree(tmp_path / "late_tree", iree_compile=script)
+class _TimedCompiles(Processes):
+    """Processes whose compiles take seconds and memory that are made up: twice as much of both for `late`."""
+
+    chance = np.random.default_rng(1)
+
+    def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
+        outcome = super().run(step, command, name)
+        assert command is not None
+        times = 2 if "/late/" in command.argv[0] else 1
+        return replace(
+            outcome, seconds=times * float(np.exp(self.chance.normal(0, 0.002))), peak_rss_bytes=times * 100_000_000
+        )
+
+
+def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "Processes", _TimedCompiles)
+    # A round's module is nobody's; what is in the cache is compiled by the real one.
+    made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
+    quick = f'case "$*" in *.round*) {made} ;; esac'
+    a, b = (tree(tmp_path / name, name=name, iree_compile=quick) for name in ("usual", "late"))
     options = ("--model", "toy", "--run-dir", "cmp", "--metric", "compile-time", "--disturbed", "count")
-    done = project.gauntlet("compare", "installed", late, *options)
+    done = project.gauntlet("compare", a, b, *options)
     assert done.code == 1, done.text
     model = _document(project)["models"]["toy/abs@cpu"]
     assert model["verdict"] == "slower"
-    assert model["time_ms"]["B"]["median"] - model["time_ms"]["A"]["median"] == pytest.approx(1000, rel=0.3)
-    assert model["peak_rss_bytes"]["A"] > 10_000_000
+    assert model["low"] < 2 < model["high"]
+    assert model["time_ms"]["B"]["median"] - model["time_ms"]["A"]["median"] == pytest.approx(1000, rel=0.01)
+    assert model["peak_rss_bytes"] == {"A": 100_000_000, "B": 200_000_000}
     assert not list((project.folder / "cache").rglob("*.round")), "rounds write beside the modules, not into the cache"
 
 

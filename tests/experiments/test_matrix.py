@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +14,10 @@ import pytest
 
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS
-from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.processes import running, wait_until
+from tests.support.command_line import LIMIT_SECONDS, MAIN
+from tests.support.faulty_iree import compiled_before, tree
+from tests.support.hanging import HANG
+from tests.support.processes import begun_steps, running, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.iree
 
 VENV = f"venv:{sys.prefix}"
-_MAIN = "from iree_gauntlet.tasks.program import main; main()"
 BOTH = ("--iree", "installed", "--iree", VENV)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path)
+    compiled_before(project)
     yield project
     project.close()
 
@@ -55,29 +57,14 @@ def results(folder: Path) -> list[str]:
     return [event["step"] for event in map(json.loads, lines) if event["event"] == "result"]
 
 
-def build(folder: Path, compiler: str = "") -> str:
-    """A build of the installed IREE; `compiler` is a script to run in place of the compiler.
-
-    Returns:
-        A value for --iree.
-    """
-    found = find_installed()
-    tools = folder / "tools"
-    tools.mkdir(parents=True)
-    real = {
-        "iree-compile": found.compile,
-        "iree-run-module": found.run_module,
-        "iree-benchmark-module": found.benchmark_module,
-    }
-    for name, path in real.items():
-        tool = tools / name
-        before = f'case "$*" in *--version*|*--help*) ;; *) {compiler or ":"} ;; esac' if "compile" in name else ":"
-        tool.write_text(f'#!/bin/sh\n{before}\nexec {shlex.quote(path)} "$@"\n')
-        tool.chmod(0o755)
-    return f"build:{folder}"
+def begun(project: Project) -> list[str]:
+    """Steps that the run with the build `slow` has begun."""
+    journal = next((project.folder / "runs").glob("*-matrix/build-slow/journal.jsonl"), None)
+    return begun_steps(journal) if journal else []
 
 
-def test_one_report_of_all(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_report_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project(tmp_path, cache="flags")
     summary = project.folder / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     broken = f"venv:{project.folder}/nowhere"
@@ -124,7 +111,7 @@ def test_the_reports_are_made_again_from_what_was_recorded(project: Project) -> 
 
 
 def test_a_compiler_that_fails_is_found_and_the_others_go_on(project: Project) -> None:
-    broken = build(project.folder / "b", "echo 'x.mlir:1:1: error: no such op' >&2; exit 1")
+    broken = tree(project.folder / "b", iree_compile="echo 'x.mlir:1:1: error: no such op' >&2; exit 1")
     irees = ("--iree", "installed", "--iree", broken, "--iree", VENV)
     done = project.gauntlet("matrix", *irees, "--stages", "compile")
     assert done.code == 1, done.text
@@ -138,7 +125,7 @@ def test_a_compiler_that_fails_is_found_and_the_others_go_on(project: Project) -
 
 
 def test_fail_fast_stops_after_the_iree_that_fails_and_can_be_gone_on_with(project: Project) -> None:
-    broken = build(project.folder / "b", "exit 1")
+    broken = tree(project.folder / "b", iree_compile="exit 1")
     done = project.gauntlet("matrix", "--iree", broken, "--iree", "installed", "--fail-fast", "--stages", "compile")
     assert done.code == 1, done.text
     made = document(project)
@@ -153,19 +140,18 @@ def test_fail_fast_stops_after_the_iree_that_fails_and_can_be_gone_on_with(proje
 @pytest.mark.parametrize("moment", ["first", "between", "second"])
 def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     project.add("b")
-    slow = build(project.folder / "slow", "sleep 1")
+    gate = project.folder / "closed"
+    gate.mkdir()
+    # Until the gate opens, it compiles nothing, or one model.
+    passes = "false" if moment == "between" else f'mkdir "{gate}/one" 2> /dev/null'
+    slow = tree(project.folder / "slow", iree_compile=f'[ ! -e "{gate}" ] || {passes} || {HANG}')
     irees = ("--iree", slow, "--iree", "installed") if moment == "first" else ("--iree", "installed", "--iree", slow)
     other = "installed"
     run = project.start("matrix", *irees, "-j", "1", "--stages", "threshold")
 
     def reached() -> bool:
-        record = next((project.folder / "runs").glob("*/matrix.jsonl"), None)
-        if record is None:
-            return False
-        if moment == "between":
-            return '"event":"result"' in record.read_text()
-        journal = record.parent / "build-slow" / "journal.jsonl"
-        return journal.exists() and journal.read_text().count('"event":"result"') >= 3
+        compiles = sum("compile" in step for step in begun(project))
+        return compiles == (1 if moment == "between" else 2)
 
     wait_until(reached)
     run.send_signal(signal.SIGKILL)
@@ -177,6 +163,7 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
     assert document(project)["state"] == "unfinished"
     before = results(folder / other) if (folder / other).exists() else []
 
+    shutil.rmtree(gate)
     done = project.gauntlet("matrix", "--resume")
     assert done.code == 0, done.text
     assert document(project)["state"] == "complete"
@@ -192,11 +179,12 @@ def test_killed_and_gone_on_with(project: Project, moment: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_reports_what_there_is(project: Project, number: signal.Signals) -> None:
-    slow = build(project.folder / "slow", "sleep 30")
+    slow = tree(project.folder / "slow", iree_compile=HANG)
     run = project.start("matrix", "--iree", "installed", "--iree", slow, "--iree", VENV)
-    wait_until(lambda: len(running("sleep 30")) > 0)
+
+    wait_until(lambda: any("compile" in step for step in begun(project)))
     run.send_signal(number)
-    assert run.wait(60) == 130
+    assert run.wait(LIMIT_SECONDS) == 130
     wait_until(lambda: not running(str(project.folder)))
     made = document(project)
     assert (made["state"], made["exit_code"]) == ("interrupted", 130)
@@ -220,7 +208,7 @@ def test_a_run_that_had_not_said_what_it_is_about_begins_anew(project: Project) 
 
 
 def test_the_runtime_may_be_one_for_all(project: Project) -> None:
-    irees = ("--iree", build(project.folder / "b"), "--iree", "installed")
+    irees = ("--iree", tree(project.folder / "b"), "--iree", "installed")
     done = project.gauntlet("matrix", *irees, "--iree-runtime", VENV, "--stages", "threshold")
     assert done.code == 0, done.text
     sources = [event["toolchain"]["source"] for event in events(project) if event["event"] == "toolchain"]
@@ -228,14 +216,11 @@ def test_the_runtime_may_be_one_for_all(project: Project) -> None:
 
 
 def test_a_flag_that_one_iree_lacks_is_its_problem_alone(project: Project) -> None:
-    lacking = build(project.folder / "b")
+    lacking = tree(project.folder / "b")
     path = project.folder / "b" / "tools" / "iree-compile"
     # A compiler that does not know the flag: its help leaves it out.
     hidden = "iree-llvmcpu-target-cpu"
-    real = shlex.quote(find_installed().compile)
-    path.write_text(
-        f'#!/bin/sh\ncase "$*" in *--help*) {real} "$@" | grep -v {hidden} ;; *) exec {real} "$@" ;; esac\n'
-    )
+    path.write_text(path.read_text().replace("exec cat", f"exec grep -v {hidden}"))
     done = project.gauntlet("matrix", "--iree", lacking, "--iree", "installed", "--stages", "compile")
     assert done.code == 2, done.text
     made = document(project)
@@ -284,7 +269,7 @@ def test_a_resumed_matrix_keeps_what_it_was_asked_for(project: Project) -> None:
 
 def test_a_reader_that_goes_away_stops_nothing(project: Project) -> None:
     run = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, "matrix", *BOTH, "--stages", "compile"],
+        [sys.executable, "-c", MAIN, "matrix", *BOTH, "--stages", "compile"],
         cwd=project.folder,
         env=project.environment(),
         stdout=subprocess.PIPE,

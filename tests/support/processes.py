@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.support.command_line import LIMIT_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["running", "wait_until"]
+__all__ = ["begun_steps", "running", "wait_until"]
 
 
 def wait_until(condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
@@ -36,3 +37,10 @@ def running(word: str) -> list[int]:
             if word in line and state != "Z":
                 found.append(int(entry.name))
     return found
+
+
+def begun_steps(journal: Path) -> list[str]:
+    """Steps that a run which may still go on has begun, by its journal; none where there is no journal yet."""
+    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event["step"] for event in events if event["event"] == "start"]
