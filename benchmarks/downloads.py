@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(_ROOT / "tests"))
+sys.path.insert(0, str(_ROOT))
 
 from azure.storage.blob import BlobClient  # noqa: E402 - after the path
-from emulators import ACCOUNT, Azurite, azurite_server  # noqa: E402 - needs the path
+
+from tests.support.emulators import ACCOUNT, Azurite, azurite_server  # noqa: E402 - needs the path
 
 _SECOND_USES = 9
 _BLOCK = 1 << 20
@@ -89,7 +90,7 @@ def main() -> None:
     size = options.megabytes * 10**6
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as name,
-        azurite_server(Path(name) / "azurite") as azurite,
+        azurite_server(Path(name) / "azurite", on_disk=True) as azurite,
     ):
         folder = Path(name)
         url, sha256 = _blob(azurite, folder, size)

@@ -185,7 +185,7 @@ class _HttpConnection:
         if status in (requests.codes.precondition_failed, requests.codes.range_not_satisfiable):
             raise ChangedError(reason)
         if status in TRANSIENT_STATUSES:
-            raise TransientError(reason, _retry_after(response.headers.get("Retry-After")))
+            raise TransientError(reason, _retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
         what = f"{reason}: {remote.url}"
         if status in _GONE:
             raise MissingError(remote.url, what, remote.missing_hint)
@@ -264,8 +264,8 @@ def _from_base64(text: str, size: int) -> str:
     return digest.hex() if len(digest) == size else ""
 
 
-def _retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for (RFC 9110: a number, or a date)."""
+def _retry_after(value: str | None, now: datetime) -> float | None:
+    """Seconds that a Retry-After header asks for from now on (RFC 9110: a number, or a date)."""
     if not value:
         return None
     if value.strip().isdecimal():
@@ -276,7 +276,7 @@ def _retry_after(value: str | None) -> float | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return max(0.0, (moment - now).total_seconds())
 
 
 def _cause(error: BaseException) -> str:

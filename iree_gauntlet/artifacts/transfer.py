@@ -20,6 +20,7 @@ from iree_gauntlet.artifacts.remote import Body, ChangedError, RemoteFile, Trans
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from iree_gauntlet.artifacts.progress import Progress
@@ -49,6 +50,8 @@ class Policy:
         longest_backoff: seconds that it grows up to.
         longest_wait: seconds that a server may ask to wait (Retry-After); more is an error at once.
         stall_timeout: seconds without a byte after which a connection is given up. There is no limit in total.
+        now: the clock, in seconds.
+        wait: waits on that clock, until an event is set or for so many seconds.
     """
 
     connections: int = 4
@@ -59,6 +62,8 @@ class Policy:
     longest_backoff: float = 30.0
     longest_wait: float = 120.0
     stall_timeout: float = 60.0
+    now: Callable[[], float] = time.monotonic
+    wait: Callable[[threading.Event, float], object] = threading.Event.wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,7 @@ class Transfer:
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             began = cursor.position
-            self._stop.wait(max(0.0, self._not_before - time.monotonic()))
+            self.policy.wait(self._stop, max(0.0, self._not_before - self.policy.now()))
             try:
                 with connection.open(began, cursor.stop, file.version) as body:
                     if body.start != began:
@@ -269,7 +274,7 @@ class Transfer:
     def _count(self, arrived: int, size: int | None) -> None:
         with self._lock:
             self._done += arrived
-            now = time.monotonic()
+            now = self.policy.now()
             if now - self._told < _PROGRESS_SECONDS and self._done != size:
                 return
             self._told, done = now, self._done
@@ -295,7 +300,7 @@ class Transfer:
         if error.wait is not None:
             wait = error.wait
             # It is the server that is busy, not this connection alone.
-            self._not_before = max(self._not_before, time.monotonic() + wait)
+            self._not_before = max(self._not_before, policy.now() + wait)
         with self._lock:
             self._interruptions += 1
             told = self._interruptions <= _NOTES
@@ -303,7 +308,7 @@ class Transfer:
             more = "; further ones are not told" if self._interruptions == _NOTES else ""
             number = f"retry {max(1, failures)} of {policy.retries}"
             self.progress.note(self.name, f"{error}; {number} in {wait:.1f} s{more}")
-        self._stop.wait(wait)
+        policy.wait(self._stop, wait)
 
 
 @dataclass(slots=True)

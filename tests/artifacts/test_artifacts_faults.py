@@ -10,14 +10,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from iree_gauntlet.artifacts.http_remote import _retry_after
 from iree_gauntlet.artifacts.partial import Partial
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.remote import RemoteFile
@@ -26,7 +27,10 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.download_checks import ENDLESS, QUICK, SHORT, OnNote, Waits, store
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,18 +38,19 @@ if TYPE_CHECKING:
 _CONTENT = b"0123456789" * 100_000
 _SHA256 = hashlib.sha256(_CONTENT).hexdigest()
 
-# A run of its own: cache, URL.
+# A run of its own: caches and URLs, each fetched into its cache.
 _RUN = """
 import sys
 from pathlib import Path
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
-try:
-    fetched = ArtifactStore(Path(sys.argv[1]), Registry()).fetch(sys.argv[2])
-except ArtifactError as error:
-    sys.exit(f"ARTIFACT ERROR {error}")
-print(fetched.cached, fetched.sha256)
+for root, url in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    try:
+        fetched = ArtifactStore(Path(root), Registry()).fetch(url)
+        print(fetched.cached, fetched.sha256)
+    except ArtifactError as error:
+        print("ARTIFACT ERROR", str(error).partition(chr(10))[0])
 """
 
 
@@ -55,13 +60,9 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def _store(root: Path, *, stall: float = 5.0, retries: int = 2) -> ArtifactStore:
-    return ArtifactStore(root, Registry(), policy=Policy(stall_timeout=stall, retries=retries, backoff=0.01))
-
-
-def _run(root: Path, url: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def _run(*words: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*prefix, sys.executable, "-c", _RUN, str(root), url],
+        [*prefix, sys.executable, "-c", _RUN, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -85,7 +86,7 @@ def _half(server: Server, *, stall: bool, length: bool = True) -> Callable[[Requ
         request.wfile.write(half)
         request.wfile.flush()
         if stall:
-            server.over.wait(30)
+            server.over.wait()
 
     return answer
 
@@ -119,87 +120,100 @@ def _nothing_there(root: Path) -> bool:
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, hint: str) -> None:
     url = server.url("/m.mlir", _status(code))
     with pytest.raises(ArtifactError, match=f"HTTP {code}") as caught:
-        _store(tmp_path).fetch(url)
+        store(tmp_path).fetch(url)
     assert url in str(caught.value)
     assert hint in caught.value.hint
     assert server.hits["/m.mlir"] == 1
     assert _nothing_there(tmp_path)
 
 
-def test_a_stall_ends(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", _half(server, stall=True))
-    started = time.monotonic()
-    with pytest.raises(ArtifactError, match=r"no byte for 0\.3 s, after \d+\.\d kB \(2 attempts\)") as caught:
-        _store(tmp_path, stall=0.3, retries=1).fetch(url)
-    assert url in str(caught.value)
-    assert time.monotonic() - started < 5
-    assert _nothing_there(tmp_path)
+def test_a_stream_that_falls_silent_begins_anew(server: Server, tmp_path: Path) -> None:
+    seen = threading.Event()
+
+    def answer(request: Request) -> None:
+        (whole(_CONTENT) if seen.is_set() else _half(server, stall=True))(request)
+
+    policy = replace(QUICK, retries=ENDLESS, stall_timeout=SHORT)
+    progress = OnNote("after 500.0 kB; retry", seen.set)
+    fetched = store(tmp_path, policy=policy, progress=progress).fetch(server.url("/m.mlir", answer))
+    assert fetched.path.read_bytes() == _CONTENT
+    assert "no byte for 0.2 s" in fetched.notes[0]
 
 
 def test_a_server_that_never_answers(server: Server, tmp_path: Path) -> None:
     def silent(_request: Request) -> None:
-        server.over.wait(30)
+        server.over.wait()
 
     url = server.url("/m.mlir", silent)
     with pytest.raises(ArtifactError, match=r"no byte for 0\.2 s, after 0 B"):
-        _store(tmp_path, stall=0.2, retries=0).fetch(url)
+        store(tmp_path, policy=replace(QUICK, stall_timeout=SHORT, retries=0)).fetch(url)
 
 
 @pytest.mark.parametrize("length", [True, False])
 def test_a_file_that_is_cut_off(server: Server, tmp_path: Path, *, length: bool) -> None:
     url = server.url("/m.mlir", _half(server, stall=False, length=length))
     with pytest.raises(ArtifactError, match=r"(cut off|connection lost) after .*\(3 attempts\)"):
-        _store(tmp_path).fetch(url)
+        store(tmp_path).fetch(url)
     assert server.hits["/m.mlir"] == 3
     assert _nothing_there(tmp_path)
 
 
 def test_transient_faults_are_retried_and_told(server: Server, tmp_path: Path) -> None:
-    faults: list[Callable[[Request], None]] = [
-        _status(503), _status(429), _half(server, stall=False), _half(server, stall=True)
-    ]  # fmt: skip
+    faults = [_status(503), _status(429), _half(server, stall=False)]
     for number, fault in enumerate(faults):
-        fetched = _store(tmp_path, stall=0.3).fetch(server.url(f"/m{number}.mlir", _first(fault)))
+        fetched = store(tmp_path).fetch(server.url(f"/m{number}.mlir", _first(fault)))
         assert fetched.path.read_bytes() == _CONTENT
         assert "retry 1 of 2" in fetched.notes[0]
         assert server.hits[f"/m{number}.mlir"] == 2
 
 
-def test_retries_are_bounded(server: Server, tmp_path: Path) -> None:
-    url = server.url("/m.mlir", _status(500))
-    with pytest.raises(ArtifactError, match=r"HTTP 500 .*\(3 attempts\)"):
-        _store(tmp_path).fetch(url)
-    assert server.hits["/m.mlir"] == 3
+def test_retries_are_bounded_and_wait_ever_longer(server: Server, tmp_path: Path) -> None:
+    url, waits = server.url("/m.mlir", _status(500)), Waits()
+    with pytest.raises(ArtifactError, match=r"HTTP 500 .*\(7 attempts\)"):
+        store(tmp_path, policy=waits.of(Policy(retries=6, longest_backoff=7))).fetch(url)
+    assert server.hits["/m.mlir"] == 7
+    # Half as long or half as long again, at random: parallel runs do not come back in step.
+    for wait, middle in zip(waits.seconds, (0.5, 1, 2, 4, 7, 7), strict=True):
+        assert middle / 2 <= wait <= middle * 3 / 2
+    assert len(waits.seconds) == len(
+        {wait / middle for wait, middle in zip(waits.seconds, (1, 2, 4, 8, 14, 14), strict=True)}
+    )
 
 
 def test_retry_after_is_honoured(server: Server, tmp_path: Path) -> None:
-    def seconds(url: str) -> float:
-        began = time.monotonic()
-        _store(tmp_path).fetch(url)
-        return time.monotonic() - began
+    def waits(answer: Callable[[Request], None]) -> list[float]:
+        found = Waits()
+        store(tmp_path, policy=found.of(QUICK)).fetch(server.url(f"/{len(server.hits)}.mlir", answer))
+        return found.seconds
 
-    assert 1 <= seconds(server.url("/a.mlir", _first(_status(503, "1")))) < 5
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
-    assert 1 <= seconds(server.url("/b.mlir", _first(_status(429, date)))) < 6
-    assert seconds(server.url("/c.mlir", _first(_status(429, "soon")))) < 1
-    began = time.monotonic()
+    assert waits(_first(_status(503, "1"))) == [1.0]
+    assert waits(_first(_status(503, "Wed, 21 Oct 2015 07:28:00 GMT"))) == []
+    (backoff,) = waits(_first(_status(429, "soon")))
+    assert backoff == pytest.approx(QUICK.backoff, rel=0.5)
     with pytest.raises(ArtifactError, match="asks to wait 3600 s"):
-        _store(tmp_path).fetch(server.url("/d.mlir", _status(503, "3600")))
-    assert time.monotonic() - began < 1
+        waits(_status(503, "3600"))
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
-    with serving() as server:
-        url = server.base + "/m.mlir"
-    with pytest.raises(ArtifactError, match=r"Connection refused \(3 attempts\)") as caught:
-        _store(tmp_path).fetch(url)
-    assert "object at 0x" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("7", 7.0),
+        ("Wed, 21 Oct 2015 07:28:03 GMT", 3.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:03 -0000", 3.0),
+        ("soon", None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert _retry_after(value, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
 
 
 def test_no_tls(server: Server, tmp_path: Path) -> None:
     url = server.base.replace("http:", "https:") + "/m.mlir"
     with pytest.raises(ArtifactError, match="TLS") as caught:
-        _store(tmp_path).fetch(url)
+        store(tmp_path).fetch(url)
     assert "REQUESTS_CA_BUNDLE" in caught.value.hint
 
 
@@ -211,7 +225,7 @@ def test_redirects_without_end(server: Server, tmp_path: Path) -> None:
         request.end_headers()
 
     with pytest.raises(ArtifactError, match="redirects"):
-        _store(tmp_path).fetch(server.url("/m.mlir", again))
+        store(tmp_path).fetch(server.url("/m.mlir", again))
 
 
 def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
@@ -221,7 +235,7 @@ def test_a_file_larger_than_the_disk(server: Server, tmp_path: Path) -> None:
         request.end_headers()
 
     with pytest.raises(ArtifactError, match=r"no room for 1000000\.0 TB") as caught:
-        _store(tmp_path).fetch(server.url("/m.mlir", huge))
+        store(tmp_path).fetch(server.url("/m.mlir", huge))
     assert "Free disk space" in caught.value.hint
     assert _nothing_there(tmp_path)
 
@@ -234,53 +248,37 @@ def test_a_disk_that_fills_up(server: Server, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArtifactError, match=r"disk full in .*No space left on device"):
-        _store(tmp_path).fetch(url)
+        store(tmp_path).fetch(url)
     assert _nothing_there(tmp_path)
     monkeypatch.undo()
-    assert _store(tmp_path).fetch(url).sha256 == _SHA256
+    assert store(tmp_path).fetch(url).sha256 == _SHA256
 
 
 def test_a_limit_on_file_sizes(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", whole(_CONTENT))
-    limited = shutil.which("prlimit")
-    if limited is None:
-        pytest.skip("needs prlimit")
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    process = _run(tmp_path, url, (limited, f"--fsize=300000:{'unlimited' if hard < 0 else hard}", "--"))
-    _, errors = process.communicate(timeout=60)
-    assert "ARTIFACT ERROR disk full" in errors
-    assert "file size limit" in errors
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        with pytest.raises(ArtifactError, match=r"disk full in .*file size limit"):
+            store(tmp_path).fetch(url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert _nothing_there(tmp_path)
-
-
-def test_two_runs_fetch_once(server: Server, tmp_path: Path) -> None:
-    def slow(request: Request) -> None:
-        time.sleep(0.5)
-        whole(_CONTENT)(request)
-
-    url = server.url("/m.mlir", slow)
-    runs = [_run(tmp_path, url) for _ in range(3)]
-    outputs = sorted(run.communicate(timeout=60)[0].split()[0] for run in runs)
-    assert outputs == ["False", "True", "True"]
-    assert server.hits["/m.mlir"] == 1
 
 
 def test_a_killed_run_leaves_nothing_that_reads_as_whole(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", _first(_half(server, stall=True)))
     run = _run(tmp_path, url)
-    store = _store(tmp_path)
     incoming = tmp_path / "incoming"
-    deadline = time.monotonic() + 30
-    while not [part for part in incoming.glob("*/*") if part.stat().st_size > 0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: [part for part in incoming.glob("*/*") if part.stat().st_size > 0])
     run.send_signal(signal.SIGKILL)
     run.communicate()
-    assert not store.present(url)
-    assert not store.path(url).parent.exists()
-    fetched = store.fetch(url)
+    after = store(tmp_path)
+    assert not after.present(url)
+    assert not after.path(url).parent.exists()
+    fetched = after.fetch(url)
     assert (fetched.sha256, fetched.cached) == (_SHA256, False)
-    assert [path.name for path in store.path(url).parent.iterdir()] == ["m.mlir"]
+    assert [path.name for path in after.path(url).parent.iterdir()] == ["m.mlir"]
     assert not list(incoming.iterdir()), "what the killed run left is gone"
 
 
@@ -288,12 +286,9 @@ def test_an_interrupted_run_leaves_only_what_can_be_gone_on_with(server: Server,
     url = server.url("/m.mlir", _half(server, stall=True))
     run = _run(tmp_path, url)
     incoming = tmp_path / "incoming"
-    deadline = time.monotonic() + 30
-    while not list(incoming.glob("*/*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: list(incoming.glob("*/*")))
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
+    run.communicate(timeout=LIMIT_SECONDS)
     assert {path.name for path in incoming.glob("*/*")} <= {"data", "state.jsonl"}, "only what can be gone on with"
     assert _nothing_there(tmp_path)
 
@@ -315,42 +310,46 @@ def _set_writable(root: Path, *, writable: bool) -> None:
             path.chmod(0o755 if writable else 0o555)
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[str, ...], *, pinned: bool) -> None:
+def test_a_read_only_cache(server: Server, tmp_path: Path, unprivileged: tuple[str, ...]) -> None:
     url, absent = server.url("/m.mlir", whole(_CONTENT)), server.url("/absent.mlir", whole(_CONTENT))
-    _store(tmp_path).fetch(url)
-    shutil.rmtree(tmp_path / "verified")
-    if not pinned:
-        (tmp_path / "registry.lock.txt").unlink()
+    roots = [tmp_path / name for name in ("pinned", "unpinned")]
+    for root in roots:
+        store(root).fetch(url)
+        shutil.rmtree(root / "verified")
+    (tmp_path / "unpinned" / "registry.lock.txt").unlink()
     before = sorted(tmp_path.rglob("*"))
     _set_writable(tmp_path, writable=False)
     try:
-        present = _run(tmp_path, url, unprivileged).communicate(timeout=60)
-        failed = _run(tmp_path, absent, unprivileged).communicate(timeout=60)
+        words = [word for root in roots for word in (root, url, root, absent)]
+        out, err = _run(*words, prefix=unprivileged).communicate(timeout=LIMIT_SECONDS)
     finally:
         _set_writable(tmp_path, writable=True)
-    assert present == (f"True {_SHA256}\n", "")
-    assert "ARTIFACT ERROR cannot write to" in failed[1]
-    assert "EACCES" in failed[1]
-    assert absent in failed[1]
+    assert err == ""
+    lines = out.splitlines()
+    assert len(lines) == 4
+    for present, failed in (lines[:2], lines[2:]):
+        assert present == f"True {_SHA256}"
+        assert failed.startswith("ARTIFACT ERROR cannot write to")
+        assert "EACCES" in failed
+        assert absent in failed
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_file_where_the_cache_should_be(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ArtifactError, match=r"must be a folder|Not a directory"):
-        _store(tmp_path / "cache").fetch(server.url("/m.mlir", whole(_CONTENT)))
+        store(tmp_path / "cache").fetch(server.url("/m.mlir", whole(_CONTENT)))
 
 
 def test_a_wrong_file_in_a_pinned_place_stays_until_the_right_one_is_there(server: Server, tmp_path: Path) -> None:
     url = server.url("/m.mlir", _status(404))
     registry = Registry().with_entries([Entry(local_name(url), _SHA256, url)])
-    store = ArtifactStore(tmp_path, registry)
-    store.path(url).parent.mkdir(parents=True)
-    store.path(url).write_bytes(b"half")
+    pinned = ArtifactStore(tmp_path, registry)
+    pinned.path(url).parent.mkdir(parents=True)
+    pinned.path(url).write_bytes(b"half")
     with pytest.raises(ArtifactError, match="404"):
-        store.fetch(url)
-    assert store.path(url).read_bytes() == b"half"
+        pinned.fetch(url)
+    assert pinned.path(url).read_bytes() == b"half"
 
 
 def test_a_file_system_without_hard_links(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +357,7 @@ def test_a_file_system_without_hard_links(server: Server, tmp_path: Path, monkey
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refused)
-    fetched = _store(tmp_path).fetch(server.url("/m.mlir", whole(_CONTENT)))
+    fetched = store(tmp_path).fetch(server.url("/m.mlir", whole(_CONTENT)))
     assert fetched.sha256 == _SHA256
     assert not list((tmp_path / "incoming").iterdir())
 

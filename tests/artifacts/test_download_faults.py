@@ -6,12 +6,14 @@ Every fault is a row of docs/faults.md; what is said here is what the page says.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +22,26 @@ import pytest
 from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.remote import BLOCK_BYTES
 from iree_gauntlet.errors import ArtifactError
-from tests.support.download_checks import PART, SIZE, content, partials, published, sha256, store
+from tests.support.clocks import Clock
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.download_checks import (
+    ENDLESS,
+    PART,
+    QUICK,
+    SHORT,
+    SIZE,
+    OnNote,
+    Waits,
+    broken_off,
+    content,
+    partials,
+    published,
+    sha256,
+    store,
+)
 from tests.support.fault_proxy import Fault, FaultProxy, proxying
 from tests.support.fault_table import fault_rows
+from tests.support.permissions import may_mount, mounting
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -30,17 +49,30 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.artifacts.transfer import Policy
     from tests.support.emulators import Azurite
 
 _KEPT = ["data", "state.jsonl"]
 
-# A run of its own: cache, URL.
-_RUN = """
-import sys
+# Eight runs at once: cache, URL. Each says that it waits for another one, and what it has fetched.
+_RUNS = """
+import os, sys
 from pathlib import Path
-from tests.support.download_checks import store
-fetched = store(Path(sys.argv[1])).fetch(sys.argv[2])
-print(fetched.cached, fetched.sha256)
+import pooch, requests
+from iree_gauntlet.artifacts import locking
+from iree_gauntlet.artifacts.http_remote import HttpRemote
+from tests.support.download_checks import OnNote, store
+vars(locking)["_PATIENCE_SECONDS"] = 0.01
+def say(*words):
+    os.write(1, " ".join(map(str, words)).encode() + b"\\n")
+for _ in range(8):
+    if os.fork() == 0:
+        waits = OnNote("waiting for another download", lambda: say("waits", os.getpid()))
+        fetched = store(Path(sys.argv[1]), progress=waits).fetch(sys.argv[2])
+        say(fetched.cached, fetched.sha256)
+        os._exit(0)
+for _ in range(8):
+    os.wait()
 """
 
 
@@ -55,9 +87,35 @@ def proxy(azurite: Azurite) -> Iterator[FaultProxy]:
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def blob(azurite: Azurite, container: str) -> str:
+    return azurite.upload(container, "llama/weights.irpa", content())
+
+
 @pytest.fixture
-def url(azurite: Azurite, container: str, proxy: FaultProxy) -> str:
-    return proxy.url(azurite.upload(container, "llama/weights.irpa", content()))
+def url(blob: str, proxy: FaultProxy) -> str:
+    return proxy.url(blob)
+
+
+@dataclass(frozen=True)
+class Changing:
+    """A blob that changes.
+
+    Attributes:
+        url: through the proxy.
+        swap: replaces it by another one of its size, or of the first one.
+    """
+
+    url: str
+    swap: Callable[[int], object]
+
+
+@pytest.fixture
+def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
+    def swap(seed: int) -> str:
+        return azurite.upload(container, "llama/changing.irpa", content(seed))
+
+    return Changing(proxy.url(swap(0)), swap)
 
 
 @pytest.fixture
@@ -72,9 +130,11 @@ def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return told
 
 
-def _heals(root: Path, url: str, data: bytes = b"", *, progress: Progress | None = None) -> Fetched:
+def _heals(
+    root: Path, url: str, data: bytes = b"", *, policy: Policy = QUICK, progress: Progress | None = None
+) -> Fetched:
     """The next fetch has the file whole and leaves nothing else."""
-    fetched = store(root, progress=progress).fetch(url)
+    fetched = store(root, policy=policy, progress=progress).fetch(url)
     assert not fetched.cached
     assert fetched.path.read_bytes() == (data or content())
     assert fetched.sha256 == sha256(data or content())
@@ -84,16 +144,20 @@ def _heals(root: Path, url: str, data: bytes = b"", *, progress: Progress | None
     return fetched
 
 
-def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, stall: float = 5.0) -> str:
+def _failure(root: Path, url: str, *, pins: dict[str, str] | None = None, policy: Policy = QUICK) -> str:
     """What a fetch says that fails; nothing is published, and nobody takes a part for the whole."""
     with pytest.raises(ArtifactError) as caught:
-        store(root, pins=pins, stall=stall).fetch(url)
+        store(root, pins=pins, policy=policy).fetch(url)
+    _require_nothing(root, url)
     assert url in str(caught.value)
+    return str(caught.value)
+
+
+def _require_nothing(root: Path, url: str) -> None:
     assert published(root) == {}
     assert not store(root).present(url)
     with pytest.raises(ArtifactError, match="offline"):
         store(root, offline=True).fetch(url)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -103,7 +167,7 @@ def test_a_connection_that_is_cut(
     """In the first part, and in a later one: each goes on where it broke off."""
     proxy.faults += [
         Fault(cut_after=300_000, reset=reset),
-        Fault(cut_after=700_000, reset=reset, from_byte=2 * PART),
+        Fault(cut_after=400_000, reset=reset, from_byte=2 * PART),
     ]
     fetched = _heals(tmp_path, url)
     for note in fetched.notes[:2]:
@@ -124,60 +188,71 @@ def test_connections_that_bring_little(
     assert proxy.sent == SIZE
 
 
-def test_a_network_that_goes_away(
-    azurite: Azurite, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
-) -> None:
-    proxy.faults += [Fault(from_byte=3 * PART, times=None, cut_after=0)]
-    told(_failure(tmp_path, url))
+def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+    error = broken_off(tmp_path, url, proxy, 3 * PART, Fault(cut_after=0))
+    told(error)
+    assert url in error
+    _require_nothing(tmp_path, url)
     assert partials(tmp_path) == _KEPT
-    arrived = proxy.sent
-    assert arrived >= 3 * PART
-    proxy.faults.clear()
-    proxy.reset_counts()
     fetched = _heals(tmp_path, url)
     told(fetched.notes[0])
-    assert proxy.sent == SIZE - arrived
+    assert proxy.sent == SIZE - 3 * PART
 
 
 @pytest.mark.parametrize("first", [0, 3 * PART])
 def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], first: int) -> None:
-    proxy.faults.append(Fault(from_byte=first, stall_after=400_000))
-    fetched = store(tmp_path, stall=0.4).fetch(url)
+    """It goes on where the silence began."""
+    stalls = Fault(from_byte=first, to_byte=first + PART, times=50, stall_after=400_000, until_back=True)
+    proxy.faults.append(stalls)
+    fetched = _heals(tmp_path, url, policy=replace(QUICK, retries=ENDLESS, stall_timeout=SHORT))
     told(fetched.notes[0])
-    assert fetched.path.read_bytes() == content()
-    assert fetched.seconds < 4
-    assert proxy.sent <= SIZE + BLOCK_BYTES, "it went on where the silence began"
+    assert set(proxy.stalled) & set(proxy.requests)
 
 
 def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
-    proxy.faults.append(Fault(from_byte=2 * PART, times=None, stall_after=0))
-    began = time.monotonic()
-    told(_failure(tmp_path, url, stall=0.3))
-    assert time.monotonic() - began < 5
+    broken_off(tmp_path, url, proxy, 2 * PART, Fault(status=500))
+    proxy.faults += [
+        Fault(from_byte=2 * PART, times=3, stall_after=100_000),
+        Fault(from_byte=2 * PART, times=None, stall_after=0),
+    ]
+    told(_failure(tmp_path, url, policy=replace(QUICK, stall_timeout=SHORT)))
     assert partials(tmp_path) == _KEPT
     proxy.faults.clear()
     proxy.reset_counts()
     _heals(tmp_path, url)
-    assert proxy.sent < SIZE - PART
+    assert proxy.sent <= SIZE - 2 * PART
 
 
 def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
     proxy.faults.append(Fault(status=503, retry_after="1", times=2))
-    fetched = _heals(tmp_path, url)
+    waits = Waits()
+    fetched = _heals(tmp_path, url, policy=waits.of(QUICK))
     told(fetched.notes[0])
     assert "1.0 s" in fetched.notes[0]
-    assert fetched.seconds >= 2
+    assert waits.seconds == [1.0, 1.0]
     assert proxy.requests.count(0) == 3
 
 
 def test_a_server_that_is_busy_in_the_middle(
     proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    """One connection is told to wait: the others wait as well."""
-    proxy.faults.append(Fault(status=503, retry_after="1", from_byte=PART))
-    fetched = _heals(tmp_path, url)
+    """One connection is told to wait: the others, which are answered afterwards, wait as well."""
+    waits, told_to_wait = Waits(), threading.Event()
+    all_wait = threading.Barrier(QUICK.connections, lambda: waits.clock.sleep(1))
+
+    def wait(_stop: threading.Event, seconds: float) -> None:
+        if seconds > 0:
+            waits.seconds.append(seconds)
+            told_to_wait.set()
+            all_wait.wait(LIMIT_SECONDS)
+
+    proxy.faults += [
+        Fault(from_byte=PART, status=503, retry_after="1"),
+        Fault(from_byte=PART, times=QUICK.connections - 1, before=lambda: told_to_wait.wait(LIMIT_SECONDS)),
+    ]
+    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=waits.clock, wait=wait))
     told(fetched.notes[0])
-    assert fetched.seconds >= 1
+    assert waits.seconds == [1.0] * QUICK.connections
     assert proxy.sent == SIZE
 
 
@@ -185,9 +260,11 @@ def test_a_server_that_is_busy_for_an_hour(
     proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
     proxy.faults.append(Fault(status=503, retry_after="3600"))
-    told(_failure(tmp_path, url))
+    waits = Waits()
+    told(_failure(tmp_path, url, policy=waits.of(QUICK)))
     assert partials(tmp_path) == []
     assert len(proxy.requests) == 1
+    assert waits.seconds == []
     _heals(tmp_path, url)
 
 
@@ -215,62 +292,58 @@ def test_a_total_that_is_another_one(proxy: FaultProxy, url: str, tmp_path: Path
     told(fetched.notes[0])
 
 
-def test_a_trickle(proxy: FaultProxy, url: str, tmp_path: Path) -> None:
-    """There is a limit on silence, none on time."""
-    proxy.faults.append(Fault(times=None, bytes_per_second=1.5e6))
-    fetched = store(tmp_path, stall=0.3).fetch(url)
-    assert fetched.seconds > 1
-    assert fetched.path.read_bytes() == content()
+def test_a_trickle(url: str, tmp_path: Path) -> None:
+    """There is a limit on silence, none on time: an hour passes with each block. `test_slow_server.py` really waits."""
+    clock = Clock()
+
+    class Crawling(Silent):
+        seen = 0
+
+        def update(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+            self.seen += 1
+            clock.sleep(3600)
+
+    progress = Crawling()
+    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock), progress=progress)
+    assert progress.seen >= SIZE // BLOCK_BYTES
     assert not [note for note in fetched.notes if "retry" in note]
 
 
 def test_a_file_that_changes_between_two_parts(
-    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    def swap() -> None:
-        azurite.upload(container, "llama/weights.irpa", content(1))
-
-    proxy.faults.append(Fault(from_byte=2 * PART, before=swap))
-    fetched = _heals(tmp_path, url, content(1))
+    proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
+    fetched = _heals(tmp_path, changing.url, content(1))
     told(fetched.notes[0])
 
 
 def test_a_pinned_file_that_changes_between_two_parts(
-    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    def swap() -> None:
-        azurite.upload(container, "llama/weights.irpa", content(1))
-
-    proxy.faults.append(Fault(from_byte=2 * PART, before=swap))
-    told(_failure(tmp_path, url, pins={url: sha256(content())}))
+    proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
+    told(_failure(tmp_path, changing.url, pins={changing.url: sha256(content())}))
     assert partials(tmp_path) == []
-    azurite.upload(container, "llama/weights.irpa", content())
-    _heals(tmp_path, url)
+    changing.swap(0)
+    _heals(tmp_path, changing.url)
 
 
 def test_a_file_that_never_stays_the_same(
-    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    versions = iter(range(1, 100))
-
-    def swap() -> None:
-        azurite.upload(container, "llama/weights.irpa", content(next(versions), SIZE))
-
-    proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=swap))
-    told(_failure(tmp_path, url))
+    versions = itertools.cycle((1, 0))
+    proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=lambda: changing.swap(next(versions))))
+    told(_failure(tmp_path, changing.url))
     proxy.faults.clear()
-    azurite.upload(container, "llama/weights.irpa", content())
-    _heals(tmp_path, url)
+    changing.swap(0)
+    _heals(tmp_path, changing.url)
 
 
 def test_a_file_that_changes_before_it_is_gone_on_with(
-    azurite: Azurite, container: str, proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
-    proxy.faults.append(Fault(from_byte=3 * PART, times=None, status=500))
-    _failure(tmp_path, url)
-    proxy.faults.clear()
-    azurite.upload(container, "llama/weights.irpa", content(1))
-    fetched = _heals(tmp_path, url, content(1))
+    broken_off(tmp_path, changing.url, proxy, 3 * PART, Fault(status=500))
+    changing.swap(1)
+    fetched = _heals(tmp_path, changing.url, content(1))
     told("\n".join(fetched.notes))
 
 
@@ -317,14 +390,9 @@ def test_a_server_that_is_away_for_a_moment(
         port = place.getsockname()[1]
         gone = url.replace(proxy.base, f"http://127.0.0.1:{port}")
 
-        class ComingBack(Silent):
-            """Told of a retry, the server comes back before the wait is over; a second retry finds its port taken."""
-
-            def note(self, url: str, message: str) -> None:  # noqa: ARG002
-                if "; retry " in message:
-                    back.enter_context(proxying(azurite.endpoint, port=port))
-
-        fetched = _heals(tmp_path, gone, progress=ComingBack())
+        # Before the wait is over; a second retry would find the port taken.
+        back_again = OnNote("; retry ", lambda: back.enter_context(proxying(azurite.endpoint, port=port)))
+        fetched = _heals(tmp_path, gone, progress=back_again)
     told(fetched.notes[0])
 
 
@@ -333,7 +401,10 @@ def test_nobody_answers(
 ) -> None:
     with proxying(azurite.endpoint) as other:
         gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
-    told(_failure(tmp_path, gone))
+    error = _failure(tmp_path, gone)
+    told(error)
+    assert "Connection refused (3 attempts)" in error
+    assert "object at 0x" not in error
     assert partials(tmp_path) == []
 
 
@@ -342,20 +413,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for one file and a half."""
     folder = tmp_path / "small"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE * 3 // 2}", "gauntlet-test", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("needs mount")
-    if done.returncode != 0:
-        pytest.skip(f"needs the right to mount a small file system: {done.stderr.strip()}")
-    try:
+    if not may_mount():
         yield folder
-    finally:
-        # Lazily: the lease of this process stays open for as long as it lives.
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        return
+    size = f"size={SIZE * 3 // 2}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gauntlet-test", str(folder)], check=True)
+    yield folder
+    # Lazily: the lease of this process stays open for as long as it lives.
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@mounting
 def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]) -> None:
     (small_disk / "else").write_bytes(content()[: SIZE * 3 // 4])
     told(_failure(small_disk, url))
@@ -364,6 +432,7 @@ def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str,
     _heals(small_disk, url)
 
 
+@mounting
 def test_a_disk_that_fills_up_meanwhile(
     small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]
 ) -> None:
@@ -407,16 +476,14 @@ def test_a_local_file_that_is_damaged(
 def test_a_partial_file_that_is_damaged(
     proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], damage: str
 ) -> None:
-    proxy.faults.append(Fault(from_byte=4 * PART, times=None, status=500))
-    _failure(tmp_path, url)
-    proxy.faults.clear()
+    broken_off(tmp_path, url, proxy, 4 * PART, Fault(status=500))
     data, state = (next((tmp_path / "incoming").glob(f"*/{name}")) for name in ("data", "state.jsonl"))
     if damage == "data flipped":
         with data.open("r+b") as file:
             file.seek(PART + 5)
             file.write(bytes([content()[PART + 5] ^ 1]))
     elif damage == "data cut":
-        os.truncate(data, PART)
+        os.truncate(data, 2 * PART)
     elif damage == "state garbled":
         state.write_bytes(b"\0" * 512)
     else:
@@ -427,13 +494,20 @@ def test_a_partial_file_that_is_damaged(
 
 
 def test_eight_runs_want_the_same_file(proxy: FaultProxy, url: str, tmp_path: Path) -> None:
-    proxy.faults.append(Fault(times=None, bytes_per_second=3e6))
+    command = [sys.executable, "-c", _RUNS, str(tmp_path), url]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _RUN, str(tmp_path), url]
-    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    outputs = sorted(run.communicate(timeout=120)[0] for run in runs)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as runs:
+        assert runs.stdout is not None
+        waiting, others_wait, outputs = set[str](), threading.Event(), list[str]()
+        # The first one has its file when all others wait for it.
+        proxy.faults.append(Fault(before=lambda: others_wait.wait(LIMIT_SECONDS)))
+        for line in runs.stdout:
+            (waiting.add if line.startswith("waits") else outputs.append)(line)
+            if len(waiting) == 7:
+                others_wait.set()
     digest = sha256(content())
-    assert outputs == [f"False {digest}\n", *[f"True {digest}\n"] * 7]
+    assert len(waiting) == 7
+    assert sorted(outputs) == [f"False {digest}\n", *[f"True {digest}\n"] * 7]
     assert proxy.sent == SIZE, "the file crossed the network once"
     assert partials(tmp_path) == []
 

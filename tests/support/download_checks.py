@@ -1,30 +1,102 @@
-"""What the tests of downloads share: content larger than a few parts, stores that try again soon, looks at the disk."""
+"""What the tests of downloads share: content larger than a few parts, stores that do not wait, looks at the disk."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
+from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.configuration import Configuration, StoreOptions
+from iree_gauntlet.errors import ArtifactError
+from tests.support.clocks import Clock
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from iree_gauntlet.artifacts.progress import Progress
+    from tests.support.fault_proxy import Fault, FaultProxy
 
-__all__ = ["PART", "QUICK", "SIZE", "configured", "content", "files_below", "partials", "published", "sha256", "store"]
+__all__ = [
+    "ENDLESS",
+    "PART",
+    "QUICK",
+    "SHORT",
+    "SIZE",
+    "OnNote",
+    "Waits",
+    "broken_off",
+    "configured",
+    "content",
+    "files_below",
+    "partials",
+    "published",
+    "sha256",
+    "store",
+]
 
-PART = 1 << 20
+PART = 1 << 19
 SIZE = 6 * PART + 4321
-QUICK = Policy(connections=3, part_bytes=PART, retries=2, backoff=0.05, longest_backoff=0.2, stall_timeout=5.0)
+# A silence that ends: what hangs surely lasts longer, and so may, on a busy machine, what does not.
+SHORT = 0.2
+# Where a silence is to end and what follows is to succeed, however often a busy machine seems to be silent.
+ENDLESS = 1_000_000
+
+
+class Waits:
+    """The clock of downloads: waits take no time, and are written down.
+
+    Attributes:
+        seconds: of each wait, in order.
+        clock: what it says.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.clock = Clock()
+        self._lock = threading.Lock()
+
+    def wait(self, _stop: threading.Event, seconds: float) -> None:
+        if seconds > 0:
+            with self._lock:
+                self.seconds.append(seconds)
+                self.clock.sleep(seconds)
+
+    def of(self, policy: Policy) -> Policy:
+        """A policy on this clock."""
+        return replace(policy, now=self.clock, wait=self.wait)
+
+
+def _at_once(_stop: threading.Event, _seconds: float) -> None:
+    """A wait that is over."""
+
+
+# No wait before an attempt, and no limit on silence that a busy machine could come near.
+QUICK = Policy(connections=3, part_bytes=PART, retries=2, stall_timeout=LIMIT_SECONDS, wait=_at_once)
+
+
+class OnNote(Silent):
+    """Does something when a fetch says something."""
+
+    def __init__(self, text: str, do: Callable[[], object]) -> None:
+        self._text = text
+        self._do = do
+
+    def note(self, url: str, message: str) -> None:  # noqa: ARG002
+        if self._text in message:
+            self._do()
 
 
 @functools.cache
@@ -51,7 +123,6 @@ def store(
     pins: Mapping[str, str] | None = None,
     configuration: Configuration | None = None,
     offline: bool = False,
-    stall: float = 5.0,
     policy: Policy = QUICK,
     progress: Progress | None = None,
 ) -> ArtifactStore:
@@ -62,9 +133,51 @@ def store(
         Registry(root / "registry.txt").with_entries(entries),
         offline=offline,
         configuration=configuration or configured(),
-        policy=replace(policy, stall_timeout=stall),
+        policy=policy,
         progress=progress,
     )
+
+
+class _Arrived(Silent):
+    """Says when so many bytes have arrived."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._news = threading.Condition()
+
+    def update(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+        with self._news:
+            self._done = max(self._done, done)
+            self._news.notify_all()
+
+    def wait_for(self, done: int) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._done >= done, LIMIT_SECONDS)
+
+
+def broken_off(
+    root: Path, url: str, proxy: FaultProxy, stop: int, fault: Fault, configuration: Configuration | None = None
+) -> str:
+    """Fetches a file up to a byte, and fails there; what the error says.
+
+    Args:
+        root: of the cache.
+        url: of the file, through the proxy.
+        proxy: of which nothing is counted of this.
+        stop: all bytes before it arrive, and none after it.
+        fault: of each request that begins there or later.
+        configuration: of the store.
+    """
+    arrived = _Arrived()
+    fault = replace(fault, from_byte=stop, times=None, before=lambda: arrived.wait_for(stop))
+    proxy.faults.insert(0, fault)
+    # Each block is an update: a second passes with it.
+    policy = replace(QUICK, now=itertools.count().__next__)
+    with pytest.raises(ArtifactError) as caught:
+        store(root, configuration=configuration, policy=policy, progress=arrived).fetch(url)
+    proxy.faults.remove(fault)
+    proxy.reset_counts()
+    return str(caught.value)
 
 
 def published(root: Path) -> dict[str, bytes]:

@@ -133,16 +133,16 @@ class Bucket:
 
 
 @contextmanager
-def azurite_server(folder: Path, *, in_memory: bool = False) -> Iterator[Azurite]:
-    """Azurite with its data in a folder; installed at the first use.
+def azurite_server(folder: Path, *, on_disk: bool = False) -> Iterator[Azurite]:
+    """Azurite; installed at the first use.
 
     Args:
-        folder: for its data and what it says.
-        in_memory: keep the data in memory instead.
+        folder: for what it says.
+        on_disk: keep its data there as well, for gigabytes; takes three times as long.
     """
     program = _installed_azurite()
     key = base64.b64encode(secrets.token_bytes(64)).decode()
-    options = ["--inMemoryPersistence"] if in_memory else ["--location", str(folder / "data")]
+    options = ["--location", str(folder / "data")] if on_disk else ["--inMemoryPersistence"]
     command = [
         *(str(_NODE), str(program)),
         *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),

@@ -10,8 +10,8 @@ import http.client
 import re
 import socket
 import struct
+import sys
 import threading
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,30 +36,32 @@ class Fault:
     Attributes:
         times: how often; None for ever.
         from_byte: of a file, below which no request is concerned: its range begins there or later.
+        to_byte: from which on none is concerned.
         cut_after: bytes of a body after which the connection is closed.
         reset: where it is cut, as a machine that has crashed does it (RST) instead of politely (FIN).
         stall_after: bytes of a body after which nothing comes any more, and the connection stays.
+        until_back: a request that goes on where an earlier one stalled is not concerned.
         status: an answer instead of the server's.
         retry_after: its Retry-After header.
         headers: what of the server's headers is replaced; None takes one away.
         flip: index of a byte in the body of which a bit is turned over.
         whole: the request's range is not passed on, so that all of the file is sent.
-        bytes_per_second: at which the body trickles.
-        before: is called before a request is passed on.
+        before: is called before a request is passed on or answered.
     """
 
     times: int | None = 1
     from_byte: int = 0
+    to_byte: int = sys.maxsize
     cut_after: int | None = None
     reset: bool = False
     stall_after: int | None = None
+    until_back: bool = False
     status: int = 0
     retry_after: str = ""
     headers: dict[str, str | None] = field(default_factory=dict)
     flip: int | None = None
     whole: bool = False
-    bytes_per_second: float = 0.0
-    before: Callable[[], None] | None = None
+    before: Callable[[], object] | None = None
 
 
 @dataclass
@@ -72,6 +74,7 @@ class FaultProxy:
         faults: the first one that fits a request is used.
         sent: bytes of bodies that were sent to clients.
         requests: first bytes of the ranges that were asked for, in order; -1 without a range.
+        stalled: bytes of the file after which nothing came.
         over: set at the end, so that stalls end.
     """
 
@@ -80,6 +83,7 @@ class FaultProxy:
     faults: list[Fault] = field(default_factory=list)
     sent: int = 0
     requests: list[int] = field(default_factory=list)
+    stalled: list[int] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,7 +102,9 @@ class FaultProxy:
         with self.lock:
             self.requests.append(first)
             for fault in self.faults:
-                if max(first, 0) >= fault.from_byte and (fault.times is None or fault.times > 0):
+                back = fault.until_back and first in self.stalled
+                concerned = fault.from_byte <= max(first, 0) < fault.to_byte and not back
+                if concerned and (fault.times is None or fault.times > 0):
                     if fault.times is not None:
                         fault.times -= 1
                     return fault
@@ -107,6 +113,12 @@ class FaultProxy:
     def count(self, sent: int) -> None:
         with self.lock:
             self.sent += sent
+
+    def stall(self, after: int) -> None:
+        """Let nothing come any more of a file of which so many bytes have come."""
+        with self.lock:
+            self.stalled.append(after)
+        self.over.wait()
 
 
 class _EndedError(Exception):
@@ -120,9 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         match = _RANGE.match(self.headers.get("Range", ""))
-        fault = self.proxy.fault(int(match[1]) if match else -1)
+        first = int(match[1]) if match else -1
+        fault = self.proxy.fault(first)
         try:
-            self._serve(fault)
+            self._serve(fault, 0 if fault.whole else max(first, 0))
         except _EndedError:
             self.close_connection = True
             if fault.reset:
@@ -133,7 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _serve(self, fault: Fault) -> None:
+    def _serve(self, fault: Fault, first: int) -> None:
+        if fault.before is not None:
+            fault.before()
         if fault.status:
             self.send_response(fault.status)
             if fault.retry_after:
@@ -141,8 +156,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if fault.before is not None:
-            fault.before()
         parts = urlsplit(self.proxy.upstream)
         assert parts.hostname is not None
         upstream = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
@@ -154,11 +167,11 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.putheader("Connection", "close")
             upstream.endheaders()
             with upstream.getresponse() as response:
-                self._answer(response, fault)
+                self._answer(response, fault, first)
         finally:
             upstream.close()
 
-    def _answer(self, response: http.client.HTTPResponse, fault: Fault) -> None:
+    def _answer(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
         self.send_response_only(response.status, response.reason)
         replaced = {name.lower(): value for name, value in fault.headers.items()}
         for name, value in response.getheaders():
@@ -174,14 +187,14 @@ class _Handler(BaseHTTPRequestHandler):
             if given is not None:
                 self.send_header(name, given)
         self.end_headers()
-        self._body(response, fault)
+        self._body(response, fault, first)
 
-    def _body(self, response: http.client.HTTPResponse, fault: Fault) -> None:
+    def _body(self, response: http.client.HTTPResponse, fault: Fault, first: int) -> None:
         done = 0
         while True:
             stops = [stop - done for stop in (fault.cut_after, fault.stall_after) if stop is not None]
             if stops and min(stops) <= 0:
-                self._end(fault)
+                self._end(fault, first + done)
             block = bytearray(response.read(min([_BLOCK, *stops])))
             if not block:
                 return
@@ -190,13 +203,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(block)
             self.proxy.count(len(block))
             done += len(block)
-            if fault.bytes_per_second:
-                time.sleep(len(block) / fault.bytes_per_second)
 
-    def _end(self, fault: Fault) -> None:
+    def _end(self, fault: Fault, after: int) -> None:
         self.wfile.flush()
         if fault.stall_after is not None:
-            self.proxy.over.wait(30)
+            self.proxy.stall(after)
         raise _EndedError
 
     def log_message(self, *args: object) -> None:

@@ -1,9 +1,9 @@
 """Kills downloads: forks a child that fetches, kills it with SIGKILL, looks at what is there, goes on with the next.
 
-`python kill_driver.py <slow url> <fast url> <folder> <sha256> <kills> <seed>`. A process of its own, without
-threads, because it forks. Three ways to die:
+`python -m tests.support.kill_driver <slow url> <fast url> <folder> <sha256> <kills> <of each way> <stride> <seed>`. A
+process of its own, without threads, because it forks. Three ways to die:
 
-- after a random time;
+- after a random time: nothing is judged by when;
 - at the n-th *point*: before a file is opened, written, made durable, renamed, linked or removed, before a folder
   is made or emptied, before a connection is made (audit events, and `os` functions that have none);
 - in the middle of the n-th write, of which a random part reaches the file.
@@ -19,10 +19,10 @@ import hashlib
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", 
 _LONGEST_SECONDS = 0.12
 _MANY_POINTS = 120
 _PAGE = 4096
+# What is counted of each: the ways of a chain, and what may happen to one after a kill.
+WAYS = ("time", "point", "torn", "power cuts")
 _EXIT_FAILED = 3
 
 
@@ -115,7 +117,8 @@ class _Victims:
             self._fetch(root, death, writing, pinned=pinned)
         os.close(writing)
         if seconds is not None:
-            time.sleep(seconds)
+            # No longer than it lives.
+            select.select([reading], [], [], seconds)
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         with os.fdopen(reading, "rb") as pipe:
@@ -205,10 +208,10 @@ class _Victims:
                 self.lived.append("power cut")
                 self.counts["power cuts"] += self._power_cut(root)
 
-    def each_point(self, root: Path) -> None:
-        """Kill at every point of one download in turn, from an empty cache; the next one always heals."""
+    def each_point(self, root: Path, stride: int) -> None:
+        """Kill at every point, or every so many, of one download in turn, from an empty cache; the next one heals."""
         _, points = self.run(root / "whole", None, None, pinned=False)
-        for number in range(1, points + 1):
+        for number in range(self.random.randint(1, stride), points + 1, stride):
             place = root / str(number)
             killed, _ = self.run(place, _Death(number), None, pinned=False)
             there = self.inspect(place, pinned=False)
@@ -245,16 +248,17 @@ class _Victims:
 
 
 def main() -> None:
-    slow, fast, folder, sha256, kills, seed = sys.argv[1:]
+    slow, fast, folder, sha256, kills, of_each, stride, seed = sys.argv[1:]
     # Small, so that there is much to kill in a small file.
     vars(http_remote)["BLOCK_BYTES"] = 16 << 10
     transfer._NOTED_BYTES = 32 << 10
     victims = _Victims(fast, sha256, int(seed))
     chain = -1
     try:
-        victims.each_point(Path(folder) / "points")
+        victims.each_point(Path(folder) / "points", int(stride))
         victims.url = slow
-        while victims.counts["killed"] < int(kills):
+        counts = victims.counts
+        while counts["killed"] < int(kills) or any(counts[way] < int(of_each) for way in WAYS):
             chain += 1
             root = Path(folder) / str(chain)
             victims.chain(root)

@@ -1,0 +1,131 @@
+"""Files of gigabytes: over the bounds of 32 bits, cut, killed, gone on with, and never in memory as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.artifact_server import Request, Server, serving
+from tests.support.places import ROOT
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.stress
+
+_SIZE = (1 << 31) + 123_457
+_BLOCK = 1 << 20
+_FILL = random.Random(0).randbytes(_BLOCK)
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+# Of each so many bytes of the file, the connection that comes to them first is cut there.
+_CUT_EVERY = 150_000_000
+_MOST_MEMORY = 200 << 20
+# What a kill may lose: what four connections have not noted yet, and what is on its way to them.
+_LOST = 4 * (16 << 20)
+
+# A run of its own: cache, URL, hash. Prints what is out of the ordinary, and its peak memory in bytes.
+_RUN = """
+import resource, sys
+from pathlib import Path
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.artifacts.store import ArtifactStore
+root, url, sha256 = sys.argv[1:]
+fetched = ArtifactStore(Path(root), Registry().with_entries([Entry(local_name(url), sha256, url)])).fetch(url)
+print(*fetched.notes, sep="; ")
+print(fetched.path)
+print(fetched.sha256)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+class _LargeFile:
+    """The file, and what has been sent of it."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._cut = set[int]()
+        self._lock = threading.Lock()
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for block in self._blocks(0, _SIZE):
+            digest.update(block)
+        return digest.hexdigest()
+
+    def answer(self, request: Request) -> None:
+        match = _RANGE.match(request.headers["Range"])
+        assert match is not None
+        start, stop = int(match[1]), min(int(match[2]) + 1, _SIZE)
+        request.send_response(206)
+        request.send_header("ETag", '"1"')
+        request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{_SIZE}")
+        request.send_header("Content-Length", str(stop - start))
+        request.end_headers()
+        for block in self._blocks(start, stop):
+            request.wfile.write(block)
+            start += len(block)
+            if self._cut_after(start, len(block)):
+                return
+
+    def _cut_after(self, position: int, sent: int) -> bool:
+        number = position // _CUT_EVERY
+        with self._lock:
+            self.sent += sent
+            if not number or number in self._cut:
+                return False
+            self._cut.add(number)
+            return True
+
+    @staticmethod
+    def _blocks(start: int, stop: int) -> Iterator[bytes]:
+        """Each block of the file begins with its number."""
+        while start < stop:
+            number, first = divmod(start, _BLOCK)
+            block = number.to_bytes(8, "little") + _FILL[8:]
+            yield block[first : first + stop - start]
+            start += _BLOCK - first
+
+    @property
+    def cuts(self) -> int:
+        return len(self._cut)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.mark.timeout(3600)
+def test_two_gigabytes_that_are_cut_killed_and_gone_on_with(server: Server, tmp_path: Path) -> None:
+    file = _LargeFile()
+    url, sha256 = server.url("/weights.irpa", file.answer), file.sha256()
+    command = [sys.executable, "-c", _RUN, str(tmp_path), url, sha256]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    with subprocess.Popen(command, env=environment) as killed:
+        wait_until(lambda: file.sent > _SIZE // 2)
+        killed.kill()
+    assert not list((tmp_path / "artifacts").rglob("*.irpa"))
+    arrived, file.sent = file.sent, 0
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    notes, path, digest, memory = done.stdout.splitlines()
+    assert "resuming at 1." in notes
+    assert digest == sha256
+    assert Path(path).stat().st_size == _SIZE
+    assert arrived + file.sent <= _SIZE + _LOST
+    assert file.cuts == _SIZE // _CUT_EVERY
+    assert int(memory) < _MOST_MEMORY

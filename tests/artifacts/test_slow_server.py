@@ -1,0 +1,40 @@
+"""Real times: a server that is slow for longer than it may be silent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.artifact_server import Request, serving
+from tests.support.download_checks import QUICK, content, store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.measure
+
+_SILENCE_SECONDS = 2.0
+_BLOCK = 10_000
+
+
+def test_there_is_a_limit_on_silence_and_none_on_time(tmp_path: Path) -> None:
+    data = content(size=60 * _BLOCK)
+
+    def trickle(request: Request) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        for start in range(0, len(data), _BLOCK):
+            request.wfile.write(data[start : start + _BLOCK])
+            time.sleep(_SILENCE_SECONDS / 20)
+
+    with serving() as server:
+        fetched = store(tmp_path, policy=replace(QUICK, stall_timeout=_SILENCE_SECONDS)).fetch(
+            server.url("/weights.irpa", trickle)
+        )
+    assert fetched.seconds > 2 * _SILENCE_SECONDS
+    assert fetched.path.read_bytes() == data
+    assert not fetched.notes[:-1], fetched.notes
