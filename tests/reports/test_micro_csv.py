@@ -5,7 +5,7 @@ import io
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from iree_gauntlet.micro.report_rows import read_rows
 from iree_gauntlet.micro.results_csv import CSV_COLUMNS, csv_cells, results_csv
@@ -77,7 +77,6 @@ def test_text_of_any_kind_stays_in_its_cell() -> None:
     assert (row["reason"], row["shows"], row["iree_ms"]) == (reason, "a; b", "")
 
 
-@settings(max_examples=40, deadline=None)
 @given(records())
 def test_reading_back_gives_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

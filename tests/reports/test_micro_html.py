@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from lxml import html
 
 from iree_gauntlet.micro.plot_style import INK, PAPER
@@ -102,7 +102,6 @@ def test_text_is_escaped() -> None:
     assert "&lt;script&gt;" in page
 
 
-@settings(max_examples=40, deadline=None)
 @given(records())
 def test_any_records_make_a_page(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

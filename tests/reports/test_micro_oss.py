@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
@@ -193,7 +193,6 @@ def test_a_header_may_lack_everything() -> None:
     assert found[0]["dependencies"] == {}
 
 
-@settings(max_examples=40, deadline=None)
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

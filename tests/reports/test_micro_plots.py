@@ -24,7 +24,7 @@ from iree_gauntlet.micro.plot_style import (
 from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots
 from iree_gauntlet.micro.report_rows import Entry, entries, read_rows
 from iree_gauntlet.micro.results_figures import times
-from tests.support.micro_records import grid, point, ratio, record, variant
+from tests.support.micro_records import RECIPES, grid, point, ratio, record, variant
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -126,9 +126,14 @@ def test_a_stronger_speedup_has_a_stronger_colour_up_to_the_scales_end() -> None
     assert colour_of(0.25, 2.0) == colour_of(0.0, 2.0)
 
 
+@pytest.fixture(scope="module")
+def drawn() -> tuple[Plot, ...]:
+    return draw_plots(read_rows(few()))
+
+
 @needs_matplotlib
-def test_the_same_rows_give_the_same_bytes() -> None:
-    first, second = draw_plots(read_rows(few())), draw_plots(read_rows(few()))
+def test_the_same_rows_give_the_same_bytes(drawn: tuple[Plot, ...]) -> None:
+    first, second = drawn, draw_plots(read_rows(few()))
     assert first == second
     assert [plot.name for plot in first] == ["heat-small_linear", "bars-small_linear"]
     for plot in first:
@@ -140,8 +145,8 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 
 
 @needs_matplotlib
-def test_a_heat_map_tells_every_speedup_and_every_sign() -> None:
-    heat = texts(named(draw_plots(read_rows(few())))["heat-small_linear"])
+def test_a_heat_map_tells_every_speedup_and_every_sign(drawn: tuple[Plot, ...]) -> None:
+    heat = texts(named(drawn)["heat-small_linear"])
     for cell in ("2.00", "4.00", "0.50", "≡", "×", "1.02?"):
         assert cell in heat
     assert {"1024-1024-1024", "2048-2048-2048", "int8wo", "int4wo-32"} <= set(heat)
@@ -149,8 +154,8 @@ def test_a_heat_map_tells_every_speedup_and_every_sign() -> None:
 
 
 @needs_matplotlib
-def test_bars_tell_recipes_shapes_and_what_their_colours_mean() -> None:
-    plot = named(draw_plots(read_rows(few())))["bars-small_linear"]
+def test_bars_tell_recipes_shapes_and_what_their_colours_mean(drawn: tuple[Plot, ...]) -> None:
+    plot = named(drawn)["bars-small_linear"]
     found = texts(plot)
     assert {"faster", "slower", "inconclusive", "1×", "1024-1024-1024"} <= set(found)
     assert "≡ compiled to the baseline's module   × failed" in found
@@ -163,7 +168,7 @@ def test_bars_tell_recipes_shapes_and_what_their_colours_mean() -> None:
 
 @needs_matplotlib
 def test_a_sweep_has_a_map_for_each_recipe() -> None:
-    rows = read_rows(grid([10, 11, 12]))
+    rows = read_rows(grid([10, 11, 12], RECIPES[:2]))
     found = named(draw_plots(rows))
     recipes = entries(rows)[0].recipes
     assert set(found) == {*(f"heat-small_linear-{recipe}" for recipe in recipes), "bars-small_linear"}

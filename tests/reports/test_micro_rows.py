@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.micro.report_rows import Ratio, entries, geometric_mean, read_rows
@@ -77,7 +77,6 @@ def test_entries_keep_apart_what_the_configuration_keeps_apart() -> None:
     assert [row.label for row in first.of_recipe("int8dq")] == list(first.shapes)
 
 
-@settings(max_examples=40, deadline=None)
 @given(records())
 def test_any_record_is_read_from_json(found: list[dict[str, object]]) -> None:
     rows = read_rows(json.loads(json.dumps(found)))

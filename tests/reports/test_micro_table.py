@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -156,7 +156,6 @@ def test_markdown_has_a_table_for_each_entry() -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(records())
 def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["HEADER", "grid", "point", "ratio", "record", "records", "squares", "variant"]
+__all__ = ["HEADER", "RECIPES", "grid", "point", "ratio", "record", "records", "squares", "variant"]
 
+_Value = TypeVar("_Value")
+# Share of the fields that a record may lack.
+_PRESENT = 0.7
 HEADER: dict[str, Any] = {
     "run": "20261121-220000-micro",
     "started": "2026-11-21T22:00:00.000Z",
@@ -150,70 +154,89 @@ def squares(powers: Iterable[int] = range(10, 16), **changes: Any) -> list[dict[
     return [made_up(point(2**p, 2**p, 2**p, shape=f"pow2_{index}", **changes)) for index, p in enumerate(powers)]
 
 
-def grid(powers: Sequence[int] = range(10, 14), **changes: Any) -> list[dict[str, Any]]:
+def grid(
+    powers: Sequence[int] = range(10, 14), recipes: Sequence[tuple[str, str]] = RECIPES, **changes: Any
+) -> list[dict[str, Any]]:
     """The points of `small_sweep`: powers of two with m ≤ k ≤ n."""
     sizes = [(2**a, 2**b, 2**c) for a in powers for b in powers for c in powers if a <= b <= c]
-    return [made_up(point(*size, shape=f"small_sweep_{index}", **changes)) for index, size in enumerate(sizes)]
+    points = [point(*size, shape=f"small_sweep_{index}", **changes) for index, size in enumerate(sizes)]
+    return [made_up(where, recipes) for where in points]
 
 
-_JSON_NUMBER = st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False, width=64), st.sampled_from(["nan", "inf", "-inf"])
-)
-_SIZE = st.integers(0, 2**50)
-_TEXT = st.text(max_size=12)
-_POSITIVE = st.floats(1e-6, 1e6)
+_TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=4)
+_FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
+_NUMBERS = st.lists(_FINITE | st.sampled_from(["nan", "inf", "-inf"]), min_size=1, max_size=4)
+_POSITIVES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=4)
+_SIZES = st.lists(st.integers(0, 2**50), min_size=1, max_size=4)
 
 
-def _maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | strategy
+class _Fields:
+    """Fields of records, out of a few values of each kind that hypothesis has drawn.
 
+    To draw each field by itself would take a hundred times as long.
+    """
 
-_RATIO = st.fixed_dictionaries(
-    {
-        "ratio": _POSITIVE,
-        "low": _maybe(_POSITIVE),
-        "high": _maybe(_POSITIVE),
-        "word": st.sampled_from(["faster", "slower", "same", "inconclusive"]),
-    }
-)
-_TORCH = st.fixed_dictionaries({"ms": _POSITIVE, "speedup": _maybe(_RATIO), "beside_iree": _maybe(_RATIO)})
+    def __init__(self, draw: st.DrawFn) -> None:
+        # It draws lots for tests.
+        self._lots = random.Random(draw(st.integers(0, 2**32)))
+        self._texts, self._numbers = draw(_TEXTS), draw(_NUMBERS)
+        self._positives, self._sizes = draw(_POSITIVES), draw(_SIZES)
 
+    def one_of(self, values: Sequence[_Value]) -> _Value:
+        return self._lots.choice(values)
 
-@st.composite
-def _variants(draw: st.DrawFn) -> list[dict[str, Any]]:
-    labels = ["baseline", *draw(st.lists(st.sampled_from([label for label, _ in RECIPES]), unique=True, max_size=3))]
-    return [draw(_variant(label)) for label in labels]
+    def maybe(self, make: Callable[[], _Value]) -> _Value | None:
+        return make() if self._lots.random() < _PRESENT else None
 
+    def texts(self, most: int) -> list[str]:
+        return [self.text() for _ in range(self._lots.randint(0, most))]
 
-def _variant(label: str) -> st.SearchStrategy[dict[str, Any]]:
-    quantization, _, sparsity = label.partition("+")
-    return st.fixed_dictionaries(
-        {
-            "label": st.just(label),
-            "quantization": st.just(quantization),
-            "sparsity": st.just(sparsity or None),
-            "kind": st.just(dict(RECIPES).get(label, "quantization")),
-            "status": st.sampled_from(["measured", "same module", "skipped", "failed", "error"]),
-            "reason": _TEXT,
-            "iree": _maybe(st.fixed_dictionaries({"ms": _POSITIVE, "speedup": _maybe(_RATIO)})),
-            "torch_eager": _maybe(_TORCH),
-            "torch_compile": _maybe(_TORCH),
-            "error": _maybe(
-                st.fixed_dictionaries({"max": _JSON_NUMBER, "relative": _JSON_NUMBER, "sqnr_db": _JSON_NUMBER})
-            ),
-            "module_bytes": _maybe(_SIZE),
-            "parameter_bytes": _maybe(_SIZE),
-            "peak_rss_bytes": _maybe(_SIZE),
-            "device_peak_bytes": _maybe(_SIZE),
-            "compile_s": _maybe(_POSITIVE),
-            "roofline": _maybe(
-                st.fixed_dictionaries({"share": _POSITIVE, "bound": st.sampled_from(["compute", "memory"])})
-            ),
-            "shows": st.lists(_TEXT, max_size=2),
-            "notes": st.lists(_TEXT, max_size=2),
-            "first_call_ms": _maybe(_POSITIVE),
+    def text(self) -> str:
+        return self.one_of(self._texts)
+
+    def number(self) -> float | str:
+        return self.one_of(self._numbers)
+
+    def positive(self) -> float:
+        return self.one_of(self._positives)
+
+    def size(self) -> int:
+        return self.one_of(self._sizes)
+
+    def ratio(self) -> dict[str, Any]:
+        return {
+            "ratio": self.positive(),
+            "low": self.maybe(self.positive),
+            "high": self.maybe(self.positive),
+            "word": self.one_of(["faster", "slower", "same", "inconclusive"]),
         }
-    )
+
+    def torch(self) -> dict[str, Any]:
+        return {"ms": self.positive(), "speedup": self.maybe(self.ratio), "beside_iree": self.maybe(self.ratio)}
+
+    def variant(self, label: str) -> dict[str, Any]:
+        quantization, _, sparsity = label.partition("+")
+        return {
+            "label": label,
+            "quantization": quantization,
+            "sparsity": sparsity or None,
+            "kind": dict(RECIPES).get(label, "quantization"),
+            "status": self.one_of(["measured", "same module", "skipped", "failed", "error"]),
+            "reason": self.text(),
+            "iree": self.maybe(lambda: {"ms": self.positive(), "speedup": self.maybe(self.ratio)}),
+            "torch_eager": self.maybe(self.torch),
+            "torch_compile": self.maybe(self.torch),
+            "error": self.maybe(lambda: {name: self.number() for name in ("max", "relative", "sqnr_db")}),
+            "module_bytes": self.maybe(self.size),
+            "parameter_bytes": self.maybe(self.size),
+            "peak_rss_bytes": self.maybe(self.size),
+            "device_peak_bytes": self.maybe(self.size),
+            "compile_s": self.maybe(self.positive),
+            "roofline": self.maybe(lambda: {"share": self.positive(), "bound": self.one_of(["compute", "memory"])}),
+            "shows": self.texts(2),
+            "notes": self.texts(2),
+            "first_call_ms": self.maybe(self.positive),
+        }
 
 
 @st.composite
@@ -221,7 +244,13 @@ def records(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Some points of two entries, with whatever a record may lack; each point once."""
     sizes = st.sampled_from([16, 64, 1024])
     places = draw(st.lists(st.tuples(st.sampled_from(["a", "b"]), sizes, sizes, sizes), unique=True, max_size=4))
+    recipes = st.lists(st.sampled_from([label for label, _ in RECIPES]), unique=True, max_size=3)
+    fields = _Fields(draw)
     return [
-        record(point(m, k, n, name=name), draw(_variants()), notes=draw(st.lists(_TEXT, max_size=1)))
+        record(
+            point(m, k, n, name=name),
+            [fields.variant(label) for label in ("baseline", *draw(recipes))],
+            notes=fields.texts(1),
+        )
         for name, m, k, n in places
     ]
