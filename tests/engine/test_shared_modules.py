@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -21,12 +20,14 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.module_cache import Entry, ModuleCache
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.shared_modules import Found, SharedModules, shared_modules
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.emulators import ACCOUNT, Azurite, Bucket
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -170,10 +171,10 @@ def test_a_damaged_local_entry_gives_way(
 
 
 def test_a_large_module_is_streamed_both_ways(remote: Remote, first: ModuleCache, tmp_path: Path) -> None:
-    content = os.urandom(1 << 20) * 150
+    content = os.urandom(1 << 20) * 64
     publish(first, tmp_path / "run", content)
     script = """
-import resource, sys, threading
+import sys
 from pathlib import Path
 from tests.engine.test_shared_modules import *
 from iree_gauntlet.configuration import Configuration
@@ -181,12 +182,16 @@ url, environ, folder = sys.argv[1], eval(sys.argv[2]), Path(sys.argv[3])
 shared = SharedModules(url, Configuration(environ=environ), write=True)
 cache = ModuleCache(folder / "first")
 assert cache.lookup(KEY).entry
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def most():
+    # Not ru_maxrss, which begins at what the process had that forked this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+before = most()
 assert shared.offer(KEY, cache, NEVER) == ""
 assert shared.offer(KEY, cache, NEVER) == ""
 found = find(shared, ModuleCache(folder / "second"))
 assert found.entry, found
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(most() - before)
 """
     done = subprocess.run(
         [sys.executable, "-c", script, remote.url, repr(dict(remote.configuration.environ)), str(tmp_path)],
@@ -194,10 +199,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 110 * 1024, "KiB more than before"
+    assert int(done.stdout) < 56 * 1024, "KiB more than before"
     entry = ModuleCache(tmp_path / "second").lookup(KEY).entry
     assert entry is not None
     assert entry.files["module"].read_bytes() == content
@@ -271,8 +275,12 @@ def test_a_wrong_option_is_said(second: ModuleCache) -> None:
 
 
 @contextlib.contextmanager
-def silent_server() -> Iterator[tuple[int, list[socket.socket]]]:
-    """Takes connections and says nothing."""
+def silent_server(on_taken: Callable[[], object] = int) -> Iterator[tuple[int, list[socket.socket]]]:
+    """Takes connections and says nothing.
+
+    Args:
+        on_taken: called when one was taken.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken: list[socket.socket] = []
 
@@ -280,14 +288,17 @@ def silent_server() -> Iterator[tuple[int, list[socket.socket]]]:
             with contextlib.suppress(OSError):
                 while True:
                     taken.append(listener.accept()[0])
+                    on_taken()
 
         thread = threading.Thread(target=take, daemon=True)
         thread.start()
-        yield listener.getsockname()[1], taken
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
-        for connection in taken:
-            connection.close()
+        try:
+            yield listener.getsockname()[1], taken
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in taken:
+                connection.close()
 
 
 def silent(port: int) -> Remote:
@@ -302,12 +313,11 @@ def test_a_dead_store_costs_one_timeout_however_many_ask(second: ModuleCache) ->
         shared = silent(port).seen(stall_timeout=0.5)
         found: list[Found] = []
         threads = [threading.Thread(target=lambda: found.append(find(shared, second))) for _ in range(8)]
-        began = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert time.monotonic() - began < 3
+        wait_until(lambda: len(taken) >= 2)
         assert len(taken) == 2, "one request, tried twice"
     assert sorted(bool(item.note) for item in found) == [False] * 7 + [True]
     assert not any(item.entry or item.asked for item in found)
@@ -315,13 +325,12 @@ def test_a_dead_store_costs_one_timeout_however_many_ask(second: ModuleCache) ->
 
 def test_a_cancelled_run_does_not_wait_for_it(second: ModuleCache) -> None:
     cancelled = threading.Event()
-    with silent_server() as (port, _):
-        threading.Timer(0.2, cancelled.set).start()
-        began = time.monotonic()
+    with silent_server(cancelled.set) as (port, taken):
         with pytest.raises(GauntletError, match="cancelled"):
-            silent(port).seen(stall_timeout=2).find(KEY, second, "x", [], cancelled)
-        assert time.monotonic() - began < 1.5
-        time.sleep(4.5)  # the thread that was left behind ends before its server does
+            silent(port).seen(stall_timeout=LIMIT_SECONDS).find(KEY, second, "x", [], cancelled)
+        assert len(taken) == 1, "which has said nothing yet"
+    # The thread that was left behind ends with its server.
+    wait_until(lambda: all(thread.name != "shared-modules" for thread in threading.enumerate()))
 
 
 def test_a_cache_without_room_is_a_note(folder_remote: Remote, first: ModuleCache, tmp_path: Path) -> None:
@@ -356,7 +365,7 @@ def test_each_module_is_compiled_once_for_all_machines(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     machines = []
     for name in ("a", "b"):
-        project = Project(tmp_path / name)
+        project = Project(tmp_path / name, cache="flags")
         (project.folder / "gauntlet.toml").write_text(
             f'[modules]\nurl = "{shared.as_uri()}"\n' + ("write = true\n" if name == "a" else "")
         )
@@ -365,13 +374,13 @@ def test_each_module_is_compiled_once_for_all_machines(tmp_path: Path) -> None:
     step = "toy/abs@cpu:compile"
     shared.mkdir()
 
-    done = first.gauntlet("run")
+    done = first.gauntlet("compile")
     assert done.code == 0, done.text
     cache = first.result(step)["cache"]
     assert (cache["hit"], cache["reason"]) == (False, "never compiled here; not in the shared cache")
     assert len(list(shared.rglob("*.tar"))) == 1
 
-    done = second.gauntlet("run", "--offline")
+    done = second.gauntlet("threshold", "--offline", "--model", "toy")
     assert done.code == 0, done.text
     result = second.result(step)
     assert result["cache"] == {
@@ -385,10 +394,10 @@ def test_each_module_is_compiled_once_for_all_machines(tmp_path: Path) -> None:
     assert modules[0] == modules[1]
     assert second.verdict("toy/abs@cpu:threshold") == "passed"
 
-    assert second.gauntlet("run").code == 0
+    assert second.gauntlet("compile").code == 0
     assert second.result(step)["cache"]["reason"] == "in the cache"
 
-    assert second.gauntlet("run", "--force-recompile").code == 0
+    assert second.gauntlet("compile", "--force-recompile").code == 0
     assert second.result(step)["cache"]["reason"] == "--force-recompile"
 
     second.add("neg", "arith.negf %a : tensor<4xf32>")
@@ -402,9 +411,9 @@ def test_each_module_is_compiled_once_for_all_machines(tmp_path: Path) -> None:
 
     [entry] = shared.rglob("*.tar")
     entry.write_bytes(entry.read_bytes()[:-2000])
-    third = Project(tmp_path / "c")
+    third = Project(tmp_path / "c", cache="flags")
     (third.folder / "gauntlet.toml").write_text(f'[modules]\nurl = "{shared.as_uri()}"\n')
-    assert third.gauntlet("run").code == 0
+    assert third.gauntlet("compile").code == 0
     [note] = [note for note in third.result(step)["notes"] if "is not used" in note]
     assert note.startswith(entry.as_uri())
     assert third.result(step)["cache"]["reason"] == "never compiled here"
