@@ -1,4 +1,4 @@
-"""Files out of wheels, through the real pip and wheels built here."""
+"""Files out of wheels that are built here, through the real pip where it is pip that matters."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import importlib.util
 import stat
 import sys
 import threading
-import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from iree_gauntlet.artifacts import pip_download
@@ -22,6 +20,8 @@ from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, serving, whole
+from tests.support.hanging import growing_times, marked_hang
+from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ _WHEEL = "test_model_wheel-1.2.0-py3-none-any.whl"
 def _build(folder: Path, version: str = "1.2.0", *, tag: str = "py3-none-any", model: bytes = _MODEL) -> Path:
     """A wheel with models, and with entries that no wheel should have."""
     info = f"test_model_wheel-{version}.dist-info"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"test_model_wheel-{version}-{tag}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("test-Model/model/Net-v2.onnx", model)
@@ -65,6 +65,20 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     _build(tmp_path / "index")
     return tmp_path / "index"
+
+
+@pytest.fixture
+def copying(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The index, and in place of pip what copies all of it to `--dest`."""
+    script = f'while [ "$1" != --dest ]; do shift; done; cp {index}/*.whl "$2"'
+    monkeypatch.setattr(pip_download, "pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
+    return index
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The wheel, in the cache already."""
+    return _build(tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0")
 
 
 def _html(page: str) -> Callable[[Request], None]:
@@ -105,12 +119,12 @@ def test_a_member_is_extracted_and_the_wheel_is_kept(index: Path, tmp_path: Path
     assert not list(tmp_path.rglob("escape.txt"))
 
 
-def test_a_cache_with_a_relative_path(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_with_a_relative_path(copying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ArtifactStore(Path("cache"), Registry()).fetch(_URL).path.read_bytes() == _MODEL
 
 
-def test_threads_download_a_wheel_once(index: Path, tmp_path: Path) -> None:
+def test_threads_download_a_wheel_once(copying: Path, tmp_path: Path) -> None:
     store, results = _store(tmp_path), list[Fetched]()
     urls = [_URL, "pypi://test-model-wheel==1.2.0/test-Model/model/tokens%20file.txt"]
     threads = [threading.Thread(target=lambda url=url: results.append(store.fetch(url))) for url in urls]
@@ -121,27 +135,27 @@ def test_threads_download_a_wheel_once(index: Path, tmp_path: Path) -> None:
     assert sorted(map(_used_pip, results)) == [False, True]
 
 
-def test_a_missing_member_names_the_nearest(index: Path, tmp_path: Path) -> None:
+def test_a_missing_member_names_the_nearest(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=f"no test-model/Net-v2.onnx in {_WHEEL}") as caught:
         _store(tmp_path).fetch("pypi://test-model-wheel==1.2.0/test-model/Net-v2.onnx")
     assert "Nearest: test-Model/model/Net-v2.onnx" in caught.value.hint
 
 
 @pytest.mark.parametrize("member", ["test-Model/link.onnx"])
-def test_links_are_refused(index: Path, tmp_path: Path, member: str) -> None:
+def test_links_are_refused(kept: Path, tmp_path: Path, member: str) -> None:
     with pytest.raises(ArtifactError, match="no regular file: refused"):
         _store(tmp_path).fetch(f"pypi://test-model-wheel==1.2.0/{member}")
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_name_that_stands_there_twice_is_refused(index: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(index / _WHEEL, "a") as wheel:
+def test_a_name_that_stands_there_twice_is_refused(kept: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(kept, "a") as wheel:
         wheel.writestr("test-Model/model/Net-v2.onnx", b"another")
     with pytest.raises(ArtifactError, match="stands there 2 times"):
         _store(tmp_path).fetch(_URL)
 
 
-def test_a_wrong_hash(index: Path, tmp_path: Path) -> None:
+def test_a_wrong_hash(kept: Path, tmp_path: Path) -> None:
     registry = Registry().with_entries([Entry(local_name(_URL), "0" * 64, _URL)])
     with pytest.raises(ArtifactError, match="wrong content"):
         ArtifactStore(tmp_path / "cache", registry).fetch(_URL)
@@ -149,17 +163,15 @@ def test_a_wrong_hash(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_wheel_is_downloaded_again(index: Path, tmp_path: Path, damage: str) -> None:
-    path = _store(tmp_path).fetch(_URL).path
-    path.unlink()
-    (wheel,) = (tmp_path / "cache" / "wheels").rglob("*.whl")
-    content = bytearray(wheel.read_bytes())
+def test_a_damaged_wheel_is_downloaded_again(kept: Path, copying: Path, tmp_path: Path, damage: str) -> None:
+    content = bytearray(kept.read_bytes())
     content[120] ^= 0xFF
-    wheel.write_bytes({"cut": bytes(content[:200]), "flip": bytes(content), "empty": b""}[damage])
+    kept.write_bytes({"cut": bytes(content[:200]), "flip": bytes(content), "empty": b""}[damage])
     fetched = _store(tmp_path).fetch(_URL)
     assert "damaged wheel" in fetched.notes[0]
     assert _used_pip(fetched)
-    assert path.read_bytes() == _MODEL
+    assert fetched.path.read_bytes() == _MODEL
+    assert kept.read_bytes() == (copying / _WHEEL).read_bytes()
 
 
 def test_no_such_version_lists_what_there_is(index: Path, tmp_path: Path) -> None:
@@ -180,11 +192,10 @@ def test_a_wheel_of_another_platform_only(index: Path, tmp_path: Path) -> None:
     _build(index, tag="cp311-cp311-win_amd64")
     with pytest.raises(ArtifactError, match="no index that pip knows has a wheel"):
         _store(tmp_path).fetch(_URL)
-    # One that another machine left in a shared cache is not taken either.
-    _build(index)
-    _store(tmp_path).fetch(_URL).path.unlink()
-    folder = tmp_path / "cache" / "wheels" / "test-model-wheel" / "1.2.0"
-    (folder / _WHEEL).rename(folder / "test_model_wheel-1.2.0-cp311-cp311-win_amd64.whl")
+
+
+def test_a_wheel_that_another_platform_left_in_a_shared_cache(kept: Path, copying: Path, tmp_path: Path) -> None:
+    kept.rename(kept.with_name("test_model_wheel-1.2.0-cp311-cp311-win_amd64.whl"))
     assert _used_pip(_store(tmp_path).fetch(_URL))
 
 
@@ -217,19 +228,15 @@ def test_offline_without_a_wheel(index: Path, tmp_path: Path) -> None:
 
 
 def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = (
-        "import subprocess, sys, time; print('thinking', flush=True);"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(61.5)']); time.sleep(62.5)"
-    )
-    monkeypatch.setattr(pip_download, "pip_command", lambda: (sys.executable, "-c", script))
-    started = time.monotonic()
-    with pytest.raises(ArtifactError, match=r"longer than 0\.7 s") as caught:
-        pip_download.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=0.7)
-    assert time.monotonic() - started < 10
-    assert "thinking" in caught.value.hint
-    time.sleep(0.2)
-    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not [line for line in lines if "time.sleep(61.5)" in line]
+    child = marked_hang()
+    script = f"{child} & echo thinking; wait"
+    monkeypatch.setattr(pip_download, "pip_command", lambda: ("/bin/sh", "-c", script))
+    for seconds in growing_times():
+        with pytest.raises(ArtifactError, match=f"longer than {seconds:g} s") as caught:
+            pip_download.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=seconds)
+        if "thinking" in caught.value.hint:
+            break
+    wait_until(lambda: not running(child))
 
 
 def test_a_python_without_pip(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
