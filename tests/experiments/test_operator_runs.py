@@ -83,7 +83,7 @@ def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
     assert _reason(suite, "wrong:threshold").startswith("output 0: ")
     comparison = suite.project.result("node/wrong@cpu_sync:threshold")["outputs"][0]
     assert (comparison["mismatches"], comparison["count"], comparison["worst_index"]) == (1, 4, [3])
-    # Warm, with two workers: the same verdicts. A failure is known, a crash is tried again, what was edited is compiled.
+    # Warm, with two workers: a failure is known, a crash is tried again, and what was edited is compiled.
     program = suite.root / "node" / "neg" / "model.mlir"
     program.write_text(f"// edited\n{program.read_text()}")
     done = suite.run("-j", "2")

@@ -1,0 +1,86 @@
+"""The shipped suites, run as a user runs them: all pretrained models out of PyPI wheels, from an empty cache."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.places import ROOT
+from tests.support.real_models import ModelRun, run_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.iree, pytest.mark.models, pytest.mark.timeout(1200)]
+
+
+def _run(suite: str, cache: Path, folder: Path) -> ModelRun:
+    return run_models(ROOT / "suites" / f"{suite}.toml", cache, folder)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def cold(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRun:
+    return _run("cpu", cache, tmp_path_factory.mktemp("runs") / "cold")
+
+
+def test_every_model_passes_all_three_steps(cold: ModelRun) -> None:
+    assert cold.code == 0, cold.output
+    passed = cold.passed()
+    assert len({chain.split("/")[0] for chain in passed}) >= 8
+    assert {"rapidocr/det@cpu", "rapidocr/cls@cpu", "rapidocr/rec@cpu"} <= passed
+    assert passed == set(cold.verdicts("threshold"))
+
+
+def test_numbers_of_every_output_are_kept(cold: ModelRun) -> None:
+    cold.check_numbers()
+
+
+def test_the_second_run_comes_from_the_cache(cold: ModelRun, cache: Path, tmp_path: Path) -> None:
+    assert cold.code == 0
+    warm = _run("cpu", cache, tmp_path / "warm")
+    assert warm.code == 0, warm.output
+    # A compile that fails, as expected, is not kept.
+    assert warm.made() == ["speechmos/aecmos@cpu:compile"]
+    assert "compiles: 14 from cache, 1 made" in warm.output
+
+
+def test_models_compile_for_rocm_without_a_gpu(cold: ModelRun, cache: Path, tmp_path: Path) -> None:
+    assert cold.code == 0
+    run = _run("rocm-compile", cache, tmp_path / "rocm")
+    assert run.code == 0, run.output
+    verdicts = run.verdicts("compile")
+    assert len([chain for chain, verdict in verdicts.items() if verdict == "passed"]) >= 5
+    assert all(chain.endswith("@rocm-gfx942") for chain in verdicts)
+
+
+def test_torch_models_pass_and_then_come_from_the_cache(cold: ModelRun, cache: Path, tmp_path: Path) -> None:
+    assert cold.code == 0
+    first = _run("torch-cpu", cache, tmp_path / "first")
+    assert first.code == 0, first.output
+    assert len(first.verdicts("threshold")) == len(first.verdicts("compstat")) == len(first.verdicts("compile")) == 5
+    # What the regression tests of these models have imported serves here too.
+    assert "imports: 4 from cache, 0 made" in first.output
+    second = _run("torch-cpu", cache, tmp_path / "second")
+    assert second.code == 0, second.output
+    assert "compiles: 5 from cache, 0 made" in second.output
+
+
+@pytest.mark.parametrize(
+    "chain", ["dtln/spectral@cpu", "magika/standard@cpu", "rapidocr/cls@cpu", "minilm_int8/encoder@cpu"]
+)
+def test_our_verdict_equals_the_tools_over_perturbed_outputs(cold: ModelRun, chain: str, tmp_path: Path) -> None:
+    assert cold.code == 0
+    cold.check_perturbed_outputs(chain, tmp_path)
+
+
+def test_reports_of_a_real_run(cold: ModelRun) -> None:
+    summary = json.loads((cold.folder / "summary.json").read_text())
+    assert summary["schema"] == 1
+    assert (cold.folder / "junit.xml").read_text().count("<testcase") == len(cold.results)
