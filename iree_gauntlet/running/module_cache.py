@@ -52,7 +52,7 @@ from iree_gauntlet.running.module_key import canonical_json, describe_changes, m
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
 __all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
@@ -134,9 +134,11 @@ class ModuleCache:
 
     Attributes:
         folder: the cache's folder.
+        clock: seconds since 1970, to compare with when an entry was last used.
     """
 
     folder: Path
+    clock: Callable[[], float] = time.time
     _checked: dict[tuple[int, int, int, int], str] = field(default_factory=dict)
     _leases: Leases = field(init=False)
 
@@ -159,7 +161,7 @@ class ModuleCache:
             self._leases.use(place)
         try:
             entry = self._read(key, place)
-            _note_use(place)
+            _note_use(place, self.clock())
             return Lookup(entry, "found")
         except FileNotFoundError:
             if not place.exists():
@@ -396,11 +398,11 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _note_use(place: Path) -> None:
+def _note_use(place: Path, now: float) -> None:
     """Set the time of an entry's last use, at most once an hour."""
     file = place / ENTRY_FILE
     try:
-        if time.time() - file.stat().st_mtime > _USE_SECONDS:
+        if now - file.stat().st_mtime > _USE_SECONDS:
             # Without a time, so that whoever may write the file may do it, not its owner alone.
             os.utime(file)
     except FileNotFoundError:

@@ -3,12 +3,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import random
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -23,6 +21,7 @@ from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.module_cache import EntryGoneError, ModuleCache, Publication
 from iree_gauntlet.running.module_entry import sealed
 from iree_gauntlet.running.module_key import describe_changes, flag_ingredients, join_flags, make_key
+from tests.support.clocks import Clock
 from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-REPOSITORY = ROOT
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 INGREDIENTS = {"compiler": "3.13.0", "program": "ab" * 32, "flags": '["--a=1"]'}
 METADATA = {"statistics": {"dispatch_count": 3}, "diagnostics": "warning: ä", "seconds": 1.5}
@@ -292,7 +290,7 @@ for number in range(count):
 
 def start_publisher(cache: ModuleCache, work: Path, count: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-c", PUBLISHER, str(cache.folder), str(work), str(count)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -305,17 +303,43 @@ def go(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
-def test_killed_publisher_leaves_no_half_entry(cache: ModuleCache, tmp_path: Path) -> None:
-    delays = random.Random(1)
-    for attempt in range(6):
-        with start_publisher(cache, tmp_path / str(attempt), 1000) as process:
-            go(process)
-            time.sleep(delays.uniform(0.005, 0.08))
-            process.kill()
-        for place in (cache.folder / "modules").glob("[0-9a-f][0-9a-f]/*"):
-            found = ModuleCache(cache.folder).lookup(place.name)
-            assert found.entry is not None, found.reason
-        shutil.rmtree(cache.folder, ignore_errors=True)
+KILLED = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.running.module_key import make_key
+from tests.support.dying import killed_everywhere
+folder = Path(sys.argv[1])
+key = make_key({"n": "1"})
+seen = set()
+def publish():
+    (folder / "m").write_bytes(b"vmfb" * 50_000)
+    done = ModuleCache(folder / "cache").publish(
+        {"module": folder / "m"}, name="n", ingredients={"n": "1"}, metadata={}, created=datetime.now(UTC))
+    assert done.entry is not None, done.note
+def look():
+    found = ModuleCache(folder / "cache").lookup(key)
+    seen.add(found.reason)
+    assert found.entry is None or found.entry.files["module"].read_bytes() == b"vmfb" * 50_000
+    if found.entry is None:
+        assert found.reason == "not in the cache", found.reason
+print(killed_everywhere(publish, look), *sorted(seen), sep="\\n")
+"""
+
+
+def test_killed_publisher_leaves_no_half_entry(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    moments, *seen = done.stdout.splitlines()
+    assert int(moments) >= 10
+    assert seen == ["found", "not in the cache"]
 
 
 def test_two_publishers_of_the_same_keys(cache: ModuleCache, tmp_path: Path) -> None:
@@ -454,30 +478,42 @@ def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) 
 
 
 MAKE = """
-import sys, threading, time
+import os, sys, threading
 from pathlib import Path
 from iree_gauntlet.running.module_cache import ModuleCache
+from tests.support.processes import wait_until
 folder, key = Path(sys.argv[1]), sys.argv[2]
-with ModuleCache(folder).making(key, threading.Event()):
-    with (folder / "log").open("a") as log:
-        print("in", file=log, flush=True)
-        time.sleep(0.3)
-        print("out", file=log, flush=True)
-    if sys.argv[3] == "die":
-        import os
-        os.kill(os.getpid(), 9)
+def make(number):
+    (folder / f"begun{number}").touch()
+    with ModuleCache(folder).making(key, threading.Event()):
+        os.close(os.open(folder / "inside", os.O_CREAT | os.O_EXCL))
+        # All want it by now.
+        wait_until(lambda: len(list(folder.glob("begun*"))) == 4)
+        (folder / f"made{number}").touch()
+        (folder / "inside").unlink()
+        if number < 2:
+            os.kill(os.getpid(), 9)
+pids = []
+for number in range(4):
+    pids.append(os.fork())
+    if not pids[-1]:
+        code = 1
+        try:
+            make(number)
+            code = 0
+        finally:
+            os._exit(code)
+print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
 """
 
 
 def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(cache: ModuleCache) -> None:
-    key = make_key(INGREDIENTS)
     cache.folder.mkdir(parents=True)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", MAKE, str(cache.folder), key]
-    processes = [subprocess.Popen([*command, end], env=environment) for end in ("die", "die", "well", "well")]
-    codes = [process.wait(30) for process in processes]
-    assert codes == [-9, -9, 0, 0]
-    assert (cache.folder / "log").read_text().split() == ["in", "out"] * 4
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", MAKE, str(cache.folder), make_key(INGREDIENTS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("-9 -9 0 0\n", "")
+    assert len(list(cache.folder.glob("made*"))) == 4
 
 
 def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
@@ -486,12 +522,23 @@ def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
     assert not leftovers(cache)
 
 
+class CancelledWhileWaiting(threading.Event):
+    """A run that is cancelled as soon as somebody waits."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.set()
+        return super().wait(timeout)
+
+
 def test_waiting_for_another_maker_ends_when_the_run_is_cancelled(cache: ModuleCache) -> None:
-    key, cancelled = make_key(INGREDIENTS), threading.Event()
-    with cache.making(key, threading.Event()):
-        threading.Timer(0.2, cancelled.set).start()
-        with pytest.raises(WaitCancelledError), cache.making(key, cancelled):
-            pytest.fail("two at once")
+    key = make_key(INGREDIENTS)
+    with (
+        cache.making(key, threading.Event()),
+        pytest.raises(WaitCancelledError),
+        cache.making(key, CancelledWhileWaiting()),
+    ):
+        pytest.fail("two at once")
 
 
 def test_a_store_without_room_for_locks_keeps_nobody_out(tmp_path: Path) -> None:
@@ -547,14 +594,16 @@ def test_a_large_file_that_was_written_to_is_damage(cache: ModuleCache, tmp_path
 
 
 def test_a_use_is_noted_at_most_once_an_hour(cache: ModuleCache, tmp_path: Path) -> None:
+    clock = Clock(1_700_000_000.0)
+    used = ModuleCache(cache.folder, clock=clock)
     entry = publish(cache, tmp_path / "run").entry
     assert entry is not None
     file = cache.folder_of(entry.key) / "entry.json"
-    for age, noted in ((30 * 86400, True), (1800, False), (-1800, False)):
-        before = time.time() - age
+    for age, noted in ((30 * 86400, True), (3601, True), (3600, False), (1800, False), (-1800, False)):
+        before = clock.now - age
         os.utime(file, (before, before))
-        assert cache.lookup(entry.key).entry == entry
-        assert (file.stat().st_mtime > before + 1) == noted
+        assert used.lookup(entry.key).entry == entry
+        assert (file.stat().st_mtime != before) == noted
     assert ModuleCache(cache.folder).lookup(entry.key).entry == entry
 
 
