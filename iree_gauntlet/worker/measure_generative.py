@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Generation", "Generator", "generate", "measure", "most_likely"]
+__all__ = ["Generation", "Generator", "generate", "measure", "most_likely", "overhead_us"]
 
 _OVERHEAD_TOKENS = 2000
 _NS_PER_MS = 1e6
@@ -88,6 +88,7 @@ def generate(
     choose: Callable[[NDArray[Any]], NDArray[np.int64]],
     position: int,
     tokens: int,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Generation:
     """Make tokens, each from the logits of the step before.
 
@@ -97,8 +98,8 @@ def generate(
         choose: the tokens of logits.
         position: of the token that decode is given first.
         tokens: how many, that of prefill included.
+        clock: in ns.
     """
-    clock = time.perf_counter_ns
     chosen: list[NDArray[np.int64]] = []
     found: list[NDArray[Any]] = []
     times: list[int] = []
@@ -191,12 +192,16 @@ class Generator:
             raise PlanError(f"{name} returned {type_name} first: expected logits, of {', '.join(_FLOATS)}")
 
 
-def _overhead_us() -> float:
-    """What the loop itself takes, a token."""
+def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """What the loop itself takes, a token.
+
+    Args:
+        clock: in ns.
+    """
     token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
-    begin = time.perf_counter_ns()
-    generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS)
-    return (time.perf_counter_ns() - begin) / _OVERHEAD_TOKENS / _NS_PER_US
+    begin = clock()
+    generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)
+    return (clock() - begin) / _OVERHEAD_TOKENS / _NS_PER_US
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +245,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_s": generations * tokens * samples * _NS_PER_S / total,
         "chosen": np.concatenate(first.tokens, axis=1).tolist(),
         "logits": write_arrays(plan["outputs"], "logits", logits),
-        "overhead_us": _overhead_us(),
+        "overhead_us": overhead_us(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "device_memory": device_memory([device]),
     }

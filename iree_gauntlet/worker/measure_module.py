@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Carry", "Context", "Loop", "measure", "read_contexts", "run_loop"]
+__all__ = ["Carry", "Context", "Loop", "measure", "overhead_us", "read_contexts", "run_loop"]
 
 _OVERHEAD_CALLS = 2000
 _NS_PER_MS = 1e6
@@ -205,29 +205,34 @@ class Context:
         return {carry.inputs + index: views[carry.outputs + index] for index in range(carry.count)}
 
 
-def run_loop(contexts: Sequence[Callable[[], object]], calls: int) -> Loop:
+def run_loop(
+    contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> Loop:
     """Calls as often as asked for, shared out over contexts that run beside each other.
 
     Args:
         contexts: a function for each, which is one call.
         calls: in all; at least one a context.
+        clock: in ns.
 
     Raises:
         BaseException: what a call raises.
     """
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
-        begin = time.perf_counter_ns()
-        times = _one_after_the_other(contexts[0], shares[0])
-        return Loop(time.perf_counter_ns() - begin, (times,))
+        begin = clock()
+        times = _one_after_the_other(contexts[0], shares[0], clock)
+        return Loop(clock() - begin, (times,))
     found: list[tuple[int, ...]] = [()] * len(contexts)
     failures: list[BaseException] = []
-    start = threading.Barrier(len(contexts) + 1)
+    begun: list[int] = []
+    # Before any of them begins: this thread may be the last one to go on.
+    start = threading.Barrier(len(contexts) + 1, action=lambda: begun.append(clock()))
 
     def work(index: int) -> None:
         start.wait()
         try:
-            found[index] = _one_after_the_other(contexts[index], shares[index])
+            found[index] = _one_after_the_other(contexts[index], shares[index], clock)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             failures.append(error)
 
@@ -235,17 +240,15 @@ def run_loop(contexts: Sequence[Callable[[], object]], calls: int) -> Loop:
     for thread in threads:
         thread.start()
     start.wait()
-    begin = time.perf_counter_ns()
     for thread in threads:
         thread.join()
-    total = time.perf_counter_ns() - begin
+    total = clock() - begun[0]
     if failures:
         raise failures[0]
     return Loop(total, tuple(found))
 
 
-def _one_after_the_other(call: Callable[[], object], count: int) -> tuple[int, ...]:
-    clock = time.perf_counter_ns
+def _one_after_the_other(call: Callable[[], object], count: int, clock: Callable[[], int]) -> tuple[int, ...]:
     times = [0] * count
     for index in range(count):
         begin = clock()
@@ -254,9 +257,13 @@ def _one_after_the_other(call: Callable[[], object], count: int) -> tuple[int, .
     return tuple(times)
 
 
-def _overhead_us() -> float:
-    """What the loop itself takes, a call."""
-    loop = run_loop([lambda: None], _OVERHEAD_CALLS)
+def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """What the loop itself takes, a call.
+
+    Args:
+        clock: in ns.
+    """
+    loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
     return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
 
 
@@ -307,7 +314,7 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         "total_s": loop.total_ns / _NS_PER_S,
         "calls": int(plan["calls"]),
         "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.call_ns],
-        "overhead_us": _overhead_us() / in_flight,
+        "overhead_us": overhead_us() / in_flight,
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "pushed": "async" if contexts[0].pushed_async else "one by one",
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
