@@ -45,15 +45,15 @@ __all__ = ["best_seconds", "copy_rate", "measure", "product_rate"]
 _FEWEST = 3
 
 
-def best_seconds(call: Callable[[], object], seconds: float) -> float:
+def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """The shortest time of a call, after one that warms up.
 
     Args:
         call: what is timed.
         seconds: that the calls take together, at least; there are three or more.
+        clock: in seconds.
     """
     call()
-    clock = time.perf_counter
     best, count, begin = float("inf"), 0, clock()
     while count < _FEWEST or clock() - begin < seconds:
         start = clock()
@@ -63,39 +63,43 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def product_rate(sizes: Sequence[int], seconds: float) -> tuple[float, int]:
+def product_rate(
+    sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, int]:
     """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
 
     Args:
         sizes: sides of the matrices.
         seconds: for all sizes together, at least.
+        clock: in seconds.
     """
     found = []
     for size in sizes:
         chance = np.random.default_rng(size)
         left, right = (chance.random((size, size), dtype=np.float32) for _ in range(2))
         out = np.empty_like(left)
-        best = best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes))
+        best = best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
         found.append((2 * size**3 / best, size))
     return max(found)
 
 
-def copy_rate(size: int, threads: int, seconds: float) -> float:
+def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes a second that threads move between memory and memory, read and written ones counted.
 
     Args:
         size: bytes of the array, which is shared out.
         threads: each copies its own part; NumPy gives up Python's lock meanwhile.
         seconds: at least.
+        clock: in seconds.
     """
     source = np.ones(size // 8, np.float64)
     target = np.zeros_like(source)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     if threads == 1:
-        best = best_seconds(lambda: np.copyto(target, source), seconds)
+        best = best_seconds(lambda: np.copyto(target, source), seconds, clock)
     else:
         with ThreadPoolExecutor(threads) as pool:
-            best = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds)
+            best = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock)
     return 2 * source.nbytes / best
 
 

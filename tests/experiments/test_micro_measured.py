@@ -50,6 +50,11 @@ def test_recipes_are_measured_beside_the_baseline(micro: Micro) -> None:
         for name in ("module_bytes", "peak_rss_bytes", "compile_s", "first_call_ms"):
             assert item[name] > 0, name
         assert item["roofline"]["share"] > 0
+    # No processor is slower, and none as fast.
+    (peaks,) = (micro.folder / "cache" / "machine").glob("*.json")
+    roofline = json.loads(peaks.read_text())["roofline"]
+    assert 1e6 < roofline["flops_per_s"] < 1e17
+    assert 1e6 < roofline["bytes_per_s"] < 1e15
     # The same in every report.
     rows = list(csv.DictReader((micro.results / "results.csv").read_text().splitlines()))
     assert len(rows) == 3

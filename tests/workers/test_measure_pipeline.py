@@ -19,6 +19,7 @@ from iree_gauntlet.bench.host_modules import add_torch
 from iree_gauntlet.bench.host_pipeline import StageError, run_pipeline
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.worker.plan_file import PlanError
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,6 @@ _FLAGS = (
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
 )
-_LONG = 60.0
-_TORCH = importlib.util.find_spec("torch")
-needs_torch = pytest.mark.skipif(_TORCH is None, reason="torch is not installed")
 
 _PROGRAM = """
 func.func @double(%x: !torch.vtensor<[2,4],bf16>, %n: !torch.vtensor<[2],si64>)
@@ -119,7 +117,7 @@ def test_three_stages_run_at_the_same_time() -> None:
         def work(item: Any = None) -> Any:
             counts[name] += 1
             if first < counts[name] <= first + calls - 2:
-                together.wait(_LONG)
+                together.wait(LIMIT_SECONDS)
             return item
 
         return work
@@ -198,7 +196,7 @@ def test_torch_of_another_python_is_said_before_it_is_imported(tmp_path: Path) -
         add_torch([])
     (tmp_path / "plan.json").write_text(json.dumps({"inputs": [], "host_inputs": [], "torch_paths": [other]}))
     argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
 
 
@@ -216,7 +214,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "double.mlir").write_text(_PROGRAM)
     argv = [find_installed().compile, str(folder / "double.mlir"), "-o", str(folder / "double.vmfb"), *_FLAGS]
-    subprocess.run(argv, check=True, timeout=120)
+    subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
     np.save(folder / "images.npy", np.array([[1, 2, 3], [250, 251, 252]], np.uint8))
     np.save(folder / "x.npy", np.full((2, 4), 0x3FC0, np.uint16))  # 1.5
     np.save(folder / "n.npy", np.array([3, -4]))
@@ -226,8 +224,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _measure(
     built: Path, folder: Path, returned: str = "x.sum(1), n", **changes: Any
 ) -> subprocess.CompletedProcess[str]:
-    assert _TORCH is not None
-    assert _TORCH.origin is not None
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
     models = folder / "models"
     models.mkdir(exist_ok=True)
     (models / "parts.py").write_text(_MODELS.replace("{RETURNED}", returned))
@@ -241,7 +240,7 @@ def _measure(
         "warm_up_calls": 1,
         "outputs": str(folder),
         "in_flight": 1,
-        "torch_paths": [str(Path(_TORCH.origin).parents[1])],
+        "torch_paths": [str(Path(torch.origin).parents[1])],
         "models_dirs": [str(models)],
         "model": "both",
         "config": None,
@@ -253,7 +252,7 @@ def _measure(
     }
     (folder / "plan.json").write_text(json.dumps(plan | changes))
     argv = [sys.executable, "-B", str(_SCRIPT), str(folder / "plan.json")]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
 
 
 def _expected_x() -> Any:
@@ -266,7 +265,7 @@ def _expected_x() -> Any:
     return ((images @ weight).bfloat16() * 2).float()
 
 
-@needs_torch
+@pytest.mark.models
 @pytest.mark.iree
 @pytest.mark.parametrize(("contexts", "in_flight", "pushed"), [(1, 1, "one by one"), (2, 4, "async")])
 def test_modules_on_the_host_run_before_and_after_the_device(
@@ -290,7 +289,7 @@ def test_modules_on_the_host_run_before_and_after_the_device(
     assert result["first_call_ms"] > 0
 
 
-@needs_torch
+@pytest.mark.models
 @pytest.mark.iree
 def test_one_module_on_the_host(built: Path, tmp_path: Path) -> None:
     done = _measure(built, tmp_path, model="before_only")
@@ -303,7 +302,7 @@ def test_one_module_on_the_host(built: Path, tmp_path: Path) -> None:
     assert [np.load(item["file"]).tolist() for item in json.loads(done.stdout)["host_outputs"]] == [[12, 12], [6, -8]]
 
 
-@needs_torch
+@pytest.mark.models
 @pytest.mark.iree
 def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Path, tmp_path: Path) -> None:
     # The second input, which nothing on the host returns, is carried; so it doubles with every call of a group.
@@ -325,7 +324,7 @@ def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Pa
     assert result["outputs"] == [{"file": "", "type": "bf16"}, {"file": "", "type": "i64", "shape": [2]}]
 
 
-@needs_torch
+@pytest.mark.models
 @pytest.mark.iree
 @pytest.mark.parametrize(
     ("returned", "changes", "code", "says"),
