@@ -64,6 +64,8 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
     builder, stream = planned(1000), io.StringIO()
     now = [100.0]
     console = PlainConsole(stream, clock=lambda: now[0])
+    # No heartbeat but the test's own.
+    console._closing.set()
     console.run_started({**builder.lines[0], "steps": builder.steps})
     for index, step in enumerate(builder.steps[:600]):
         verdict = {7: "failed", 8: "error", 9: "xfailed", 10: "skipped"}.get(index, "passed")
