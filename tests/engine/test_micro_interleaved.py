@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import Measurement, TakenRound
 from iree_gauntlet.running.steps import Command, Resources, Step
 from iree_gauntlet.running.supervisor import Supervisor
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,23 +50,23 @@ class _Bench:
             sku="",
             stage=Stage.BENCHMARK,
             folder=str(self.folder / "step"),
-            timeout=60.0,
+            timeout=LIMIT_SECONDS,
             origin=Origin("quick.yml:3"),
             resources=Resources(device="local-task"),
         )
 
-    def program(self, script: str, *words: str, many: bool = False) -> Measurement:
-        def read(text: str, _seconds: float) -> tuple[float, ...]:
-            found = json.loads(text)
-            return tuple(found) if many else (float(found),)
+    def program(self, *argv: str) -> Measurement:
+        """A program that writes its times."""
 
-        command = Command((sys.executable, "-c", script, *words), str(self.folder))
-        return Measurement(self.step(), command, "the program", read)
+        def read(text: str, _seconds: float) -> tuple[float, ...]:
+            return tuple(map(float, text.split()))
+
+        return Measurement(self.step(), Command(argv, str(self.folder)), "the program", read)
 
     def take(
         self, iree: Mapping[str, Measurement], torch: TorchRound | None = None, *, replace: bool = False
     ) -> Blocks:
-        locks = MachineLocks(LockFolder(self.folder / "locks"), patience=60, cancelled=self.cancelled)
+        locks = MachineLocks(LockFolder(self.folder / "locks"), patience=LIMIT_SECONDS, cancelled=self.cancelled)
         (self.folder / "step").mkdir(exist_ok=True)
         with Supervisor() as supervisor, EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log:
             rounds = InterleavedRounds(
@@ -94,7 +94,7 @@ def bench(tmp_path: Path) -> _Bench:
 
 
 def constant(bench: _Bench, time: float) -> Measurement:
-    return bench.program(f"print({time})")
+    return bench.program("/bin/echo", str(time))
 
 
 def test_a_block_goes_over_all_programs_and_back(bench: _Bench) -> None:
@@ -117,13 +117,10 @@ def test_a_block_goes_over_all_programs_and_back(bench: _Bench) -> None:
 
 def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
     # Torch answers with the times of the programs in the order of its plan.
-    script = (
-        "import json, sys; plan = json.load(open(sys.argv[1]));"
-        "print(json.dumps([{'a': 3.0, 'b': 5.0}[item['label']] for item in plan['variants']]))"
-    )
+    script = """sed -n 's/.*"label": "a".*/3.0/p; s/.*"label": "b".*/5.0/p' "$0" """
     plan = bench.folder / "torch.json"
     programs = {"torch a": {"label": "a"}, "torch b": {"label": "b"}}
-    torch = TorchRound(bench.program(script, str(plan), many=True), {}, programs)
+    torch = TorchRound(bench.program("/bin/sh", "-c", script, str(plan)), {}, programs)
     found = bench.take({"baseline": constant(bench, 2.0), "int8wo": constant(bench, 1.0)}, torch)
     assert found.times["torch a"] == [(3.0,)] * BLOCKS
     assert found.times["torch b"] == [(5.0,)] * BLOCKS
@@ -136,7 +133,7 @@ def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
 
 
 def test_a_program_that_fails_ends_the_blocks_and_is_named(bench: _Bench) -> None:
-    bad = bench.program("import sys; print('error: no such function', file=sys.stderr); sys.exit(1)")
+    bad = bench.program("/bin/sh", "-c", "echo 'error: no such function' >&2; exit 1")
     found = bench.take({"baseline": constant(bench, 2.0), "int8wo": bad})
     assert found.failure.startswith("int8wo: ")
     assert "no such function" in found.failure

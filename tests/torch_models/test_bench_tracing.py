@@ -29,6 +29,7 @@ from iree_gauntlet.running.steps import Command, Resources, Step
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import DATA
 from tests.support.recorded_profiles import recorded
 
@@ -81,7 +82,9 @@ def toolchain() -> Toolchain:
 @pytest.fixture(scope="module")
 def known(toolchain: Toolchain) -> FlagSet:
     argv = [toolchain.benchmark_module, "--help"]
-    return parse_runtime_help(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return parse_runtime_help(
+        subprocess.run(argv, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS).stdout
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def built(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Pat
     (folder / "program.mlir").write_text(_PROGRAM)
     target = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
     argv = [toolchain.compile, str(folder / "program.mlir"), "-o", str(folder / "main.vmfb"), *target]
-    subprocess.run([*argv, "--iree-llvmcpu-target-cpu=host"], check=True, timeout=120)
+    subprocess.run([*argv, "--iree-llvmcpu-target-cpu=host"], check=True, timeout=LIMIT_SECONDS)
     index = runtime.ParameterIndex()
     index.add_buffer("weight", np.eye(_SIZE, dtype=np.float32).tobytes())
     index.create_archive_file(str(folder / "model.irpa"))
@@ -132,7 +135,7 @@ def step(command: Command) -> Step:
         sku="",
         stage=Stage.BENCHMARK,
         folder=command.cwd,
-        timeout=60.0,
+        timeout=LIMIT_SECONDS,
         origin=Origin("m.py"),
         command=command,
         resources=Resources(device="local-task"),
@@ -159,7 +162,7 @@ def test_the_command_gives_the_program_its_own_inputs(toolchain: Toolchain, buil
         "--input=@B/main.input_2.npy",
     ]
     tool = [toolchain.run_module, *made.argv[1:], f"--output=@{tmp_path / 'out.npy'}"]
-    subprocess.run(tool, check=True, timeout=60)
+    subprocess.run(tool, check=True, timeout=LIMIT_SECONDS)
     assert np.load(tmp_path / "out.npy").tolist() == np.full((_SIZE, _SIZE), 4.0).tolist()
 
 

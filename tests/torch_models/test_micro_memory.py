@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,10 @@ from iree_gauntlet.micro.memory_profile import (
     write_memory_profile,
 )
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.measure_memory import MemoryWatch, thinned
+from iree_gauntlet.worker.measure_memory import MemoryWatch, measure, thinned
+from tests.support.command_line import LIMIT_SECONDS, Done
+from tests.support.processes import wait_until
+from tests.support.worker_here import answered_here
 
 _SCRIPT = Path(worker.__file__).with_name(MEMORY_WORKER)
 _PHASES = ["load", "first call", "calls", "after"]
@@ -68,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
     (folder / "spread.mlir").write_text(_SPREAD)
     argv = [find_installed().compile, "spread.mlir", "-o", "spread.vmfb", *_FLAGS]
-    subprocess.run(argv, cwd=folder, check=True, timeout=120)
+    subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_SECONDS)
     np.save(folder / "x.npy", np.ones(4096, np.float32))
     return folder
 
@@ -87,15 +89,12 @@ def _plan(built: Path, **changes: Any) -> dict[str, Any]:
     return memory_plan(plan, calls=3, interval_ms=1.0) | changes
 
 
-def _run(folder: Path, plan: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [sys.executable, str(_SCRIPT), str(folder / "plan.json")]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
-
-
 @pytest.mark.iree
 def test_memory_is_seen_phase_by_phase(built: Path, tmp_path: Path) -> None:
-    done = _run(tmp_path, _plan(built))
+    (tmp_path / "plan.json").write_text(json.dumps(_plan(built)))
+    argv = [sys.executable, str(_SCRIPT), str(tmp_path / "plan.json")]
+    # In a process of its own: it is the process's memory.
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     assert done.returncode == 0, done.stderr
     profile = read_memory_profile(json.loads(done.stdout))
     assert [phase.name for phase in profile.phases] == _PHASES
@@ -118,11 +117,14 @@ def test_memory_is_seen_phase_by_phase(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.iree
-def test_a_plan_that_cannot_be_used_is_refused(built: Path, tmp_path: Path) -> None:
-    done = _run(tmp_path, _plan(built, devices=["local-task"] * 2))
-    assert (done.returncode, done.stderr) == (2, "every 1 ms on 2 devices: expected more than 0, and one\n")
-    assert _run(tmp_path, _plan(built, interval_ms=0)).returncode == 2
-    assert "no function 'other'" in _run(tmp_path, _plan(built, function="other")).stderr
+def test_a_plan_that_cannot_be_used_is_refused(built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def run(**changes: Any) -> Done:
+        return answered_here(measure, _plan(built, **changes), tmp_path, capfd)
+
+    done = run(devices=["local-task"] * 2)
+    assert (done.code, done.err) == (2, "every 1 ms on 2 devices: expected more than 0, and one\n")
+    assert run(interval_ms=0).code == 2
+    assert "no function 'other'" in run(function="other").err
 
 
 def test_a_plan_keeps_what_is_called_and_drops_how_it_is_timed(tmp_path: Path) -> None:
@@ -158,12 +160,21 @@ def test_without_the_kernels_mark_the_largest_sample_counts() -> None:
 
 
 def test_a_long_watch_looks_less_often_and_keeps_few_samples() -> None:
-    with MemoryWatch(interval_ms=1.0, most=8) as watch:
-        deadline = time.monotonic() + 30
-        while watch.interval_ms < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
-    assert watch.interval_ms >= 4
-    assert len(watch.samples) <= 8
+    with MemoryWatch(interval_ms=1e6, most=8) as watch:
+        for _ in range(8):
+            watch.look()
+        assert (len(watch.samples), watch.interval_ms) == (8, 1e6)
+        # The ninth is one too many, and then the fourth after it.
+        watch.look()
+        assert (len(watch.samples), watch.interval_ms) == (5, 2e6)
+        for _ in range(4):
+            watch.look()
+        assert (len(watch.samples), watch.interval_ms) == (5, 4e6)
+
+
+def test_a_watch_looks_by_itself() -> None:
+    with MemoryWatch(interval_ms=0.1) as watch:
+        wait_until(lambda: len(watch.samples) > 3)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=60))
