@@ -75,7 +75,7 @@ def sorted_walsh_averages(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     if not 1 <= values.size <= _MAX_BLOCKS or not np.isfinite(values).all():
         raise EvidenceError(f"{values.size} log ratios, expected 1 to {_MAX_BLOCKS} finite numbers")
-    rows, columns = np.triu_indices(values.size)
+    rows, columns = _pairs(values.size)
     return np.sort((values[rows] + values[columns]) / 2)
 
 
@@ -108,6 +108,15 @@ def _count(walsh: NDArray[np.float64]) -> int:
 
 
 # The tables depend on n alone and are the same for every model of a run.
+@functools.lru_cache(maxsize=8)
+def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Places i ≤ j of all pairs of n values."""
+    rows, columns = np.triu_indices(count)
+    for places in (rows, columns):
+        places.flags.writeable = False
+    return rows, columns
+
+
 @functools.lru_cache(maxsize=256)
 def _upper_tail(count: int) -> NDArray[np.float64]:
     """P(W ≥ w) for w = 0 … n(n+1)/2, of the signed-rank statistic of n values.
