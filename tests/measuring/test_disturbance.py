@@ -1,17 +1,12 @@
-"""What disturbs a round is seen, on this machine and on invented ones; what does not is let pass."""
+"""What disturbs a round is seen, and what does not is let pass: on machines that are made up."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +18,6 @@ from iree_gauntlet.measuring.limits import Limits
 from iree_gauntlet.measuring.machine import MachineState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FIT = MachineState(
@@ -281,73 +275,32 @@ def test_a_watch_of_a_gpu_asks_its_tool(tmp_path: Path, monkeypatch: pytest.Monk
     assert "gpu_problem" not in RoundWatch(root=tmp_path).ended(own_cpu_seconds=0.0).as_dict()
 
 
-# This machine.
+@pytest.mark.parametrize(
+    ("ticks", "own_seconds", "causes"),
+    [
+        # Ticks of a hundredth of a second: work, idle, stolen.
+        ((60, 0, 0), 0.0, ["other work kept the round's own CPUs 100 % busy"]),
+        ((30, 30, 0), 0.0, ["other work kept the round's own CPUs 50 % busy"]),
+        ((60, 0, 0), 0.6, []),
+        ((0, 60, 0), 0.0, []),
+        ((0, 90, 10), 0.0, ["the hypervisor took 10 % of the CPU time"]),
+        # Too short to be judged: it may be nothing but counting.
+        ((3, 0, 0), 0.0, []),
+        ((0, 2, 1), 0.0, []),
+    ],
+)
+def test_a_watch_of_one_cpu_judges_what_others_do_there(
+    tmp_path: Path, ticks: tuple[int, int, int], own_seconds: float, causes: list[str]
+) -> None:
+    watch = RoundWatch(root=_stat(tmp_path, "7 0 0 0 0 0 0 0 0 0", "100 0 0 100 0 0 0 0 0 0"), cpus=(1,))
+    work, idle, stolen = ticks
+    # The other CPU is as idle as can be.
+    _stat(tmp_path, "7 0 0 500 0 0 0 0 0 0", f"{100 + work} 0 0 {100 + idle} 0 0 0 {stolen} 0 0")
+    state = watch.ended(own_cpu_seconds=own_seconds)
+    assert [line.partition(" (")[0] for line in state.disturbances()] == causes
 
 
-def _work(code: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", code])
-
-
-@pytest.fixture
-def a_cpu_of_our_own() -> Iterator[int]:
-    """A CPU on which neighbours are started: there, others' work hardly matters for what is shown."""
-    mine = psutil.Process().cpu_affinity()
-    assert mine
-    number = mine[-1]
-    psutil.Process().cpu_affinity([number])
-    yield number
-    psutil.Process().cpu_affinity(mine)
-
-
-def test_a_busy_neighbour_is_seen(a_cpu_of_our_own: int) -> None:
-    with _work("while True: pass") as neighbour:
-        try:
-            time.sleep(0.1)
-            watch = RoundWatch(cpus=(a_cpu_of_our_own,))
-            time.sleep(0.6)
-            state = watch.ended(own_cpu_seconds=0.0)
-        finally:
-            neighbour.kill()
-    assert state.pinned is not None
-    assert state.pinned.busy_share > 0.5
-    assert any(line.startswith("other work kept the round's own CPUs") for line in state.disturbances())
-
-
-def test_our_own_work_and_sleeping_neighbours_are_no_disturbance(a_cpu_of_our_own: int) -> None:
-    lines = []
-    with _work("import time; time.sleep(600)") as neighbour:
-        try:
-            time.sleep(0.2)
-            # Before what else this machine does, where that is allowed.
-            with contextlib.suppress(PermissionError):
-                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-            for _ in range(20):
-                watch = RoundWatch(cpus=(a_cpu_of_our_own,))
-                spent, until = time.process_time(), time.monotonic() + 0.3
-                while time.monotonic() < until:
-                    pass
-                state = watch.ended(own_cpu_seconds=time.process_time() - spent)
-                lines = [line for line in state.disturbances() if "the round's own CPUs" in line]
-                if not lines:
-                    break
-        finally:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-            neighbour.kill()
-    if lines:
-        pytest.skip(f"this machine was never quiet: {lines[0]}")
-
-
-def test_a_round_too_short_to_be_judged_is_not() -> None:
-    for _ in range(20):
-        state = RoundWatch(cpus=(0,)).ended(own_cpu_seconds=0.0)
-        assert not [line for line in state.disturbances() if "other work" in line or "hypervisor" in line]
-
-
-def test_watching_costs_little() -> None:
-    costs = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        RoundWatch().ended(own_cpu_seconds=0.0).disturbances()
-        costs.append(time.perf_counter() - begin)
-    # The least of many: what the watch costs, and not what else this machine does. Measured: 1.4 ms.
-    assert min(costs) < 0.010
+def test_this_machine_can_be_watched() -> None:
+    state = RoundWatch(cpus=sorted(os.sched_getaffinity(0))[:1]).ended(own_cpu_seconds=0.0)
+    assert len(json.dumps(state.as_dict())) < 1000
+    assert all(isinstance(line, str) for line in state.disturbances())

@@ -17,11 +17,11 @@ from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.element_types import storage_dtype
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from tests.support.places import CORPUS
+from tests.support.session_folder import made_once
 
 pytestmark = pytest.mark.iree
 
 ONNX_OPS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
-SAMPLE = 40
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "si8", "ui8", "i16", "i32", "si32", "ui32", "i64")
 OTHERS = ("i1", "f8E5M2", "f8E4M3FN", "cf64")
@@ -52,25 +52,27 @@ def compile_program(source: Path, module: Path) -> bool:
     return subprocess.run(command, capture_output=True, check=False, env=environment).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A module a type that gives back its argument, at any length, unchanged to the bit."""
-    folder = tmp_path_factory.mktemp("identity")
-    modules = {}
+@pytest.fixture(scope="session")
+def identity() -> Path:
+    """A module with a function for each type that gives back its argument, at any length, unchanged to the bit."""
+    return made_once("identity", _compile_identity) / "identity.vmfb"
+
+
+def _compile_identity(folder: Path) -> None:
+    source = folder / "identity.mlir"
+    functions = []
     for name in (*FLOATS, *INTEGERS, *OTHERS):
-        mlir = "complex<f32>" if name == "cf64" else name
-        source = folder / f"{name}.mlir"
-        source.write_text(f"func.func @f(%a: tensor<?x{mlir}>) -> tensor<?x{mlir}> {{ return %a : tensor<?x{mlir}> }}")
-        modules[name] = source.with_suffix(".vmfb")
-        assert compile_program(source, modules[name])
-    return modules
+        tensor = f"tensor<?x{'complex<f32>' if name == 'cf64' else name}>"
+        functions.append(f"func.func @{name}(%a: {tensor}) -> {tensor} {{ return %a : {tensor} }}\n")
+    source.write_text("".join(functions))
+    assert compile_program(source, folder / "identity.vmfb")
 
 
 class Judges:
     """Both verdicts on one question."""
 
-    def __init__(self, module: Path, folder: Path) -> None:
-        self.module, self.folder = module, folder
+    def __init__(self, module: Path, folder: Path, name: str = "f32") -> None:
+        self.module, self.folder, self.name = module, folder, name
         self.passed = self.failed = 0
 
     def tool(self, given: str, expected: list[str], flags: list[str]) -> bool:
@@ -78,7 +80,7 @@ class Judges:
             native("iree._runtime_libs", "iree-run-module"),
             f"--module={self.module}",
             "--device=local-sync",
-            "--function=f",
+            f"--function={self.name}",
             f"--input={given}",
             *(f"--expected_output={text}" for text in expected),
             *flags,
@@ -118,8 +120,8 @@ def neighbours(value: float, dtype: np.dtype[Any], reach: int) -> np.ndarray[Any
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_verdict_at_the_edge_of_the_tolerance(name: str, identity: dict[str, Path], tmp_path: Path) -> None:
-    judges = Judges(identity[name], tmp_path)
+def test_verdict_at_the_edge_of_the_tolerance(name: str, identity: Path, tmp_path: Path) -> None:
+    judges = Judges(identity, tmp_path, name)
     rng = np.random.default_rng(20261121)
     dtype = storage_dtype(name)
     for _ in range(14):
@@ -137,9 +139,9 @@ def test_verdict_at_the_edge_of_the_tolerance(name: str, identity: dict[str, Pat
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "bf16"])
-def test_threshold_is_a_single_precision_number(name: str, identity: dict[str, Path], tmp_path: Path) -> None:
+def test_threshold_is_a_single_precision_number(name: str, identity: Path, tmp_path: Path) -> None:
     # float(0.001) is above 0.001 and float(0.1) too: in f32 the neighbours tell the two readings apart.
-    judges = Judges(identity[name], tmp_path)
+    judges = Judges(identity, tmp_path, name)
     dtype = storage_dtype(name)
     for threshold in (0.001, 0.1, 0.01, 1e-4):
         for actual in neighbours(threshold, dtype, 1):
@@ -155,8 +157,8 @@ def test_threshold_is_a_single_precision_number(name: str, identity: dict[str, P
 
 @pytest.mark.parametrize("mode", ["approximate", "exact"])
 @pytest.mark.parametrize("name", FLOATS)
-def test_verdict_on_special_values(name: str, mode: str, identity: dict[str, Path], tmp_path: Path) -> None:
-    judges = Judges(identity[name], tmp_path)
+def test_verdict_on_special_values(name: str, mode: str, identity: Path, tmp_path: Path) -> None:
+    judges = Judges(identity, tmp_path, name)
     dtype = storage_dtype(name)
     tiny = float(neighbours(0.0, dtype, 1)[-1])
     values = [np.nan, np.inf, -np.inf, 0.0, -0.0, tiny, 1.0]
@@ -175,8 +177,8 @@ def test_verdict_on_special_values(name: str, mode: str, identity: dict[str, Pat
 
 
 @pytest.mark.parametrize("name", [*INTEGERS, *OTHERS])
-def test_other_types_must_be_equal(name: str, identity: dict[str, Path], tmp_path: Path) -> None:
-    judges = Judges(identity[name], tmp_path)
+def test_other_types_must_be_equal(name: str, identity: Path, tmp_path: Path) -> None:
+    judges = Judges(identity, tmp_path, name)
     rng = np.random.default_rng(7)
     width = storage_dtype(name).itemsize
     for flip in (None, 0, 3, width * 5 - 1, width * 5):
@@ -193,8 +195,8 @@ def test_other_types_must_be_equal(name: str, identity: dict[str, Path], tmp_pat
     assert judges.failed == 3
 
 
-def test_verdict_on_shapes_types_and_counts(identity: dict[str, Path], tmp_path: Path) -> None:
-    judges = Judges(identity["f32"], tmp_path)
+def test_verdict_on_shapes_types_and_counts(identity: Path, tmp_path: Path) -> None:
+    judges = Judges(identity, tmp_path)
     for dtype in (
         "bool",
         "int8",
@@ -227,8 +229,8 @@ def test_verdict_on_shapes_types_and_counts(identity: dict[str, Path], tmp_path:
     judges.agree("4xf32=1", ["(ignored)", "(ignored)"])
 
 
-def test_verdict_on_inline_values(identity: dict[str, Path], tmp_path: Path) -> None:
-    judges = Judges(identity["f32"], tmp_path)
+def test_verdict_on_inline_values(identity: Path, tmp_path: Path) -> None:
+    judges = Judges(identity, tmp_path)
     for given, expected in (
         ("2xi32=8 16", "2xi32=010,0x10"),
         ("4xi32=1 2 3 4", "4xi32=[1 2][3,4]"),
@@ -251,10 +253,10 @@ def test_verdict_on_inline_values(identity: dict[str, Path], tmp_path: Path) -> 
     assert judges.passed == 15
 
 
-def test_large_random_outputs(identity: dict[str, Path], tmp_path: Path) -> None:
+def test_large_random_outputs(identity: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     for name in FLOATS:
-        judges = Judges(identity[name], tmp_path)
+        judges = Judges(identity, tmp_path, name)
         dtype = storage_dtype(name)
         for _ in range(6):
             expected = (rng.normal(size=200_000) * 10.0 ** rng.integers(-3, 3, 200_000)).astype(dtype)
@@ -297,7 +299,8 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
 
 
 @pytest.mark.corpus
-def test_verdict_on_operator_tests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", [8, pytest.param(40, marks=pytest.mark.stress)])
+def test_verdict_on_operator_tests(tmp_path: Path, sample: int) -> None:
     if not ONNX_OPS.is_dir():
         pytest.skip("no corpus beside the checkout")
     by_type: dict[str, list[Path]] = {}
@@ -308,9 +311,10 @@ def test_verdict_on_operator_tests(tmp_path: Path) -> None:
     cases: list[Path] = []
     for rank in range(max(map(len, by_type.values()))):
         cases += [group[rank * 7 % len(group)] for group in by_type.values() if rank < len(group)]
-    chosen = list(dict.fromkeys(cases))[:SAMPLE]
+    assert sample >= len(by_type)
+    chosen = list(dict.fromkeys(cases))[:sample]
     with ThreadPoolExecutor(2) as pool:
         verdicts = list(pool.map(lambda case: judge_case(case, tmp_path / case.name), chosen))
     judged = [verdict for verdict in verdicts if verdict is not None]
-    assert len(judged) > SAMPLE * 3 // 4
+    assert len(judged) > sample * 3 // 4
     assert [tool for tool, _ in judged] == [ours for _, ours in judged]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,18 +38,19 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text + "\n")
 
 
-def _watched_state(own_seconds: float = 0.0) -> MachineState:
-    watch = CpuWatch()
-    time.sleep(0.05)
-    return machine_state(watch.shares(own_seconds))
-
-
-def test_our_own_work_is_not_other_work() -> None:
-    assert _watched_state(own_seconds=1e6).busy_share in (None, 0.0)
+def test_our_own_work_is_not_other_work(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/stat": "cpu0 100 0 0 100 0 0 0 0 0 0"})
+    watch = CpuWatch(tmp_path)
+    assert watch.shares() == (None, None), "no time has passed"
+    write(tmp_path, {"proc/stat": "cpu0 150 0 0 140 0 0 0 10 0 0"})
+    assert watch.shares() == pytest.approx((0.5, 0.1))
+    assert watch.shares(0.3) == pytest.approx((0.2, 0.1))
+    assert watch.shares(1e6) == pytest.approx((0.0, 0.1))
+    assert machine_state(watch.shares(0.3), tmp_path).busy_share == pytest.approx(0.2)
 
 
 def test_this_machine_can_be_described() -> None:
-    facts, state = machine_facts(), _watched_state()
+    facts, state = machine_facts(), machine_state(CpuWatch().shares())
     assert facts.cores >= 1
     assert (facts.memory_bytes or 0) > 0
     assert facts.cpu
