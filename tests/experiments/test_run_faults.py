@@ -19,6 +19,7 @@ import pytest
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
+from iree_gauntlet.running.plan import Plan, make_plan
 from iree_gauntlet.tasks import execute, surroundings
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
@@ -31,8 +32,6 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from iree_gauntlet.running.plan import Plan
 
 pytestmark = pytest.mark.iree
 
@@ -327,13 +326,13 @@ def test_runs_of_one_second_take_folders_of_their_own(project: Project, monkeypa
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return now.astimezone(tz)
 
-    plan, calls = execute.make_plan, itertools.count()
+    calls = itertools.count()
 
     def taken_meanwhile(cases: Any, stages: Any, around: Any) -> Plan:
         """Another run takes the third run's name between its look at what is there and its claim."""
         if next(calls) == 2:
             around.run_dir.mkdir()
-        return plan(cases, stages, around)
+        return make_plan(cases, stages, around)
 
     monkeypatch.setattr(execute, "datetime", Stopped)
     monkeypatch.setattr(execute, "make_plan", taken_meanwhile)
