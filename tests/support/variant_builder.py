@@ -14,6 +14,7 @@ import numpy as np
 from iree_gauntlet import worker
 from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.micro.variant_plan import VariantPlan
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
 
@@ -138,7 +139,7 @@ def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def check(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
     return done
 

@@ -17,6 +17,7 @@ from iree_gauntlet.bench.build_folder import read_build, tensors
 from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
 from iree_gauntlet.measuring.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of, run_script
 
 pytestmark = pytest.mark.models
@@ -29,6 +30,7 @@ _FLAGS = (
 _MODELS = """
 import torch
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
+from tests.support.command_line import LIMIT_SECONDS
 
 
 class Scale(torch.nn.Module):
@@ -94,8 +96,8 @@ def _compiled(folder: Path, name: str) -> dict[str, Any]:
     """A program as a plan of the measuring workers has it."""
     program, archive, module = (str(folder / f"{name}{end}") for end in (".mlir", ".irpa", ".vmfb"))
     importer = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(folder / f"{name}.onnx"), "-o", program]
-    subprocess.run([*importer, "--externalize-params", "--save-params-to", archive], check=True, timeout=120)
-    subprocess.run([find_installed().compile, program, "-o", module, *_FLAGS], check=True, timeout=120)
+    subprocess.run([*importer, "--externalize-params", "--save-params-to", archive], check=True, timeout=LIMIT_SECONDS)
+    subprocess.run([find_installed().compile, program, "-o", module, *_FLAGS], check=True, timeout=LIMIT_SECONDS)
     return {"modules": [module], "parameters": [["model", archive]], "function": "main_graph"}
 
 
@@ -125,7 +127,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
     argv = [sys.executable, "-B", build_model.__file__, str(folder / "plan.json")]
-    subprocess.run(argv, check=True, capture_output=True, timeout=300)
+    subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 
 

@@ -17,6 +17,7 @@ from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.bench.build_plan import BuildPlan, read_plan
 from iree_gauntlet.bench.contractions import longest_contraction_path, read_contractions
 from iree_gauntlet.errors import UsageError
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
 
@@ -170,8 +171,9 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.fixture
 def needs_torch() -> Any:
-    pytest.importorskip("onnxscript", reason='onnxscript is not installed: pip install "iree-gauntlet[models]"')
-    return pytest.importorskip("torch", reason='torch is not installed: pip install "iree-gauntlet[models]"')
+    import torch  # noqa: PLC0415 - not for those who have none
+
+    return torch
 
 
 MLP = """
@@ -186,6 +188,7 @@ def mlp(training: bool, config: str, microbatch: int = 3):
 """
 
 
+@pytest.mark.models
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, needs_torch: Any) -> None:
     sums = []
     for place in ("one", "two"):
@@ -211,6 +214,7 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, needs_torch: Any) ->
     assert str(tmp_path).encode() not in (tmp_path / "one" / "built" / "main.onnx").read_bytes()
 
 
+@pytest.mark.models
 def test_formats_and_the_reference(tmp_path: Path, needs_torch: Any) -> None:
     models(tmp_path, MLP)
     found = {}
@@ -234,6 +238,7 @@ def test_formats_and_the_reference(tmp_path: Path, needs_torch: Any) -> None:
             assert 0 < np.abs(result - reference).max() < 3 * error * np.abs(reference).max()
 
 
+@pytest.mark.models
 def test_hosts_hand_over_and_outputs_are_flat(tmp_path: Path, needs_torch: Any) -> None:
     models(
         tmp_path,
@@ -306,6 +311,7 @@ def counter(training: bool):
 """
 
 
+@pytest.mark.models
 def test_generation(tmp_path: Path, needs_torch: Any) -> None:
     models(tmp_path, GENERATOR.replace("RETURNED", "new"))
     folder = built(tmp_path, model="counter")
@@ -322,6 +328,7 @@ def test_generation(tmp_path: Path, needs_torch: Any) -> None:
     np.testing.assert_array_equal(array(folder, decode["inputs"][0])[:, 0], first)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -346,6 +353,7 @@ def numeric_gradients(folder: Path) -> tuple[dict[str, Any], list[NDArray[Any]]]
     return record, [array(folder, item) for item in record["programs"][0]["outputs"]]
 
 
+@pytest.mark.models
 def test_training_and_accumulation(tmp_path: Path, needs_torch: Any) -> None:
     torch = needs_torch
     models(tmp_path, MLP)
@@ -376,6 +384,7 @@ def test_training_and_accumulation(tmp_path: Path, needs_torch: Any) -> None:
     assert {"0.weight", "3.weight"} <= {item.name for item in graph.initializer}
 
 
+@pytest.mark.models
 def test_no_translation_is_one_line_that_names_the_operator(tmp_path: Path, needs_torch: Any) -> None:
     models(
         tmp_path,
@@ -397,6 +406,7 @@ def odd(training: bool):
     assert not (tmp_path / "built" / "build.json").exists()
 
 
+@pytest.mark.models
 def test_a_model_that_fails_is_named_with_its_line(tmp_path: Path, needs_torch: Any) -> None:
     models(
         tmp_path,
@@ -438,6 +448,7 @@ def none(training: bool):
 # Backward passes
 
 
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("shape", "weight", "stride", "padding", "dilation", "transposed", "groups"),
     [
@@ -476,6 +487,7 @@ def test_convolution_backward_is_torch_s(
     assert convolution_backward(grad, values, kernel, sizes, *rest, [False] * 3) == (None, None, None)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dilation", "ceil"),
     [
@@ -508,6 +520,7 @@ def test_max_pool_backward_is_torch_s(
     torch.testing.assert_close(max_pool_backward(grad, values, *rest, indices), want)
 
 
+@pytest.mark.models
 def test_padding_that_takes_away_is_torch_s(needs_torch: Any) -> None:
     torch = needs_torch
     from iree_gauntlet.bench.decompositions import crop  # noqa: PLC0415 - it imports torch
@@ -522,18 +535,18 @@ def test_padding_that_takes_away_is_torch_s(needs_torch: Any) -> None:
 
 
 def run_in_iree(folder: Path, program: dict[str, Any]) -> list[NDArray[Any]]:
-    runtime = pytest.importorskip("iree.runtime")
-    pytest.importorskip("iree.compiler")
+    from iree import runtime  # noqa: PLC0415 - only where it is compiled
+
     work = folder.parent / "work"
     work.mkdir(exist_ok=True)
     source, weights, binary = (work / f"program.{end}" for end in ("mlir", "irpa", "vmfb"))
     tools = [sys.executable, "-m"]
     externals = ["--externalize-params", "--save-params-to", str(weights)]
     importing = [str(folder / program["onnx"]), "-o", str(source), *externals]
-    subprocess.run([*tools, "iree.compiler.tools.import_onnx", *importing], check=True, timeout=120)
+    subprocess.run([*tools, "iree.compiler.tools.import_onnx", *importing], check=True, timeout=LIMIT_SECONDS)
     local = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
     compiling = [str(source), "-o", str(binary), *local]
-    subprocess.run([*tools, "iree.compiler.tools.scripts.iree_compile", *compiling], check=True, timeout=240)
+    subprocess.run([*tools, "iree.compiler.tools.scripts.iree_compile", *compiling], check=True, timeout=LIMIT_SECONDS)
     config = runtime.Config("local-task")
     index = runtime.ParameterIndex()
     index.load(str(weights))
@@ -545,11 +558,11 @@ def run_in_iree(folder: Path, program: dict[str, Any]) -> list[NDArray[Any]]:
     return [np.array(item.to_host()) for item in arrays]
 
 
+@pytest.mark.models
 @pytest.mark.iree
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_training_of_bert_through_iree(tmp_path: Path, needs_torch: Any, accumulate: bool) -> None:
-    pytest.importorskip("transformers")
     folder = built(
         tmp_path,
         model="bert",
@@ -572,6 +585,7 @@ def test_training_of_bert_through_iree(tmp_path: Path, needs_torch: Any, accumul
         assert np.sqrt(np.mean((have - want) ** 2)) <= 1e-5 * max(rms, 1e-2 * largest), name
 
 
+@pytest.mark.models
 @pytest.mark.iree
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_training_of_convolutions_through_iree(tmp_path: Path, needs_torch: Any) -> None:

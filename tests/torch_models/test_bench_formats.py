@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from iree_gauntlet.bench.block_float import block_format, round_to_blocks
 from iree_gauntlet.bench.formats import DataFormat, round_weights, tolerance
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -132,6 +133,6 @@ def test_formats_need_the_standard_library_and_numpy_only() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=LIMIT_SECONDS,
     )
     assert done.stdout.strip() == "False set()"

@@ -11,6 +11,7 @@ from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
 from iree_gauntlet.bench.instantiate import BuildOptions, Pipeline, arguments, arrange, check_options
 from iree_gauntlet.bench.registry import BenchmarkModel, ModelError, declared_models
 from iree_gauntlet.errors import ExitCode, UsageError
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -301,5 +302,7 @@ def test_declaring_models_is_light() -> None:
         "import sys, iree_gauntlet.bench, iree_gauntlet.bench.discovery, iree_gauntlet.bench.instantiate;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", statement], capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
+    )
     assert done.stdout.strip() == "[]"

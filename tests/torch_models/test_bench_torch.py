@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.command_line import Done
 
-pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.iree
+pytestmark = [pytest.mark.models, pytest.mark.iree]
 
 _ROOT = ROOT
 

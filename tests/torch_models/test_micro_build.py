@@ -85,8 +85,9 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.fixture
 def torch() -> Any:
-    pytest.importorskip("onnxscript", reason='onnxscript is not installed: pip install "iree-gauntlet[models]"')
-    return pytest.importorskip("torch", reason='torch is not installed: pip install "iree-gauntlet[models]"')
+    import torch  # noqa: PLC0415 - not for those who have none
+
+    return torch
 
 
 def plugin(folder: Path, text: str) -> tuple[str, ...]:
@@ -100,6 +101,7 @@ def files(folder: Built) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+@pytest.mark.models
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, torch: Any) -> None:
     one, two = (
         built(tmp_path / name, "ln_linear_gelu", dtype="bf16", quantization="int4wo-16", sparsity="2:4")
@@ -114,6 +116,7 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, torch: Any) -> None:
     assert str(tmp_path).encode() not in program
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
     record = built_here(tmp_path, plan_of(tmp_path, "linear", 3, 64, 32)).record
@@ -127,6 +130,7 @@ def test_what_is_left_of_a_baseline(tmp_path: Path, torch: Any) -> None:
     assert [(item["type"], item["shape"]) for item in program["outputs"]] == [("f32", [3, 32])]
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 def test_the_reference_is_the_unchanged_model_in_f32(tmp_path: Path, torch: Any) -> None:
     plain = built_here(tmp_path / "plain", plan_of(tmp_path, "transformer_block", 2, 64))
@@ -141,6 +145,7 @@ def test_the_reference_is_the_unchanged_model_in_f32(tmp_path: Path, torch: Any)
     assert 0 < distance(narrow.outputs(), narrow.reference()) < 0.02
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ending", ["relu", "sigmoid", "leakyrelu", "relu6", "gelu", "silu", "hardswish"])
 def test_activations(tmp_path: Path, torch: Any, ending: str) -> None:
@@ -161,9 +166,9 @@ def configuration(folder: Path, **fields: Any) -> Path:
     return path
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
-    pytest.importorskip("transformers")
     path = configuration(tmp_path)
     for config, k, n, width in ((path, 0, 0, 32), (tmp_path, 64, 96, 64)):
         plan = plan_of(tmp_path, "transformers", 7, k, n, config=str(config), quantization="int8dq")
@@ -175,6 +180,7 @@ def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
         assert record["changed_layers"] in (6, 7)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("fields", "k", "message"),
     [
@@ -188,12 +194,12 @@ def test_a_configuration_of_transformers(tmp_path: Path, torch: Any) -> None:
 def test_configurations_that_do_not_fit(
     tmp_path: Path, torch: Any, fields: dict[str, Any], k: int, message: str
 ) -> None:
-    pytest.importorskip("transformers")
     path = configuration(tmp_path, **fields)
     with pytest.raises(GauntletError, match=message):
         built_here(tmp_path / "built", plan_of(tmp_path, "transformers", 7, k, 0, config=str(path)))
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("asked", "message"),
@@ -255,6 +261,7 @@ def inside(m, k, n, dtype):
 """
 
 
+@pytest.mark.models
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("text", "asked", "message"),
@@ -275,6 +282,7 @@ def test_plugins_that_are_written_wrong(
         built_here(tmp_path / "built", plan_of(tmp_path, plugins=given, **asked))
 
 
+@pytest.mark.models
 def test_a_plugin_s_recipe_and_architecture(tmp_path: Path, torch: Any) -> None:
     given = plugin(
         tmp_path,
@@ -302,6 +310,7 @@ def two(m, k, n, dtype):
     assert distance(found.outputs(), found.reference()) > 1
 
 
+@pytest.mark.models
 def test_problems_are_lines_that_begin_with_error(tmp_path: Path, torch: Any) -> None:
     done = run_builder(plan_of(tmp_path / "a", plugins=plugin(tmp_path, FAILS), quantization="fails"))
     assert done.returncode == 2

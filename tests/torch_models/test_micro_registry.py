@@ -26,6 +26,7 @@ from iree_gauntlet.micro.registry import (
     recipe,
     shape_set,
 )
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -381,5 +382,7 @@ def test_declaring_is_light() -> None:
         "load_registry();"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", statement], capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
+    )
     assert done.stdout.strip() == "[]"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import SCRIPTS, built_here, distance, plan_of, read
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.micro.variant_plan import VariantPlan
 
-pytest.importorskip("onnxscript", reason='onnxscript is not installed: pip install "iree-gauntlet[models]"')
-pytest.importorskip("torch", reason='torch is not installed: pip install "iree-gauntlet[models]"')
+pytestmark = pytest.mark.models
 
 
 def measured(folder: Path, variants: list[dict[str, Any]], **given: Any) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def measured(folder: Path, variants: list[dict[str, Any]], **given: Any) -> subp
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
 
