@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
+from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -32,54 +32,59 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@dataclass(frozen=True)
+class Index:
+    """A loopback server with pages as PEP 503 has them, and a folder of nightlies.
+
+    Attributes:
+        folder: with `simple`, which it serves, and `nightlies`.
+        url: of `simple`.
+    """
+
+    folder: Path
+    url: str
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    folder = tmp_path_factory.mktemp("index")
+    for version in _RELEASES:
+        write_wheel(folder / "simple" / "iree-base-compiler", "compiler", version)
+        if version != "3.7.0":
+            write_wheel(folder / "simple" / "iree-base-runtime", "runtime", version)
+    # What PyPI has beside releases.
+    write_wheel(folder / "simple" / "iree-base-compiler", "compiler", "3.11.0rc20260801")
+    write_wheel(folder / "simple" / "iree-base-runtime", "runtime", "3.11.0rc20260801")
+    release_wheels(folder / "nightlies", *_NIGHTLIES)
+    write_wheel(folder / "nightlies", "compiler", "3.13.0rc20261105")
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield Index(folder, f"http://127.0.0.1:{server.server_address[1]}/simple")
+        server.shutdown()
+
+
 @pytest.fixture(params=["uv", "pip"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    if request.param == "uv" and find_installer("").name != "uv":
-        pytest.skip("no uv here")
-    with served(tmp_path, monkeypatch, str(request.param)) as made:
-        yield made
+def place(request: pytest.FixtureRequest, quick: Place, index: Index, tmp_path: Path) -> Place:
+    return place_of(tmp_path, str(request.param), quick.nightly_links)
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """With the faster installer that is here, for what does not depend on it."""
-    with served(tmp_path, monkeypatch, find_installer("").name) as made:
-        yield made
-
-
-@contextlib.contextmanager
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str) -> Iterator[Place]:
-    """A place whose index is a loopback server with pages as PEP 503 has them, and whose nightlies are a folder."""
-    for version in _RELEASES:
-        write_wheel(tmp_path / "simple" / "iree-base-compiler", "compiler", version)
-        if version != "3.7.0":
-            write_wheel(tmp_path / "simple" / "iree-base-runtime", "runtime", version)
-    # What PyPI has beside releases.
-    write_wheel(tmp_path / "simple" / "iree-base-compiler", "compiler", "3.11.0rc20260801")
-    write_wheel(tmp_path / "simple" / "iree-base-runtime", "runtime", "3.11.0rc20260801")
-    nightlies = release_wheels(tmp_path / "nightlies", *_NIGHTLIES)
-    write_wheel(tmp_path / "nightlies", "compiler", "3.13.0rc20261105")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    index = f"http://127.0.0.1:{server.server_address[1]}/simple"
+def quick(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """With the faster installer, for what does not depend on it."""
     for name in ("UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     for name, value in {
-        "UV_DEFAULT_INDEX": index,
+        "UV_DEFAULT_INDEX": index.url,
         "UV_NO_CONFIG": "1",
-        "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
-        "PIP_INDEX_URL": index,
+        "UV_CACHE_DIR": str(index.folder / "uv-cache"),
+        "PIP_INDEX_URL": index.url,
         "PIP_NO_CACHE_DIR": "1",
         "PIP_CONFIG_FILE": os.devnull,
         "NO_PROXY": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, value)
-    try:
-        yield place_of(tmp_path, installer, str(nightlies))
-    finally:
-        server.shutdown()
-        server.server_close()
+    return place_of(tmp_path, "uv", str(index.folder / "nightlies"))
 
 
 def place_of(folder: Path, installer: str, nightlies: str, *, offline: bool = False) -> Place:
@@ -99,8 +104,11 @@ def test_versions_between_two(place: Place) -> None:
     # 3.7.0 has no runtime; what is no release is left out.
     expected = ["3.5.0", "3.6.0", "3.8.0", "3.9.0", "3.10.0", "3.11.0", "3.12.0"]
     assert labels("3.5.0", "3.12.0", place) == (expected, True)
+
+
+def test_nightlies_between_two(quick: Place) -> None:
     expected = ["3.12.0", *_NIGHTLIES[1:], "3.13.0"]
-    assert labels("3.12.0", "3.13.0", place, nightlies=True) == (expected, True)
+    assert labels("3.12.0", "3.13.0", quick, nightlies=True) == (expected, True)
 
 
 def test_releases_at_the_edges(quick: Place) -> None:

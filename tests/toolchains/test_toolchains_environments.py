@@ -1,26 +1,32 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import Installer, find_installer
+from iree_gauntlet.toolchains.installer import Installer, Sources, find_installer
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_wheels import release_wheels, write_wheel
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _INSTALL = """
@@ -39,23 +45,31 @@ environment_for(parse_choice(wanted), Place(None, environments, "", None, ""))
 """
 
 
+@dataclass
 class Releases:
-    """Environments over an index of small wheels, without a network."""
+    """Environments over an index of small wheels, without a network.
 
-    def __init__(self, folder: Path, installer: str, links: Path) -> None:
-        self.folder = folder / "envs"
-        self.installer = installer
-        self.links = links
-        self.news: list[str] = []
-        self.used: list[Path] = []
+    Attributes:
+        folder: where they lie.
+        installer: `uv` or `pip`.
+        links: the page of nightlies.
+        news: what was said.
+        used: folders that were in use.
+    """
 
-    def place(self, *, offline: bool = False, installer: Installer | None = None) -> Place:
+    folder: Path
+    installer: str
+    links: Path
+    news: list[str] = field(default_factory=list)
+    used: list[Path] = field(default_factory=list)
+
+    def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> Place:
         environments = Environments(
             self.folder,
-            lambda: installer or find_installer(self.installer),
+            lambda: find_installer(self.installer),
             offline=offline,
             use=self.used.append,
-            news=self.news.append,
+            news=news or self.news.append,
         )
         return Place(find_installed, environments, str(self.links), hash_file, "")
 
@@ -70,34 +84,35 @@ class Releases:
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels of the index, of the nightlies' page and in uv's cache."""
+    folder = tmp_path_factory.mktemp("shared")
+    release_wheels(folder / "index", "3.8.0", "3.9.0", "3.11.0", "3.12.0")
+    release_wheels(folder / "nightlies", "3.13.0rc20261101", "3.13.0rc20261102")
+    return folder
+
+
 @pytest.fixture(params=["uv", "pip"])
-def releases(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
-    if request.param == "uv" and find_installer("").name != "uv":
-        pytest.skip("no uv here")
-    return _releases(tmp_path, monkeypatch, str(request.param))
+def releases(request: pytest.FixtureRequest, quick: Releases) -> Releases:
+    return replace(quick, installer=str(request.param))
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
-    """With the faster one that is here, for what does not depend on it."""
-    return _releases(tmp_path, monkeypatch, find_installer("").name)
-
-
-def _releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str) -> Releases:
-    index = release_wheels(tmp_path / "index", "3.8.0", "3.9.0", "3.11.0", "3.12.0")
-    nightlies = release_wheels(tmp_path / "nightlies", "3.13.0rc20261101", "3.13.0rc20261102")
+def quick(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
+    """With the faster installer, for what does not depend on it."""
     # The user's own settings of both programs: an index of a folder, and no network.
     for name, value in {
         "UV_OFFLINE": "1",
-        "UV_FIND_LINKS": str(index),
-        "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
+        "UV_FIND_LINKS": str(shared / "index"),
+        "UV_CACHE_DIR": str(shared / "uv-cache"),
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(index),
+        "PIP_FIND_LINKS": str(shared / "index"),
         "PIP_NO_CACHE_DIR": "1",
         "PIP_CONFIG_FILE": os.devnull,
     }.items():
         monkeypatch.setenv(name, value)
-    return Releases(tmp_path, installer, nightlies)
+    return Releases(tmp_path / "envs", "uv", shared / "nightlies")
 
 
 def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None:
@@ -119,13 +134,13 @@ def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None
     assert releases.used[0] == path
 
 
-def test_a_range_means_its_newest_release(releases: Releases) -> None:
-    assert releases.environment(">=3.8,<3.12").name.startswith("3.11.0-")
-    assert releases.environment("==3.8.*").name.startswith("3.8.0-")
+def test_a_range_means_its_newest_release(quick: Releases) -> None:
+    assert quick.environment(">=3.8,<3.12").name.startswith("3.11.0-")
+    assert quick.environment("==3.8.*").name.startswith("3.8.0-")
     with pytest.raises(ToolchainError) as raised:
-        releases.environment(">=4")
+        quick.environment(">=4")
     assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
-    place = releases.place(offline=True)
+    place = quick.place(offline=True)
     assert environment_for(parse_choice(">=3.8"), place).label == "3.11.0"
     with pytest.raises(ToolchainError, match=r"no IREE in the cache is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
         environment_for(parse_choice(">=3.12"), place)
@@ -133,16 +148,40 @@ def test_a_range_means_its_newest_release(releases: Releases) -> None:
 
 def test_nightlies_come_from_their_page(releases: Releases) -> None:
     assert releases.environment("nightly").name.startswith("3.13.0rc20261102-")
-    assert releases.environment("3.13.0rc20261101").name.startswith("3.13.0rc20261101-")
-    # A release that is newer than every nightly is no nightly.
     assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
 
 
-def test_a_release_that_does_not_exist_names_its_neighbours(releases: Releases) -> None:
+def test_nightlies_of_a_day(quick: Releases) -> None:
+    for version in ("3.13.0rc20261102", "3.13.0rc20261101"):
+        assert quick.environment(version).name.startswith(f"{version}-")
+    assert environment_for(parse_choice("nightly"), quick.place(offline=True)).label == "3.13.0rc20261102"
+
+
+def test_a_release_that_does_not_exist_names_its_neighbours(quick: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
-        releases.environment("3.10.0")
+        quick.environment("3.10.0")
     assert str(raised.value) == "there is no IREE 3.10.0 for this Python and platform\n  Nearest: 3.9.0 and 3.11.0."
-    assert not [path for path in releases.folder.iterdir() if path.is_dir()]
+    assert not [path for path in quick.folder.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sources", "expected"),
+    [
+        ("", Sources(), ["3.8.0", "3.9.0", "3.11.0", "3.12.0"]),
+        (">=3.8,<3.12", Sources(), ["3.8.0", "3.9.0", "3.11.0"]),
+        ("==3.10.0", Sources(), []),
+        (">=4", Sources(), []),
+        ("", Sources(pre=True), ["3.8.0", "3.9.0", "3.11.0", "3.12.0", "3.13.0rc1"]),
+    ],
+)
+def test_versions_that_pip_knows(tmp_path: Path, wanted: str, sources: Sources, expected: list[str]) -> None:
+    """It answers with all there are, with and without what was asked for; which are wanted is ours to say."""
+    pip = tmp_path / "pip"
+    there = "from versions: 3.8.0, 3.9.0, odd, 3.11.0, 3.12.0, 3.13.0rc1"
+    pip.write_text(f"#!/bin/sh\necho 'ERROR: Could not find a version that satisfies $* ({there})'\nexit 1\n")
+    pip.chmod(0o755)
+    found = Installer("pip", (str(pip),)).versions("iree-base-compiler", SpecifierSet(wanted), sources)
+    assert [str(version) for version in found] == expected
 
 
 def test_offline_nothing_is_installed(quick: Releases) -> None:
@@ -151,6 +190,12 @@ def test_offline_nothing_is_installed(quick: Releases) -> None:
     assert "IREE 3.9.0 is not installed in the cache" in raised.value.what
     assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
     assert not quick.folder.exists()
+
+
+@pytest.fixture
+def whole(quick: Releases, shared: Path) -> Path:
+    """An environment, made once."""
+    return replace(quick, folder=shared / "envs", news=[]).environment("3.9.0")
 
 
 def _lose_a_tool(path: Path) -> None:
@@ -202,34 +247,43 @@ def _a_file(path: Path) -> None:
         (_a_file, "not installed to its end"),
     ],
 )
-def test_a_broken_environment_is_seen_and_made_again(quick: Releases, harm: object, why: str) -> None:
-    path = quick.environment("3.9.0")
-    assert callable(harm)
+def test_a_broken_environment_is_seen_and_made_again(
+    quick: Releases, whole: Path, harm: Callable[[Path], None], why: str
+) -> None:
+    path = quick.place().environments.path_of("3.9.0")
+    shutil.copytree(whole, path, symlinks=True)
+    assert quick.environment("3.9.0") == path
     harm(path)
     with pytest.raises(ToolchainError, match=why):
         environment_for(parse_choice("3.9.0"), quick.place(offline=True))
     assert quick.environment("3.9.0") == path
     assert any(why in line and "made again" in line for line in quick.news)
-    assert quick.installs() == 2
+    assert quick.installs() == 1
     assert [child.name for child in quick.folder.iterdir() if child.is_dir()] == [path.name]
 
 
-def test_wheels_of_a_folder_have_environments_by_their_content(releases: Releases, tmp_path: Path) -> None:
+def test_wheels_of_a_folder_have_environments_by_their_content(quick: Releases, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_wheel(tmp_path / name, "compiler", "3.13.0.dev1", content=name)
         write_wheel(tmp_path / name, "runtime", "3.13.0.dev1")
     found = {}
     for name in ("a", "b"):
         choice = parse_choice(f"wheels:{tmp_path / name}")
-        found[name] = find_toolchain(choice, choice, releases.place())
+        found[name] = find_toolchain(choice, choice, quick.place())
     assert found["a"].compile != found["b"].compile
     assert found["a"].identity != found["b"].identity
     assert found["a"].runtime_identity == found["b"].runtime_identity
     # The same wheels elsewhere are the same IREE.
     shutil.copytree(tmp_path / "a", tmp_path / "with space")
     choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
-    assert find_toolchain(choice, choice, releases.place()).compile == found["a"].compile
-    assert releases.installs() == 2
+    assert find_toolchain(choice, choice, quick.place()).compile == found["a"].compile
+    assert quick.installs() == 2
+
+
+def test_wheels_of_a_folder_are_installed(releases: Releases, tmp_path: Path) -> None:
+    release_wheels(tmp_path / "with space", "3.13.0.dev1")
+    choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
+    assert find_toolchain(choice, choice, releases.place()).compiler_release == "3.13.0.dev1"
 
 
 def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
@@ -252,42 +306,55 @@ def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
         environment_for(parse_choice("path"), quick.place())
 
 
-def test_three_processes_install_once(releases: Releases) -> None:
-    running = [releases.start("3.12.0") for _ in range(3)]
-    output = "".join(process.communicate(timeout=120)[0] for process in running)
+def test_three_processes_install_once(quick: Releases) -> None:
+    running = [quick.start("3.12.0") for _ in range(3)]
+    output = "".join(process.communicate(timeout=LIMIT_SECONDS)[0] for process in running)
     assert [process.returncode for process in running] == [0, 0, 0], output
     assert output.count("installing with") == 1
-    assert environment_for(parse_choice("3.12.0"), releases.place(offline=True)).label == "3.12.0"
+    assert environment_for(parse_choice("3.12.0"), quick.place(offline=True)).label == "3.12.0"
 
 
-def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) -> None:
-    for delay in (0.0, 0.02, 0.1, 0.3, 0.7):
-        process = releases.start("3.11.0")
-        assert process.stdout is not None
-        process.stdout.readline()  # it has begun
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    found = environment_for(parse_choice("3.11.0"), releases.place())
+def test_killed_at_any_moment_the_next_one_makes_it_whole(quick: Releases) -> None:
+    # As far as it has come, or the one that goes on with its installer has.
+    for there in ("*", ".making-*", ".making-*/bin/python", ".making-*/lib/*/*/iree*", f".making-*/{SEAL}"):
+        with quick.start("3.11.0") as process:
+            assert process.stdout is not None
+            process.stdout.readline()  # it has begun
+            wait_until(functools.partial(_is_there_or_over, quick.folder, there, process))
+            process.send_signal(signal.SIGKILL)
+    found = environment_for(parse_choice("3.11.0"), quick.place())
     assert found.label == "3.11.0"
-    assert [path.name for path in releases.folder.iterdir() if path.is_dir()] == [found.path.name]
+    assert [path.name for path in quick.folder.iterdir() if path.is_dir()] == [found.path.name]
 
 
-def test_an_installer_that_outlives_us_is_waited_for(quick: Releases, tmp_path: Path) -> None:
+def _is_there_or_over(folder: Path, pattern: str, process: subprocess.Popen[str]) -> bool:
+    return any(folder.glob(pattern)) or process.poll() is not None
+
+
+def test_an_installer_that_outlives_us_is_waited_for(
+    quick: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go_on, ended = (tmp_path / name for name in ("started", "go-on", "ended"))
     slow = tmp_path / "slow-uv"
-    slow.write_text(f"#!/bin/sh\nsleep 1\ntouch {tmp_path / 'ended'}\nexit 1\n")
+    slow.write_text(f"#!/bin/sh\ntouch {started}\ncat {go_on}\ntouch {ended}\nexit 1\n")
     slow.chmod(0o755)
-    process = quick.start("3.12.0", str(slow))
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.2)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    assert not (tmp_path / "ended").exists()
-    assert quick.environment("3.12.0").is_dir()
-    assert (tmp_path / "ended").exists(), "both wrote at once"
+    os.mkfifo(go_on)
+    with quick.start("3.12.0", str(slow)) as process:
+        wait_until(started.exists)
+        process.kill()
+    assert not ended.exists()
+
+    said: list[str] = []
+
+    def news(text: str) -> None:
+        said.append(text)
+        if text.startswith("waiting for another process"):
+            go_on.write_text("")
+
+    monkeypatch.setattr(environments, "_PATIENCE_SECONDS", 0.0)
+    assert environment_for(parse_choice("3.12.0"), quick.place(news=news)).path.is_dir()
+    assert said[0].startswith("waiting for another process that installs IREE 3.12.0")
+    assert ended.exists(), "both wrote at once"
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(quick: Releases) -> None:
