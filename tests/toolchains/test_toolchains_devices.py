@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import namedtuple
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +15,13 @@ from iree_gauntlet.toolchains.devices import compile_backends, device_available,
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.probe import ask
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.hanging import HANG, growing_times, marked_hang
+from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 _DiskUsage = namedtuple("_DiskUsage", "total used free")  # noqa: PYI024 - what shutil returns
@@ -113,11 +116,13 @@ def test_a_driver_that_works_and_finds_nothing(toolchain: Toolchain, tmp_path: P
 def test_a_driver_that_hangs_is_a_finding(
     toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices_module, "_TIMEOUT_SECONDS", 0.3)
-    script = _TWO_GPUS.replace('echo "hip://GPU-aa"', "sleep 60")
-    available = device_available(with_runtime(toolchain, tmp_path, script), "hip")
+    sick = with_runtime(toolchain, tmp_path, _TWO_GPUS.replace('echo "hip://GPU-aa"', HANG))
+    # Which are remembered, and do not hang.
+    assert len(drivers(sick)) == 2
+    monkeypatch.setattr(devices_module, "_TIMEOUT_SECONDS", 0.1)
+    available = device_available(sick, "hip")
     assert not available.ok
-    assert "did not answer within 0.3 s" in available.reason
+    assert "did not answer within 0.1 s" in available.reason
 
 
 @pytest.mark.iree
@@ -127,30 +132,17 @@ def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    started = time.monotonic()
-    with pytest.raises(ToolchainError, match="did not answer within"):
-        ask(["/bin/sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout=0.5)
-    assert time.monotonic() - started < 5
-    child = int(pid_file.read_text(encoding="utf-8"))
-    deadline = time.monotonic() + 5
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _runs(child)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet is dead all the same."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not (stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")
+    ready, child = tmp_path / "ready", marked_hang()
+    for seconds in growing_times():
+        with pytest.raises(ToolchainError, match=f"did not answer within {seconds:g} s and was killed"):
+            ask(["/bin/sh", "-c", f"{child} & touch {ready}; wait"], timeout=seconds)
+        if ready.exists():
+            break
+    wait_until(lambda: not running(child))
 
 
 def test_a_probe_says_what_a_tool_says() -> None:
-    answer = ask(["/bin/sh", "-c", "cat; printf '\\377' >&2; exit 3"], timeout=10, stdin="hello")
+    answer = ask(["/bin/sh", "-c", "cat; printf '\\377' >&2; exit 3"], timeout=LIMIT_SECONDS, stdin="hello")
     assert (answer.exit_code, answer.stdout, answer.stderr) == (3, "hello", "\ufffd")
     with pytest.raises(ToolchainError, match="cannot be started"):
         ask(["/nowhere/tool"], timeout=1)
