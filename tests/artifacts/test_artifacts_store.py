@@ -18,6 +18,8 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.command_line import LIMIT_SECONDS
+from tests.support.download_checks import OnNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +38,9 @@ def server() -> Iterator[Server]:
 def _store(root: Path, pins: dict[str, str] | None = None, *, offline: bool = False) -> ArtifactStore:
     entries = [Entry(local_name(url), sha256, url) for url, sha256 in (pins or {}).items()]
     registry = Registry(root / "registry.txt").with_entries(entries)
-    return ArtifactStore(root, registry, offline=offline, policy=Policy(stall_timeout=5, retries=2, backoff=0.01))
+    return ArtifactStore(
+        root, registry, offline=offline, policy=Policy(stall_timeout=LIMIT_SECONDS, retries=2, backoff=0.01)
+    )
 
 
 def _files(root: Path) -> list[str]:
@@ -222,26 +226,22 @@ def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 0.1)
-    held, go_on, recorder = threading.Event(), threading.Event(), Recorder(Silent())
+    monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(locking, "_REMINDER_SECONDS", LIMIT_SECONDS)
+    held, noted = threading.Event(), threading.Event()
+    recorder = Recorder(OnNote("waiting for another download", noted.set))
 
     def hold() -> None:
         with locked(tmp_path / "l" / "x.lock", "u", Silent()):
             held.set()
-            go_on.wait(10)
+            noted.wait(LIMIT_SECONDS)
 
-    def wait() -> None:
-        with locked(tmp_path / "l" / "x.lock", "u", recorder):
-            pass
-
-    holder, waiter = threading.Thread(target=hold), threading.Thread(target=wait)
+    holder = threading.Thread(target=hold)
     holder.start()
-    assert held.wait(10)
-    waiter.start()
-    waiter.join(0.5)
-    go_on.set()
-    waiter.join(10)
-    holder.join(10)
+    assert held.wait(LIMIT_SECONDS)
+    with locked(tmp_path / "l" / "x.lock", "u", recorder):
+        pass
+    holder.join()
     assert len(recorder.notes) == 1
     assert "waiting for another download" in recorder.notes[0]
 

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,17 +21,16 @@ from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _HOLDER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from iree_gauntlet.artifacts.leases import Leases
 leases = Leases(Path(sys.argv[1]))
 for word in sys.argv[2:]:
     leases.use(Path(sys.argv[1]) / word)
 print("held", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -126,11 +125,11 @@ def test_a_forked_child_has_a_lease_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_a_parent_that_dies_takes_its_own_lease_alone(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time\nfrom pathlib import Path\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
         "from iree_gauntlet.artifacts.leases import Leases\n"
         "root = Path(sys.argv[1])\nleases = Leases(root)\nleases.use(root / 'parent')\n"
-        "if os.fork() == 0:\n    leases.use(root / 'child')\n    time.sleep(600)\n"
-        "time.sleep(600)\n"
+        "if os.fork() == 0:\n    leases.use(root / 'child')\n    signal.pause()\n"
+        "signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], start_new_session=True) as process:
         try:
@@ -148,11 +147,16 @@ def test_no_lease_begins_while_something_is_collected(tmp_path: Path) -> None:
     with mine.collecting():
         user = threading.Thread(target=other.use, args=(tmp_path / "artifacts" / "a",))
         user.start()
-        time.sleep(0.2)
+        wait_until(lambda: _somebody_waits_for(tmp_path / "locks" / "use.lock") or not user.is_alive())
         assert user.is_alive()
         assert mine.in_use() == set()
-    user.join(timeout=30)
+    user.join()
     assert mine.in_use() == {"artifacts/a"}
+
+
+def _somebody_waits_for(lock: Path) -> bool:
+    number = lock.stat().st_ino
+    return any("->" in line and f":{number} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_one_collection_at_a_time(tmp_path: Path) -> None:

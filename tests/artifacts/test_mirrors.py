@@ -17,6 +17,7 @@ from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.configuration import Configuration, Mirror, StoreOptions
 from iree_gauntlet.errors import ArtifactError
 from tests.support.artifact_server import Request, Server, serving, whole
+from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _CONTENT = bytes(range(256)) * 4000
 _SHA256 = hashlib.sha256(_CONTENT).hexdigest()
-_POLICY = Policy(part_bytes=200_000, stall_timeout=5, retries=1, backoff=0.01)
+_POLICY = Policy(part_bytes=200_000, stall_timeout=LIMIT_SECONDS, retries=1, backoff=0.01)
 
 
 @pytest.fixture
