@@ -237,12 +237,16 @@ def test_a_server_that_is_busy_in_the_middle(
     proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
 ) -> None:
     """One connection is told to wait: the others, which are answered afterwards, wait as well."""
-    waits, told_to_wait = Waits(), threading.Event()
-    all_wait = threading.Barrier(QUICK.connections, lambda: waits.clock.sleep(1))
+    clock, waits, told_to_wait = Clock(), list[float](), threading.Event()
+
+    def pass_a_second() -> None:
+        clock.now += 1
+
+    all_wait = threading.Barrier(QUICK.connections, pass_a_second)
 
     def wait(_stop: threading.Event, seconds: float) -> None:
         if seconds > 0:
-            waits.seconds.append(seconds)
+            waits.append(seconds)
             told_to_wait.set()
             all_wait.wait(LIMIT_SECONDS)
 
@@ -250,9 +254,9 @@ def test_a_server_that_is_busy_in_the_middle(
         Fault(from_byte=PART, status=503, retry_after="1"),
         Fault(from_byte=PART, times=QUICK.connections - 1, before=lambda: told_to_wait.wait(LIMIT_SECONDS)),
     ]
-    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=waits.clock, wait=wait))
+    fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock, wait=wait))
     told(fetched.notes[0])
-    assert waits.seconds == [1.0] * QUICK.connections
+    assert waits == [1.0] * QUICK.connections
     assert proxy.sent == SIZE
 
 
@@ -301,7 +305,7 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
 
         def update(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
             self.seen += 1
-            clock.sleep(3600)
+            clock.now += 3600
 
     progress = Crawling()
     fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock), progress=progress)

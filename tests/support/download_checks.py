@@ -72,7 +72,7 @@ class Waits:
         if seconds > 0:
             with self._lock:
                 self.seconds.append(seconds)
-                self.clock.sleep(seconds)
+                self.clock.now += seconds
 
     def of(self, policy: Policy) -> Policy:
         """A policy on this clock."""
