@@ -1,59 +1,48 @@
-"""The pytest plugin, as its users run it: pytest in a process of its own, with the real compiler and runtime."""
+"""The pytest plugin with the real compiler and runtime.
+
+Most tests run pytest inside this one (`tests/support/pytest_here.py`), which spares it a start. Where processes or
+signals matter, pytest has a process of its own, as its users run it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import numpy as np
-import psutil
 import pytest
 
+from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import SHARED
-from tests.support.torch_project import CPU, PYTEST, TorchProject
+from tests.support.processes import running, wait_until
+from tests.support.torch_project import CPU, TorchProject
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.command_line import Done
+
 pytestmark = pytest.mark.iree
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifacts of a run of the project: so that other tests need not compile."""
-    project = TorchProject(tmp_path_factory.mktemp("warm"))
-    fill(project)
-    done = project.pytest("-q")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return project.folder / "artifacts"
-
-
 @pytest.fixture
-def project(tmp_path: Path, warm: Path) -> TorchProject:
+def project(tmp_path: Path) -> TorchProject:
     project = TorchProject(tmp_path)
-    fill(project)
-    (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts" / "modules").symlink_to(warm / "modules")
+    project.fill()
+    project.warm()
     return project
 
 
-def fill(project: TorchProject) -> None:
-    project.module()
-    project.quality()
-    project.benchmark()
-    project.compstat(golden_dispatch_count=1)
-
-
-def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+def outcomes(done: Done) -> dict[str, int]:
     """The counts of pytest's last line."""
-    last = next(line for line in reversed(done.stdout.splitlines()) if re.search(r"in \d+\.\d+s", line))
+    last = next(line for line in reversed(done.out.splitlines()) if re.search(r"in \d+\.\d+s", line))
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", last.split(" in ")[0])}
 
 
@@ -62,11 +51,7 @@ def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 
 def test_nothing_happens_without_its_options(project: TorchProject) -> None:
     (project.folder / "test_other.py").write_text("def test_other():\n    pass\n")
-    command = [word for word in project.pytest_command("-q") if "directory" not in word]
-    done = subprocess.run(
-        command, cwd=project.folder, capture_output=True, text=True, check=False, env=project.environment()
-    )
-    assert outcomes(done) == {"passed": 1}
+    assert outcomes(project.plain_pytest(["-q"])) == {"passed": 1}
     assert not (project.folder / "job_summary.md").exists()
 
 
@@ -85,8 +70,8 @@ def test_nothing_happens_without_its_options(project: TorchProject) -> None:
 )
 def test_collect_only(project: TorchProject, arguments: tuple[str, ...], names: set[str]) -> None:
     done = project.pytest("--collect-only", "-q", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {line for line in done.stdout.splitlines() if "::" in line}
+    assert done.code == 0, done.text
+    found = {line for line in done.out.splitlines() if "::" in line}
     assert found == {f"suite/toy/add_{name}_cpu.json::toy/add_{name}_cpu.json" for name in names}
     assert not (project.folder / "job_summary.md").exists()
     assert not (project.folder / "artifacts" / "runs").exists()
@@ -108,31 +93,28 @@ def test_a_conftest_that_defines_the_same_options_is_left_out(project: TorchProj
 
 def test_another_conftest_is_loaded(project: TorchProject) -> None:
     (project.folder / "conftest.py").write_text("def pytest_report_header():\n    return 'seen it'\n")
-    assert "seen it" in project.pytest("--collect-only").stdout
+    assert "seen it" in project.pytest("--collect-only").out
 
 
 def test_folders_of_any_name_and_depth_are_collected(project: TorchProject) -> None:
     project.compstat("build/dist/deep_compstat", golden_dispatch_count=1)
     done = project.pytest("--collect-only", "-q", "-k", "deep")
-    assert "suite/build/dist/deep_compstat.json::build/dist/deep_compstat.json" in done.stdout
+    assert "suite/build/dist/deep_compstat.json::build/dist/deep_compstat.json" in done.out
 
 
 def test_what_earlier_sessions_left_below_the_tests_is_no_test(project: TorchProject) -> None:
     left = project.folder / "artifacts" / "artifacts" / "https" / "host"
     left.mkdir(parents=True)
     (left / "data.json").write_text('{"type": "quality"}')
-    command = [word.replace("./suite", "./") for word in project.pytest_command("--collect-only", "-q")]
-    done = subprocess.run(
-        command, cwd=project.folder, capture_output=True, text=True, check=False, env=project.environment()
-    )
-    assert "3 errors" in done.stdout
-    assert "data.json" not in done.stdout
+    done = project.plain_pytest([word.replace("./suite", "./") for word in project.options("--collect-only", "-q")])
+    assert "3 errors" in done.out
+    assert "data.json" not in done.out
 
 
 def test_an_unknown_marker_is_a_warning_that_lists_the_known_ones(project: TorchProject) -> None:
     done = project.pytest("--collect-only", "-q", "-m", "cpu or hip", "--strict-markers")
-    assert "no test has the marker hip; known: benchmark, compstat, cpu, quality" in done.stdout
-    assert "3 tests collected" in done.stdout
+    assert "no test has the marker hip; known: benchmark, compstat, cpu, quality" in done.out
+    assert "3 tests collected" in done.out
 
 
 def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProject) -> None:
@@ -140,12 +122,12 @@ def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProjec
     project.test("toy/nomodule", type="benchmark", inputs=[], modules=["toy/modules/ad_cpu"])
     project.test("toy/typo", type="quality", inputs=[], expectd_outputs=[])
     done = project.pytest("-q")
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert "suite/toy/broken.json:1: ends in the middle of a value" in done.stdout
-    assert "suite/toy/nomodule.json:6: modules[0]: there is no module definition toy/modules/ad_cpu.json" in done.stdout
-    assert "Did you mean 'toy/modules/add_cpu'?" in done.stdout
-    assert "suite/toy/typo.json:10: expectd_outputs: unknown field; did you mean 'expected_outputs'?" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    assert done.code == pytest.ExitCode.INTERRUPTED
+    assert "suite/toy/broken.json:1: ends in the middle of a value" in done.out
+    assert "suite/toy/nomodule.json:6: modules[0]: there is no module definition toy/modules/ad_cpu.json" in done.out
+    assert "Did you mean 'toy/modules/add_cpu'?" in done.out
+    assert "suite/toy/typo.json:10: expectd_outputs: unknown field; did you mean 'expected_outputs'?" in done.out
+    assert "Traceback" not in done.text
 
 
 @pytest.mark.parametrize(
@@ -158,29 +140,22 @@ def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProjec
     ],
 )
 def test_options_that_do_not_fit(project: TorchProject, arguments: list[str], message: str) -> None:
-    command = [word for word in project.pytest_command() if not word.startswith("--")]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=project.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=project.environment(),
-    )
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    done = project.plain_pytest(arguments)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert message in done.err
+    assert "Traceback" not in done.err
 
 
 # What comes of it
 
 
 def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
-    done = project.pytest("--junitxml=junit.xml", "--log-cli-level=info", "--job-summary-path=out/summary", "-m", "cpu")
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("-v", "--junitxml=junit.xml", "--log-cli-level=info", "--job-summary-path=out/summary", "-m", "cpu")
+    done = project.pytest(*options)
+    assert done.code == 0, done.text
     assert outcomes(done) == {"passed": 3}
-    assert "iree-run-module" in done.stdout
-    assert "toy/add_quality_cpu@cpu threshold: passed" in done.stdout
+    assert "iree-run-module" in done.out
+    assert "toy/add_quality_cpu@cpu threshold: passed" in done.out
     markdown = (project.folder / "out" / "summary" / "job_summary.md").read_text()
     assert markdown.startswith("# Job Summary For Markers: cpu\n\n## Quality Test Summary\n\n| Name | Status |\n")
     assert "| toy/add_compstat_cpu.json | 1 | 1 | N/A | " in markdown
@@ -190,37 +165,27 @@ def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
     properties = {item.get("name"): item.get("value") for item in named["toy/add_benchmark_cpu.json"].iter("property")}
     assert properties["verdict"] == "passed"
     assert float(properties["time_ms_min"] or "") > 0
+    # Benchmarks run last.
+    assert re.findall(r"add_(\w+)_cpu\.json::", done.out)[-1] == "benchmark"
+    # Without --force-recompile, nothing is compiled again.
+    assert all(event["cache"]["hit"] for event in compiles(project))  # type: ignore[index]
 
 
 def test_a_wrong_expression_leaves_the_last_summary_alone(project: TorchProject) -> None:
     summary = project.folder / "job_summary.md"
     summary.write_text("of the last session")
     done = project.pytest("-q", "-m", "cpu and (quality")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.code == pytest.ExitCode.USAGE_ERROR
     assert summary.read_text() == "of the last session"
     assert not (project.folder / "artifacts" / "runs").exists()
-
-
-def test_the_short_summary_says_what_failed(project: TorchProject) -> None:
-    project.compstat("toy/low", golden_dispatch_count=0)
-    done = project.pytest("-q", "-k", "low", COLUMNS="240")
-    assert (
-        "FAILED suite/toy/low.json::toy/low.json - CheckFailure: toy/low@cpu compstat: failed: dispatch" in done.stdout
-    )
 
 
 def test_a_program_that_does_not_compile_fails_all_its_tests_by_the_compilers_words(project: TorchProject) -> None:
     (project.suite / "toy" / "modules" / "add_cpu.mlir").write_text("func.func @main( {")
     done = project.pytest("-q")
     assert outcomes(done) == {"failed": 3}
-    assert done.stdout.count("iree-compile failed with exit code 1") >= 3
-    assert project.gauntlet("run").returncode == 1
-
-
-def test_benchmarks_run_last(project: TorchProject) -> None:
-    done = project.pytest("-v")
-    order = re.findall(r"add_(\w+)_cpu\.json::", done.stdout)
-    assert order[-1] == "benchmark"
+    assert done.out.count("iree-compile failed with exit code 1") >= 3
+    assert project.gauntlet("run").code == 1
 
 
 def test_what_fails_and_why(project: TorchProject) -> None:
@@ -237,10 +202,10 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     project.compstat("toy/unexpected", golden_dispatch_count=1, markers=["xfail"])
     project.compstat("toy/left_out", golden_dispatch_count=1, markers=["skip"])
     # A machine that is never quiet would not confirm the broken time.
-    done = project.pytest("--verdict=strict")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    done = project.pytest("--verdict=strict", COLUMNS="240")
+    assert done.code == pytest.ExitCode.TESTS_FAILED
     assert outcomes(done) == {"failed": 5, "passed": 2, "skipped": 1, "xfailed": 1, "error": 1}
-    text = done.stdout
+    text = done.out
     assert "output 0: 1 of 8 values (12.5 %) differ" in text
     assert "dispatch count 1 is 1 over the limit 0 (suite/toy/low.json: golden_dispatch_count)" in text
     assert "toy/modules/bad_cpu@cpu compile: failed: iree-compile failed with exit code" in text
@@ -248,6 +213,7 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     assert "[XPASS(strict)] marked 'xfail'" in text
     assert "reproduce: cd " in text
     assert "session.py" not in text
+    assert "FAILED suite/toy/low.json::toy/low.json - CheckFailure: toy/low@cpu compstat: failed: dispatch" in text
     rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
     assert rows == {
         "toy/add_quality_cpu.json": "FAILED",
@@ -267,7 +233,7 @@ def test_a_time_that_cannot_be_judged_is_no_pass(project: TorchProject) -> None:
     project.benchmark("toy/slow", golden_time_ms=1e-9)
     done = project.pytest("--confirm-seconds=0.001", "-k", "slow")
     assert outcomes(done) == {"failed": 1, "deselected": 3}
-    assert "toy/slow@cpu benchmark: inconclusive: " in done.stdout
+    assert "toy/slow@cpu benchmark: inconclusive: " in done.out
     rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
     assert rows == {"toy/slow.json": "N/A"}
 
@@ -275,8 +241,8 @@ def test_a_time_that_cannot_be_judged_is_no_pass(project: TorchProject) -> None:
 @pytest.mark.parametrize("option", ["--confirm-seconds=0", "--confirm-seconds=soon", "--verdict=lenient"])
 def test_confirming_in_a_way_that_there_is_not(project: TorchProject, option: str) -> None:
     done = project.pytest(option)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert option.partition("=")[0] in done.stderr
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert option.partition("=")[0] in done.err
 
 
 def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
@@ -288,12 +254,11 @@ def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
     project.test("toy/gone", type="quality", inputs=[{"url": "gone/x.npy"}], expected_outputs=[])
     project.compstat("toy/expected", golden_dispatch_count=0, markers=["xfail"])
     found = []
-    for arguments in ([], ["-n", "2"]):
-        done = project.pytest(*arguments)
+    for done in (project.pytest(), project.pytest_process("-n", "2")):
         found.append(project.summary())
         assert outcomes(done) == {"failed": 3, "passed": 3, "xfailed": 1, "error": 1}
     done = project.gauntlet("run", "--run-dir", "runs/by-inv")
-    assert done.returncode == 3, done.stdout
+    assert done.code == 3, done.out
     found.append(json.loads((project.folder / "runs" / "by-inv" / "job_summary.json").read_text()))
     statuses = [{row[0]: row[-1] for kind in summary.values() for row in kind["rows"]} for summary in found]
     assert statuses[0] == statuses[1] == statuses[2]
@@ -303,9 +268,9 @@ def test_the_same_verdicts_by_every_door(project: TorchProject) -> None:
 def test_flags_that_the_tools_do_not_know_end_it_before_anything_runs(project: TorchProject) -> None:
     project.compstat("toy/other", module=project.module("toy/modules/odd", compiler_flags=["--iree-not-a-flag"]))
     done = project.pytest("-q")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "iree-not-a-flag" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "iree-not-a-flag" in done.text
+    assert "Traceback" not in done.text
 
 
 # Caches and processes
@@ -318,73 +283,100 @@ def compiles(project: TorchProject) -> list[dict[str, object]]:
     return [event for event in events if event["event"] == "result" and event["step"].endswith(":compile")]
 
 
-def test_a_module_compiles_once_in_two_processes(tmp_path: Path) -> None:
+# Tools that note when they work on a module, in place of the real ones that they start.
+NOTING = """#!/bin/sh
+case "$*" in *--module=*) ;; *) exec {real} "$@" ;; esac
+echo +{name} >> {log}
+{real} "$@"
+code=$?
+echo -{name} >> {log}
+exit $code
+"""
+# Loaded by all processes of a pytest.
+TOOLS_CONFTEST = """
+import dataclasses, os
+from iree_gauntlet.tasks import surroundings
+os.environ["PYTEST_PID"] = str(os.getpid())
+found = dataclasses.replace(surroundings.find_installed(), **{tools!r})
+surroundings.find_installed = lambda: found
+"""
+
+
+def use_tools(project: TorchProject, **scripts: str) -> None:
+    """Has a pytest of its own use scripts in place of IREE's tools."""
+    tools = {}
+    for name, text in scripts.items():
+        path = project.folder / f"{name}.sh"
+        path.write_text(text)
+        path.chmod(0o755)
+        tools[name] = str(path)
+    (project.folder / "conftest.py").write_text(TOOLS_CONFTEST.format(tools=tools))
+
+
+def test_two_processes_compile_a_module_once_and_run_benchmarks_beside_nothing_else(tmp_path: Path) -> None:
     project = TorchProject(tmp_path)
-    fill(project)
-    for number in range(4):
+    project.fill()
+    project.warm(modules=False)
+    for number in range(2):
         project.compstat(f"toy/more_{number}", golden_dispatch_count=1)
-    done = project.pytest("-q", "-n", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
+        project.benchmark(f"toy/more_benchmark_{number}")
+        project.quality(f"toy/quality_{number}")
+    log = tmp_path / "log.txt"
+    real = {"run_module": find_installed().run_module, "benchmark_module": find_installed().benchmark_module}
+    noting = {name: NOTING.format(name=name, log=log, real=shlex.quote(tool)) for name, tool in real.items()}
+    use_tools(project, **noting)
+    done = project.pytest_process("-q", "-n", "2")
+    assert done.code == 0, done.text
     made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
     assert len(made) == 1
     assert project.journal()[-1]["exit_code"] == 0
+    events = log.read_text().split()
+    begun = [number for number, event in enumerate(events) if event == "+benchmark_module"]
+    assert len(begun) == 3
+    assert events.count("+run_module") >= 3
+    for number in begun:
+        before = events[:number]
+        assert before.count("+run_module") == before.count("-run_module")
+        assert events[number + 1] == "-benchmark_module"
 
 
-@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["one", "two"])
-def test_force_recompile_makes_each_module_again_once(project: TorchProject, processes: list[str]) -> None:
-    done = project.pytest("-q", "--force-recompile", *processes)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("processes", [1, 2])
+def test_force_recompile_makes_each_module_again_once(project: TorchProject, processes: int) -> None:
+    options = ("-q", "--force-recompile")
+    done = project.pytest(*options) if processes == 1 else project.pytest_process(*options, "-n", str(processes))
+    assert done.code == 0, done.text
     made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
     assert [event["cache"]["reason"] for event in made] == ["--force-recompile"]  # type: ignore[index]
 
 
-def test_without_it_nothing_is_compiled_again(project: TorchProject) -> None:
-    assert project.pytest("-q").returncode == 0
-    assert all(event["cache"]["hit"] for event in compiles(project))  # type: ignore[index]
-
-
-def test_benchmarks_run_beside_nothing_else(project: TorchProject) -> None:
-    for number in range(3):
-        project.benchmark(f"toy/more_{number}")
-        project.quality(f"toy/quality_{number}")
-    done = project.pytest("-q", "-n", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    newest = max((project.folder / "artifacts" / "runs").iterdir())
-    spans: dict[str, tuple[float, float]] = {}
-    for journal in newest.glob("journal-*.jsonl"):
-        for event in project.journal(journal.name):
-            if event["event"] == "result" and event["tool_seconds"]:
-                end = _seconds(event["time"])
-                spans[f"{journal.name} {event['step']}"] = (end - event["tool_seconds"], end)
-    benchmarks = [name for name in spans if name.endswith(":benchmark")]
-    assert len(benchmarks) == 4
-    for name in benchmarks:
-        begin, end = spans[name]
-        # The journal's times are milliseconds; a process ends a little before its result is written.
-        others = (span for other, span in spans.items() if other != name)
-        beside = [(first, last) for first, last in others if first < end - 0.02 and last > begin + 0.02]
-        assert not beside
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp).timestamp()
+def endless(project: TorchProject, name: str, then: str) -> str:
+    """Adds a benchmark that never ends, and does something first; what names its processes."""
+    never = project.folder / "never"
+    os.mkfifo(never)
+    real = shlex.quote(find_installed().benchmark_module)
+    use_tools(
+        project,
+        benchmark_module=f'#!/bin/sh\ncase "$*" in *=77s*) {then}; exec cat {never} ;; esac\nexec {real} "$@"\n',
+    )
+    project.benchmark(name, run_args=["--device=local-task", "--function=main", "--benchmark_min_time=77s"])
+    return str(never)
 
 
 def test_a_test_whose_time_is_up_leaves_nothing_running_and_the_others_go_on(project: TorchProject) -> None:
-    flags = ["--device=local-task", "--function=main", "--benchmark_min_time=60s"]
-    project.benchmark("toy/aaa_endless", run_args=flags)
-    done = project.pytest("-q", "--timeout=6")
-    assert outcomes(done) == {"failed": 1, "passed": 3}, done.stdout
-    assert "Timeout (>6.0s) from pytest-timeout" in done.stdout
+    # Time is up when the tool says so: pytest-timeout goes by this signal.
+    never = endless(project, "toy/aaa_endless", "kill -ALRM $PYTEST_PID")
+    done = project.pytest_process("-q", f"--timeout={LIMIT_SECONDS}")
+    assert outcomes(done) == {"failed": 1, "passed": 3}, done.text
+    assert f"Timeout (>{LIMIT_SECONDS}s) from pytest-timeout" in done.out
     rows = {row[0]: row[-1] for kind in project.summary().values() for row in kind["rows"]}
     assert rows["toy/aaa_endless.json"] == "FAILED"
     assert rows["toy/add_benchmark_cpu.json"] == "PASSED"
-    assert not _running(project.folder)
+    assert running(never) == []
 
 
 def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
-    flags = ["--device=local-task", "--function=main", "--benchmark_min_time=60s"]
-    project.benchmark("toy/endless", run_args=flags)
+    begun = project.folder / "begun"
+    never = endless(project, "toy/endless", f": > {begun}")
     process = subprocess.Popen(
         project.pytest_command("-q", "-k", "endless"),
         cwd=project.folder,
@@ -393,26 +385,12 @@ def test_ctrl_c_leaves_nothing_running(project: TorchProject) -> None:
         text=True,
         env=project.environment(),
     )
-    deadline = time.monotonic() + 60
-    while not _running(project.folder):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: begun.exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
-    assert not _running(project.folder)
-
-
-def _running(folder: Path) -> list[int]:
-    """Processes of IREE's tools that work for a project."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if words and "iree-" in words[0] and any(str(folder) in word for word in words):
-            found.append(process.pid)
-    return found
+    assert running(never) == []
 
 
 # The document that the options come from
@@ -432,7 +410,7 @@ def documented_commands() -> list[str]:
 @pytest.mark.corpus
 @pytest.mark.skipif(not DOCUMENT.is_file(), reason="the document is not here")
 @pytest.mark.parametrize("command", documented_commands())
-def test_the_documents_own_command_lines_work_as_they_stand(command: str, warm: Path, tmp_path: Path) -> None:
+def test_the_documents_own_command_lines_work_as_they_stand(command: str, tmp_path: Path) -> None:
     iree = tmp_path / "iree" / "tests" / "external" / "iree-test-suites"
     folder = iree / "torch_models" if "<path-to-iree>" not in command else iree
     project = TorchProject(iree / "torch_models", suite_name="examples")
@@ -456,21 +434,13 @@ def test_the_documents_own_command_lines_work_as_they_stand(command: str, warm: 
     project.test("one_quality", type="quality", markers=["cpu"], weights=weights, expected_outputs=expected, **fields)
     project.test("two_benchmark", type="benchmark", markers=["hip"], weights=weights, **fields)
     project.write(project.suite / "three.json", {"type": "compstat", "markers": ["cpu"], "module": module})
-    (folder / "artifacts").mkdir()
-    (folder / "artifacts" / "modules").symlink_to(warm / "modules")
+    project.warm(folder / "artifacts")
     words = shlex.split(command.replace("<path-to-iree>", str(tmp_path / "iree")))
     assert words[0] == "pytest"
-    done = subprocess.run(
-        [*PYTEST, *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=project.environment(),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = project.plain_pytest(words[1:], folder)
+    assert done.code == 0, done.text
     if "--collect-only" in words:
-        assert "3 tests collected" in done.stdout
+        assert "3 tests collected" in done.out
     elif "hip and benchmark" in words:
         assert outcomes(done) == {"passed": 1, "deselected": 2}
     else:

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.command_line import Done, run_here
 from tests.support.places import ROOT
+from tests.support.pytest_here import run_pytest_here
+from tests.support.warm_cache import fill_cache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 CPU = (
@@ -40,7 +44,8 @@ module @%(name)s {
 """
 # Where the toolkit is installed, pytest finds the plugin by itself, and would not take it twice.
 INSTALLED = entry_points(group="pytest11", name="iree_gauntlet")
-PYTEST = (sys.executable, "-m", "pytest", *(() if INSTALLED else ("-p", "iree_gauntlet.pytest_plugin")))
+PLUGINS = ("-p", "no:cacheprovider", *(() if INSTALLED else ("-p", "iree_gauntlet.pytest_plugin")))
+BENCHMARK = ("--device=local-task", "--function=main")
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
@@ -91,7 +96,7 @@ class TorchProject:
         fields = {
             "weights": [{"type": "random", "module": "toy/modules/add_cpu", "seed": 1, "scope": "model"}],
             "inputs": [{"value": "2x4xf32=1"}],
-            "run_args": ["--device=local-task", "--function=main", "--benchmark_repetitions=2"],
+            "run_args": [*BENCHMARK, "--benchmark_repetitions=2", "--benchmark_min_time=0.01s"],
         }
         return self.test(name, type="benchmark", **(fields | changes))
 
@@ -114,28 +119,52 @@ class TorchProject:
         path.write_text(json.dumps(document, indent=2))
         return path
 
+    def fill(self) -> None:
+        """A test of every type, of one program."""
+        self.module()
+        self.quality()
+        self.benchmark()
+        self.compstat(golden_dispatch_count=1)
+
+    def warm(self, artifacts: Path | None = None, *, modules: bool = True) -> None:
+        """The tools' flags, and the compiled program of `fill`, as from an earlier session.
+
+        Args:
+            artifacts: the folder, which does not exist yet; that of pytest's runs by default.
+            modules: also the program, not the flags alone.
+        """
+        fill_cache(artifacts or self.folder / "artifacts", _make_warm, modules=modules, name="torch-artifacts")
+
+    def options(self, *arguments: str) -> list[str]:
+        """The plugin's options, as a person types them."""
+        folders = ["--test-file-directory=./suite", "--module-directory=./suite", "--external-file-directory=./files"]
+        return [*folders, *arguments]
+
+    def pytest(self, *arguments: str, **environment: str) -> Done:
+        """Runs pytest on the suite, in this process."""
+        words = [*PLUGINS, *self.options(*arguments)]
+        return run_pytest_here(words, self.folder, self.environment(**environment))
+
+    def plain_pytest(self, arguments: Sequence[str], folder: Path | None = None) -> Done:
+        """As `pytest`, with these arguments alone, and in another folder where one is named."""
+        return run_pytest_here([*PLUGINS, *arguments], folder or self.folder, self.environment())
+
     def pytest_command(self, *arguments: str) -> list[str]:
-        """The plugin's command line, as a person types it."""
-        return [
-            *(*PYTEST, "-p", "no:cacheprovider"),
-            *("--test-file-directory=./suite", "--module-directory=./suite", "--external-file-directory=./files"),
-            *arguments,
-        ]
+        """The command line of a pytest in a process of its own."""
+        return [sys.executable, "-m", "pytest", *PLUGINS, "-p", "no:randomly", *self.options(*arguments)]
 
-    def pytest(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs pytest on the suite."""
-        return self._run(self.pytest_command(*arguments), environment)
-
-    def gauntlet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs the toolkit's own command on the suite, with the artifacts of pytest's runs as its cache."""
-        code = "from iree_gauntlet.tasks.program import main; main()"
-        folders = ["--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files"]
-        return self._run([sys.executable, "-c", code, *arguments, *folders, "--cache-dir=artifacts"], {})
-
-    def _run(self, command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, check=False, env=self.environment(**environment)
+    def pytest_process(self, *arguments: str) -> Done:
+        """As `pytest`, in a process of its own, which may start further ones."""
+        command = self.pytest_command(*arguments)
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, check=False, env=self.environment()
         )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def gauntlet(self, *arguments: str) -> Done:
+        """Runs the toolkit's own command on the suite, with the artifacts of pytest's runs as its cache."""
+        folders = ["--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files"]
+        return run_here([*arguments, *folders, "--cache-dir=artifacts"], self.folder, self.environment())
 
     @staticmethod
     def environment(**changes: str) -> dict[str, str]:
@@ -153,3 +182,10 @@ class TorchProject:
         """The job summary in the working folder."""
         found: dict[str, Any] = json.loads((self.folder / "job_summary.json").read_text())
         return found
+
+
+def _make_warm(artifacts: Path) -> None:
+    project = TorchProject(artifacts.with_name("torch-project"))
+    project.fill()
+    done = project.pytest("-q", "-k", "compstat", f"--artifact-directory={artifacts}")
+    assert done.code == 0, done.text

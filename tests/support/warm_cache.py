@@ -1,4 +1,4 @@
-"""A cache in which the tools' flags and the modules of the toy project are already: made once a session."""
+"""A cache in which the tools' flags and the modules of a small project are already: made once a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["fill_cache"]
 
 
-def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool) -> None:
+def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool, name: str = "toy-cache") -> None:
     """Fills a project's cache.
 
     The files are copied, not linked: a few hundred kilobytes, and tests that damage a cache damage their own.
@@ -23,8 +23,9 @@ def fill_cache(cache: Path, warm: Callable[[Path], None], *, modules: bool) -> N
         cache: the folder; it does not exist yet.
         warm: fills a cache by running a project once.
         modules: also with compiled modules, not with the tools' flags alone.
+        name: of what is filled in that way.
     """
-    template = made_once("toy-cache", warm)
+    template = made_once(name, warm)
     cache.mkdir(parents=True)
     shutil.copytree(template / "toolchains", cache / "toolchains")
     if modules:
