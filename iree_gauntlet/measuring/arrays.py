@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import struct
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_RANK = 128
 _KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
 _IGNORED = ("(ignored)", "(null)")
+# CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
+# another one in, either may end in a SystemError.
+_ONE_TREE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,7 +228,8 @@ def _read_header(path: Path, offset: int) -> tuple[object, int]:
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        return ast.literal_eval(text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip()), start
+        with _ONE_TREE_AT_A_TIME:
+            return ast.literal_eval(text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip()), start
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise TensorError(f"{path}: damaged .npy header") from error
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iree_gauntlet.measuring import arrays
 from iree_gauntlet.measuring.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
 from iree_gauntlet.measuring.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.inline_values import parse_c_float, parse_inline_values
@@ -222,3 +224,18 @@ def test_every_type_has_storage() -> None:
     assert {name: storage_dtype(name).itemsize for name in NAMES} == dict(
         zip(NAMES, [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 1, 2, 16], strict=True)
     )
+
+
+def test_no_two_threads_read_the_syntax_of_a_header_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+    literal_eval = ast.literal_eval
+
+    def watched(text: str) -> object:
+        held.append(arrays._ONE_TREE_AT_A_TIME.locked())
+        return literal_eval(text)
+
+    np.save(tmp_path / "a.npy", np.zeros(3, np.float32))
+    monkeypatch.setattr(ast, "literal_eval", watched)
+    assert read_npy(tmp_path / "a.npy").shape == (3,)
+    assert held == [True]
+    assert not arrays._ONE_TREE_AT_A_TIME.locked()
