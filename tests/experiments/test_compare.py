@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import xml.etree.ElementTree as ET
@@ -15,6 +16,10 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.cpu_times import CpuUse
+from iree_gauntlet.measuring.disturbance import RoundState, RoundWatch
+from iree_gauntlet.measuring.machine import MachineState
+from iree_gauntlet.running import blocks, rounds
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.tasks import compare
 from tests.support.command_line import LIMIT_SECONDS
@@ -24,7 +29,7 @@ from tests.support.processes import begun_steps, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Container, Iterator
     from pathlib import Path
 
     from iree_gauntlet.running.steps import Command, Step
@@ -100,11 +105,11 @@ def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: Ma
     assert done.code == 0, done.text
     assert _document(project)["models"]["toy/abs@cpu"]["verdict"] == "faster"
     record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
-    blocks = [event for _, event in record.events if event["event"] == "block"]
-    kinds = [block["kind"] for block in blocks]
+    taken = [event for _, event in record.events if event["event"] == "block"]
+    kinds = [block["kind"] for block in taken]
     assert kinds == ["ab", "aa"] * 10, "A against itself between the others; the first look decides"
-    assert {block["order"] for block in blocks} == {"ABBA", "BAAB"}
-    for block in blocks:
+    assert {block["order"] for block in taken} == {"ABBA", "BAAB"}
+    for block in taken:
         assert "".join(item["side"] for item in block["rounds"]) == block["order"]
         assert block["counted"] is True
         assert all(len(item["times_ms"]) == 2 and item["state"] for item in block["rounds"])
@@ -112,7 +117,7 @@ def test_the_rounds_are_interleaved_and_all_recorded(project: Project, usual: Ma
     of_a, of_b = (
         [
             item["times_ms"][0]
-            for block in blocks
+            for block in taken
             if block["kind"] == "ab"
             for item in block["rounds"]
             if item["side"] == side
@@ -210,6 +215,52 @@ def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: MadeUpT
     model = _document(project)["models"]["toy/abs@cpu"]
     assert model["verdict"] == "error"
     assert model["reason"] == "B: iree-benchmark-module crashed with SIGSEGV"
+
+
+def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
+    """What the machine does beside a round is made up: others keep it busy in rounds of these numbers."""
+    numbers = itertools.count()
+    nothing = MachineState(2, *(None,) * 13)
+
+    class Watch(RoundWatch):
+        def ended(self, *, own_cpu_seconds: float, own_pids: Collection[int] = ()) -> RoundState:
+            del own_cpu_seconds, own_pids
+            busy = 0.9 if next(numbers) in disturbed else 0.0
+            return RoundState(nothing, nothing, 1.0, CpuUse(2, busy, 0.0, 0.01))
+
+    monkeypatch.setattr(rounds, "RoundWatch", Watch)
+    monkeypatch.setattr(blocks, "_PAUSE_SECONDS", 0.0)
+
+
+def test_a_block_with_a_disturbed_round_is_taken_again(
+    project: Project, usual: MadeUpTimes, slow: MadeUpTimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the third round of a block against B, and in the first one of A against itself after it.
+    _seeing(monkeypatch, {2, 7})
+    done = project.gauntlet("compare", usual.iree, slow.iree, "--model", "toy", "--run-dir", "cmp")
+    assert done.code == 1, done.text
+    model = _document(project)["models"]["toy/abs@cpu"]
+    assert (model["verdict"], model["blocks"], model["control_blocks"]) == ("slower", 10, 10)
+    assert model["replaced_blocks"] == 2
+    assert model["disturbance"] == "other work kept the CPUs 90 % busy (10 % is let pass)"
+    record = read_events(project.folder / "cmp" / "comparison.jsonl", "comparison")
+    left_out = [event for _, event in record.events if event["event"] == "block" and not event["counted"]]
+    assert [(block["kind"], len(block["rounds"])) for block in left_out] == [("ab", 3), ("aa", 1)]
+
+
+def test_a_machine_that_is_never_quiet_gives_no_verdict(
+    project: Project, usual: MadeUpTimes, slow: MadeUpTimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _seeing(monkeypatch, range(1_000_000))
+    done = project.gauntlet("compare", usual.iree, slow.iree, "--model", "toy", "--run-dir", "cmp")
+    assert done.code == 4, done.text
+    model = _document(project)["models"]["toy/abs@cpu"]
+    assert model["verdict"] == "inconclusive"
+    assert "other work kept the CPUs 90 % busy" in model["reason"]
+    # As evidence they would have been enough.
+    counted = ("--run-dir", "counted", "--disturbed", "count")
+    done = project.gauntlet("compare", usual.iree, slow.iree, "--model", "toy", *counted)
+    assert done.code == 1, done.text
 
 
 class _TimedCompiles(Processes):
