@@ -33,7 +33,8 @@ def run_pytest_here(arguments: Sequence[str], folder: Path, environ: Mapping[str
         environ: the whole environment.
     """
     out, err = io.StringIO(), io.StringIO()
-    words = [word for name in _WITHOUT for word in ("-p", f"no:{name}")]
+    # Not rewritten, as outside (conftest.py).
+    words = ["--assert=plain", *(word for name in _WITHOUT for word in ("-p", f"no:{name}"))]
     with (
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, environ, clear=True),
