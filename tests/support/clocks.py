@@ -18,6 +18,6 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Lets time pass."""
         self.now += seconds

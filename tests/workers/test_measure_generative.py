@@ -267,7 +267,7 @@ def test_each_step_is_timed_with_the_choice_of_its_token() -> None:
     lengths = iter([8, 1, 2, 1, 4, 1])
 
     def takes(*_: object) -> Any:
-        clock.sleep(next(lengths))
+        clock.advance(next(lengths))
         return np.zeros((1, 1))
 
     made = generate(takes, takes, takes, 4, 3, lambda: int(clock()))
@@ -278,7 +278,7 @@ def test_the_loop_itself_is_timed_by_steps_of_nothing() -> None:
     clock = Clock(0)
 
     def ticking() -> int:
-        clock.sleep(100)
+        clock.advance(100)
         return int(clock())
 
     # Two looks a token, and one at the end.

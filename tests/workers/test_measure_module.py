@@ -363,14 +363,14 @@ def test_a_plan_that_is_none(run: _Run) -> None:
 def test_a_loop_takes_what_its_calls_take_and_each_is_timed() -> None:
     clock = Clock(0)
     lengths = iter([3, 1, 4, 1, 5])
-    loop = run_loop([lambda: clock.sleep(next(lengths))], 5, lambda: int(clock()))
+    loop = run_loop([lambda: clock.advance(next(lengths))], 5, lambda: int(clock()))
     assert loop == Loop(14, ((3, 1, 4, 1, 5),))
 
 
 def test_calls_beside_each_other_take_the_time_of_the_longest() -> None:
     clock = Clock(0)
     # 20 ns pass where both contexts are inside a call, and so none of them comes to an end alone.
-    together = threading.Barrier(2, action=lambda: clock.sleep(20))
+    together = threading.Barrier(2, action=lambda: clock.advance(20))
     loop = run_loop([lambda: together.wait(LIMIT_SECONDS)] * 2, 8, lambda: int(clock()))
     assert loop == Loop(80, ((20,) * 4, (20,) * 4))
 
@@ -379,7 +379,7 @@ def test_the_loop_itself_is_timed_by_calls_of_nothing() -> None:
     clock = Clock(0)
 
     def ticking() -> int:
-        clock.sleep(100)
+        clock.advance(100)
         return int(clock())
 
     # Two looks a call, and one at the end.
