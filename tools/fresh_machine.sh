@@ -180,9 +180,9 @@ inside() { # WAY ROOT COMMAND
     cd "$root"
     # Not chroot alone, in which Linux lets nobody make user namespaces.
     pivot_root . mnt
-    # The shell stays, as a first process that takes in orphans.
+    # The shell stays, as a first process that takes in orphans; the command gets a session, whose ids exist in here.
     # shellcheck disable=SC2016
-    exec chroot . env -i "${variables[@]}" sh -c 'umount -l /mnt && cd "$1" && shift && "$@"; exit' \
+    exec chroot . env -i "${variables[@]}" sh -c 'umount -l /mnt && cd "$1" && shift && setsid --wait "$@"; exit' \
         sh "$home/iree-gauntlet" "${as_user[@]}" sh -c "$command"
 }
 
