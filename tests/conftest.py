@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from iree_gauntlet.running.machine_lock import LOCKS_VARIABLE
+from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE
 from tests.support.skipped import pytest_terminal_summary  # noqa: F401  pytest finds it here
@@ -40,9 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[LOCKS_VARIABLE] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / f"locks{worker}")
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
-    # By default an example that takes 200 ms is a failure, and so are examples that take long to make.
-    settings.register_profile("any-speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any-speed")
+    register_budgets()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Pytest rewrites the modules of a package that brings a plugin, in whichever thread imports one first. Commands

@@ -18,6 +18,7 @@ from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, Reg
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.targets import Target
+from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, plan, problems_of_tree, write_tree
 
 ROCM = Target("rocm", "gfx942", "mi300")
@@ -370,7 +371,7 @@ def at(document: Any, path: tuple[str | int, ...]) -> Any:
 
 
 names = st.sampled_from(sorted(DOCUMENTS))
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=part_of_the_examples(0.4))
 
 
 def test_the_documents_are_valid() -> None:

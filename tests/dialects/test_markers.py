@@ -23,7 +23,7 @@ mark_expression = pytest.importorskip("_pytest.mark.expression")
 
 WORDS = ("hip", "cpu", "a", "b", "local-task", "gfx942", "a.b", "x+y", "1", "None", "a[0]", "a/b", "a\\b", "::", "é")
 JUNK = ("&", "|", "!", "AND", "ornot", ",", "=", "'a'", '"', "#", "$", "@", "{", "\u00a0", "a(b=1)", "a(b='c')", "a()")
-quick = settings(max_examples=300, deadline=None, derandomize=True)
+quick = settings(derandomize=True)
 
 have = st.frozensets(st.sampled_from(WORDS))
 words = st.sampled_from(WORDS)

@@ -231,7 +231,13 @@ def test_a_run_compares_by_allclose(tmp_path: Path) -> None:
         output = {"url": "e.bin", "meta": {"dtype": "bfloat16", "shape": [4, 4]}}
         rtol = 0.2 if name == "near" else 0.01
         folder = add_torch(
-            root, f"generated/AB/{name}", flat_args=[formula, formula], seed=5, expected_output=[output], rtol=rtol
+            root,
+            f"generated/AB/{name}",
+            mode="quality",
+            flat_args=[formula, formula],
+            seed=5,
+            expected_output=[output],
+            rtol=rtol,
         )
         (folder / "test.mlir").write_text(_ADD)
         (folder / "e.bin").write_bytes(values.tobytes())

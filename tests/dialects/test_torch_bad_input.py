@@ -23,6 +23,7 @@ from iree_gauntlet.dialects.torch_schema import (
     QualityTest,
     Weight,
 )
+from tests.support.budgets import part_of_the_examples
 from tests.support.spec_trees import plan, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, load_torch, without
 
@@ -421,7 +422,7 @@ JSON = st.recursive(
 )
 FIELDS = {field for model in MODELS.values() for field in model.model_fields}
 names = st.sampled_from(sorted(DOCUMENTS))
-quick = settings(max_examples=120, deadline=None, derandomize=True)
+quick = settings(max_examples=part_of_the_examples(0.4), derandomize=True)
 Path_ = tuple[str | int, ...]
 
 
@@ -555,7 +556,7 @@ def relocated(value: Any, folder: str) -> Any:
     return value
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=part_of_the_examples(0.6), derandomize=True)
 @given(
     name=st.sampled_from([QUALITY_FILE, BENCHMARK_FILE, COMPSTAT_FILE]),
     action=st.sampled_from(["drop", "replace", "insert"]),
