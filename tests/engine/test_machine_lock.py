@@ -44,6 +44,8 @@ with lock:
     sys.stdin.read()
 """
 NOBODY = 65534
+# A group of which nobody is a member.
+GROUP = 65533
 two_users = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 
 
@@ -351,7 +353,7 @@ def nobody_asks(folder: Path, locks: str) -> Iterator[str]:
         try:
             os.close(ends)
             os.chdir(folder)
-            os.setgroups([])
+            os.setgroups([GROUP])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             try:
@@ -374,11 +376,12 @@ def nobody_asks(folder: Path, locks: str) -> Iterator[str]:
 
 
 @two_users
-@pytest.mark.parametrize("mode", [0o777, 0o1777])
+@pytest.mark.parametrize("mode", [0o2770, 0o777, 0o1777])
 def test_two_users_exclude_each_other_in_a_folder_for_both(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(0o755)
     folder = tmp_path / "locks"
     folder.mkdir()
+    os.chown(folder, 0, GROUP)
     folder.chmod(mode)
     locks = LockFolder(folder, named=True)
     # The file is made by whoever comes first.
