@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.artifacts.parameters.__main__ import main
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import write_archive
 from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
@@ -15,6 +16,7 @@ from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatConten
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PROGRAM = """
@@ -31,10 +33,27 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "iree_gauntlet.artifacts.parameters", *arguments]
+@pytest.fixture
+def run(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The program in this process, in the folder of `p.mlir`: exit code, output, errors."""
+    monkeypatch.chdir(program.parent)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["parameters", *arguments])
+        return main(), *capsys.readouterr()
+
+    return run
+
+
+def test_the_program_is_run_by_its_name(program: Path) -> None:
+    command = [sys.executable, "-m", "iree_gauntlet.artifacts.parameters", "p.mlir", "--random=7", "-o", "out.irpa"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("out.irpa: 1 parameters")
+    assert (program.parent / "out.irpa").is_file()
 
 
 @pytest.mark.parametrize(
@@ -46,11 +65,15 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_archive_of_one_scope(
-    arguments: tuple[str, ...], scope: str, content: RandomContent | SplatContent, program: Path
+    arguments: tuple[str, ...],
+    scope: str,
+    content: RandomContent | SplatContent,
+    program: Path,
+    run: Callable[..., tuple[int, str, str]],
 ) -> None:
-    done = run(program.parent, "p.mlir", *arguments, "-o", "out.irpa")
-    assert done.returncode == 0, done.stderr
-    assert "parameters" in done.stdout
+    code, out, err = run("p.mlir", *arguments, "-o", "out.irpa")
+    assert (code, err) == (0, "")
+    assert "parameters" in out
     write_archive(
         program.parent / "same.irpa", parameters_in_scope(collect_parameters(program, "no-tool"), scope), content
     )
@@ -66,9 +89,11 @@ def test_an_archive_of_one_scope(
         (("p.mlir", "--scope=model", "--random=-1"), "error: seed -1 of random weights is negative"),
     ],
 )
-def test_what_cannot_be_made_is_one_message(arguments: tuple[str, ...], message: str, program: Path) -> None:
-    done = run(program.parent, *arguments, "-o", "out.irpa")
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_cannot_be_made_is_one_message(
+    arguments: tuple[str, ...], message: str, program: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = run(*arguments, "-o", "out.irpa")
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in err
     assert not (program.parent / "out.irpa").exists()
