@@ -75,9 +75,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def stress(session: nox.Session) -> None:
-    """Run what does much of the same: a thousand kills, large hypothesis budgets, gigabytes, 10,000 cases."""
+    """Run what does much of the same: a thousand kills, a thousand examples of properties, gigabytes, 10,000 cases."""
     _install_test_tools(session)
-    session.run("pytest", *_ON_ALL_CORES, "-m", "stress", *session.posargs)
+    marks = "stress or (hypothesis and not measure and not models)"
+    session.run("pytest", *_ON_ALL_CORES, "-m", marks, "--hypothesis-profile=many", *session.posargs)
 
 
 @nox.session
