@@ -246,7 +246,7 @@ def test_a_device_that_is_not_here_fails_at_once(project: Project) -> None:
     result = project.result(f"{_CHAIN}:threshold")
     assert "hip" in result["reason"]
     # It was the first to be said, and nothing waited for it.
-    finished = [line for line in done.out.splitlines() if line.startswith("[")]
+    finished = [line for line in done.out.splitlines() if line.startswith("[") and "still running" not in line]
     assert "threshold" in finished[0]
 
 

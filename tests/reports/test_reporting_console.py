@@ -202,7 +202,7 @@ def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(LIMIT_SECONDS)
         assert not thread.is_alive()
     console.close()
     console.close()
