@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.micro.oss_database import SPEEDUP, oss_json, oss_records
 from iree_gauntlet.micro.oss_schema import check_oss_records, fits_float32, oss_json_schema
 from iree_gauntlet.micro.report_rows import read_rows
+from tests.support.budgets import part_of_the_examples
 from tests.support.micro_records import HEADER, point, ratio, record, records, squares, variant
 
 # Columns of `benchmark.oss_ci_benchmark_v3` that a record fills, and the fields of their tuples.
@@ -193,6 +194,7 @@ def test_a_header_may_lack_everything() -> None:
     assert found[0]["dependencies"] == {}
 
 
+@settings(max_examples=part_of_the_examples(0.4))
 @given(records())
 def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)

@@ -22,6 +22,7 @@ from iree_gauntlet.bench.perf_file import (
     result_path,
 )
 from iree_gauntlet.errors import GauntletError
+from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
@@ -172,7 +173,7 @@ entries = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=part_of_the_examples(0.5))
 @given(old=st.lists(entries, max_size=4), indent=st.sampled_from((None, 0, 4)), ascii_only=st.booleans())
 def test_entries_that_are_there_stay_byte_by_byte(
     old: list[dict[str, Any]], indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory

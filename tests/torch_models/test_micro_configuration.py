@@ -17,6 +17,7 @@ from iree_gauntlet.micro.configuration import MicroConfig, ModelParams, iree_dev
 from iree_gauntlet.micro.plugins import BUILTIN_FILES, load_registry
 from iree_gauntlet.micro.shapes import Shape
 from iree_gauntlet.micro.yaml_values import read_yaml
+from tests.support.budgets import part_of_the_examples
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -543,6 +544,7 @@ def test_shipped_configurations(path: Path) -> None:
         assert sum(len(model.shapes) for model in config.models) == 56
 
 
+UNHURRIED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.+-]{0,8}", fullmatch=True)
 ENTRIES = st.fixed_dictionaries(
     {
@@ -566,7 +568,10 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=part_of_the_examples(0.5),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     entries=st.dictionaries(NAMES, ENTRIES, min_size=1, max_size=4),
     recipes=st.lists(st.sampled_from(["baseline", "int8wo", "float8dq-row"])),
@@ -591,7 +596,7 @@ def test_what_is_written_is_read(
         assert model.model_type.text == fields.get("model_type", "linear")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=UNHURRIED)
 @given(
     text=st.one_of(
         st.text(max_size=60),
