@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from planted import slow_benchmarks, tree
+from tests.support.faulty_iree import slow_benchmarks, tree
 
 _BUILDS = 7
 _FIRST_SLOW = 3

@@ -50,7 +50,7 @@ class Kills:
     stride: int
 
 
-_FEW = Kills(size=(5 << 17) + 321, at_least=60, of_each=2, stride=7)
+_FEW = Kills(size=(3 << 17) + 321, at_least=40, of_each=2, stride=7)
 _MANY = Kills(size=(3 << 19) + 321, at_least=1000, of_each=10, stride=1)
 
 
