@@ -85,7 +85,9 @@ NAMES = st.text(
 )  # the compiler prints others so that it cannot read them itself
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(names=st.sets(st.tuples(NAMES, NAMES), min_size=20, max_size=60))
 def test_any_name_comes_back(names: set[tuple[str, str]], tmp_path: Path) -> None:
     lines = [
@@ -132,7 +134,7 @@ def test_newer_bytecode_goes_through_the_tool(program: Path, tmp_path: Path) -> 
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_damaged_bytecode_is_an_error_or_read(data: st.DataObject, program: Path, tmp_path: Path) -> None:
     content = bytearray(program.read_bytes())
     if data.draw(st.booleans()):

@@ -203,7 +203,7 @@ def test_a_program_without_parameters_has_none(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_damaged_text_is_an_error_or_read(data: st.DataObject, tmp_path: Path) -> None:
     text = bytearray(
         b'!t = tensor<2xf32>\n@x = #stream.parameter.named<"m"::"w\\22", {a = "b"}> : tensor<4x4xf32> // "\n'

@@ -470,7 +470,7 @@ def test_word_that_is_also_a_file_stays_itself(tmp_path: Path) -> None:
     assert host != generic
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(flags=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=9), max_size=4))
 def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) -> None:
     flags = [f"--gauntlet{flag}" for flag in flags]

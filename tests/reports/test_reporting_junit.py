@@ -154,7 +154,9 @@ def test_a_huge_text_is_cut_and_said_to_be(schema: Any) -> None:
 anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=40)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(
     text=anything,
     verdict=st.sampled_from(["passed", "failed", "error", "skipped", "xfailed", "xpassed", "inconclusive"]),

@@ -164,7 +164,9 @@ def outside(folder: Path) -> set[str]:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_whatever_is_changed_nothing_wrong_arrives(tmp_path: Path, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(GOOD) - 1))
     removed, added = data.draw(st.integers(0, 600)), data.draw(st.binary(max_size=600))
