@@ -2,8 +2,8 @@
 
     python tools/docs_commands.py [PAGE …]
 
-Each page has a clone of the checkout, an empty home and an environment of its own, in which its own `pip install`
-lines are run, or the README's where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits with 1
+Each page has a clone of the checkout and an empty home; its environment is what its own `pip install` lines make of
+an empty one, or the README's first where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits with 1
 where a command fails.
 """
 
@@ -120,38 +120,46 @@ def main(pages: Sequence[str]) -> int:
     if unknown:
         sys.stderr.write(f"error: there is no page {unknown[0]}\n  Pages are README.md, docs/run.md, …\n")
         return 2
-    failed = run = 0
-    for page in pages or PAGES:
-        commands = list(commands_of(page))
-        chosen = [command for command in commands if not why_not_run(command)]
-        if not [command for command in chosen if not _INSTALL.match(command.text)]:
-            continue
-        with tempfile.TemporaryDirectory(prefix="docs-commands-") as folder:
-            ended = _run(chosen, Path(folder))
-        for command, code in ended:
-            run += 1
-            failed += code != 0
-            sys.stdout.write(
-                f"{'ok    ' if code == 0 else 'FAILED'} {command.page}:{command.line}: {command.text.splitlines()[0]}\n"
-            )
-        if len(ended) < len(chosen):
-            sys.stdout.write(f"        and {len(chosen) - len(ended)} more were not run\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"{run} commands run, {failed} failed\n")
-    return 1 if failed or not run else 0
+    run = lost = 0
+    with tempfile.TemporaryDirectory(prefix="docs-commands-") as folder:
+        environments = _Environments(Path(folder))
+        for page in pages or PAGES:
+            commands = [command for command in commands_of(page) if not why_not_run(command)]
+            installs = [command for command in commands if _INSTALL.match(command.text)]
+            others = [command for command in commands if command not in installs]
+            if not others:
+                continue
+            environment = environments.made_by(installs)
+            done = _run(others, environment, Path(tempfile.mkdtemp(dir=folder))) if environment else 0
+            run, lost = run + done, lost + len(others) - done
+    sys.stdout.write(f"{run} commands of {run + lost} did what they should\n")
+    return 1 if lost or not run else 0
 
 
-def _run(commands: Sequence[Command], folder: Path) -> list[tuple[Command, int]]:
-    """Runs the commands of a page in one shell, up to the first that fails."""
-    home, clone, environment = folder / "home", folder / "iree-gauntlet", folder / "venv"
+class _Environments:
+    """Environments by the lines that install into them, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[tuple[str, ...], Path | None] = {}
+
+    def made_by(self, installs: Sequence[Command]) -> Path | None:
+        """The environment; None where a line failed. Pages without such a line have the README's."""
+        installs = installs or [command for command in commands_of("README.md") if _INSTALL.match(command.text)][:1]
+        key = tuple(re.sub(r"\s+#.*", "", command.text) for command in installs)
+        if key not in self._made:
+            place = Path(tempfile.mkdtemp(dir=self._folder))
+            environment = place / "venv"
+            venv.create(environment, with_pip=True)
+            self._made[key] = environment if _run(installs, environment, place) == len(installs) else None
+        return self._made[key]
+
+
+def _run(commands: Sequence[Command], environment: Path, place: Path) -> int:
+    """Runs commands in one shell and a clone, up to the first that fails, and prints them; how many were right."""
+    home, clone, codes = place / "home", place / "iree-gauntlet", place / "codes"
     home.mkdir()
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
-    venv.create(environment, with_pip=True)
-    if not any(_INSTALL.match(command.text) for command in commands):
-        first = next(command for command in commands_of("README.md") if _INSTALL.match(command.text))
-        commands = [first, *commands]
-    # A failed one ends the shell; what it is stands in the file of codes.
-    codes = folder / "codes"
     after = 'code=$?; echo $code >> "$CODES"; [ $code = 0 ] || exit $code'
     script = "\n".join(f"{command.text}\n{after}" for command in commands)
     kept = ("LANG", "PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
@@ -159,7 +167,11 @@ def _run(commands: Sequence[Command], folder: Path) -> list[tuple[Command, int]]
     environ |= {"HOME": str(home), "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "CODES": str(codes)}
     subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=clone, env=environ, check=False)
     ended = [int(line) for line in codes.read_text().split()] if codes.exists() else []
-    return list(zip(commands, ended, strict=False))
+    for index, command in enumerate(commands):
+        word = "not run" if index >= len(ended) else "ok" if ended[index] == 0 else f"exit code {ended[index]}"
+        sys.stdout.write(f"{word:<12} {command.page}:{command.line}: {command.text.splitlines()[0]}\n")
+    sys.stdout.flush()
+    return ended.count(0)
 
 
 if __name__ == "__main__":
