@@ -3,8 +3,8 @@
     python tools/docs_commands.py [PAGE …]
 
 Each page has a clone of the checkout and an empty home; its environment is what its own `pip install` lines make of
-an empty one, or the README's first where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits with 1
-where a command fails.
+an empty one, or the README's first where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits
+with 1 where a command fails.
 """
 
 from __future__ import annotations
