@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["InferenceFailedError", "RefusedError", "check_output", "check_outputs", "main"]
+__all__ = ["InferenceFailedError", "RefusedError", "check_output", "check_outputs", "load_array", "main", "run_model"]
 
 _EXIT_INFERENCE_FAILED = 1
 _EXIT_REFUSED = 2
@@ -102,8 +102,15 @@ def check_outputs(outputs: dict[str, Array], tolerance: float) -> None:
         )
 
 
-def _run(model: Path, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Run the model once; returns descriptions of its inputs, and its outputs in graph order."""
+def run_model(model: Path | bytes, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Run a model once, from its file or its content; descriptions of its inputs, and its outputs in graph order.
+
+    Raises:
+        RefusedError: there is no onnxruntime, or the number of inputs is wrong.
+        InferenceFailedError: onnxruntime cannot load or run it.
+    """
+    name = model.name if isinstance(model, Path) else "the model"
+    loaded = str(model) if isinstance(model, Path) else model
     try:
         import onnxruntime  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -119,9 +126,9 @@ def _run(model: Path, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], di
         *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
     )
     try:
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
     except failures as error:
-        raise InferenceFailedError(f"onnxruntime cannot load {model.name}: {_first_line(error)}") from error
+        raise InferenceFailedError(f"onnxruntime cannot load {name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
     described = [{"name": value.name, "type": value.type, "declared_shape": list(value.shape)} for value in inputs]
     if len(inputs) != len(arrays):
@@ -131,7 +138,7 @@ def _run(model: Path, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], di
     try:
         values = session.run(names, {value.name: array for value, array in zip(inputs, arrays, strict=True)})
     except failures as error:
-        raise InferenceFailedError(f"onnxruntime cannot run {model.name}: {_first_line(error)}") from error
+        raise InferenceFailedError(f"onnxruntime cannot run {name}: {_first_line(error)}") from error
     return described, dict(zip(names, values, strict=True))
 
 
@@ -151,7 +158,12 @@ def _content_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def _load(path: Path) -> Array:
+def load_array(path: Path) -> Array:
+    """The array of a .npy file.
+
+    Raises:
+        RefusedError: it cannot be read.
+    """
     try:
         array: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -214,8 +226,8 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
             raise RefusedError(f"{flag} is given {len(given)} times, --input {len(arguments.input)} times")
     if not arguments.model.is_file():
         raise RefusedError(f"no file {arguments.model}")
-    arrays = [_load(path) for path in arguments.input]
-    inputs, outputs = _run(arguments.model, arrays)
+    arrays = [load_array(path) for path in arguments.input]
+    inputs, outputs = run_model(arguments.model, arrays)
     check_outputs(outputs, arguments.tolerance)
 
     import onnxruntime  # noqa: PLC0415
