@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, aimless_entries, read_config
+from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import UsageError
 
@@ -223,11 +224,14 @@ def _by_entries(
 
 
 def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
-    """Names of a case: its path from the root; of the torch variant also without the folder `generated`."""
+    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last two folders.
+
+    The last are what torch_ops/common.py calls a case by, wherever it lies.
+    """
     path = folder.path[len(root) :].lstrip("/")
-    if TORCH_FILE in folder.files and path.startswith(_GENERATED):
-        return (path, path.removeprefix(_GENERATED))
-    return (path,)
+    if TORCH_FILE not in folder.files:
+        return (path,)
+    return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
 
 
 def _read_configs(
@@ -241,12 +245,14 @@ def _read_configs(
             raise UsageError(f"the operator suite {root.removeprefix(prefix)} has no config", hint)
         for path in paths:
             roots_of.setdefault(path, []).append(root)
+    for path in roots_of:
+        if not path.is_file():
+            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
+    read = _told_apart({path: read_config(path, str(path).removeprefix(prefix)) for path in roots_of}, used)
     named: dict[tuple[str, str], SuiteConfig] = {}
     configs: dict[Path, SuiteConfig] = {}
     for path, roots in roots_of.items():
-        if not path.is_file():
-            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
-        config = read_config(path, str(path).removeprefix(prefix))
+        config = read[path]
         known = {key for root in roots for names in keys[root] for key in names}
         problems = list(config.problems)
         name = config.target.config
@@ -257,6 +263,23 @@ def _read_configs(
         aimless = tuple(aimless_entries(config, known, partial(_is_case, roots)))
         configs[path] = replace(config, problems=tuple(problems), aimless=aimless)
     return configs
+
+
+def _told_apart(read: Mapping[Path, SuiteConfig], used: Mapping[str, Sequence[Path]]) -> dict[Path, SuiteConfig]:
+    """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files.
+
+    Args:
+        read: the configs, by file.
+        used: files of the configs of each root.
+    """
+    called = dict(read)
+    for paths in used.values():
+        names = Counter(read[path].target.config for path in paths if read[path].document)
+        for path in paths:
+            config = read[path]
+            if names[config.target.config] > 1 and is_config_name(path.stem):
+                called[path] = replace(config, target=replace(config.target, config=path.stem))
+    return called
 
 
 def _is_case(roots: Sequence[str], entry: str) -> bool:
