@@ -253,6 +253,8 @@ def _read(spec: OpSpec) -> OpInputs:
         return _broken(spec, f"lies beside a {TORCH_FILE}: which one counts?", "Remove one.")
     if FLAGFILE in files:
         return _read_flags(spec)
+    if TORCH_FILE not in files:
+        return _broken(spec, f"is of a form before {TORCH_FILE}, which is not read", "Take a newer state of the suite.")
     found, problems, warnings = read_torch_op(spec)
     if found is None:
         return OpInputs(problems=tuple(problems), compiles=False, warnings=tuple(warnings))

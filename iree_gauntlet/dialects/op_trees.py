@@ -21,11 +21,23 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ["CONFIGS", "FLAGFILE", "TORCH_FILE", "CaseFolder", "OpSpec", "OpSuite", "is_case_folder", "read_op_specs"]
+__all__ = [
+    "CONFIGS",
+    "FLAGFILE",
+    "TORCH_FILE",
+    "CaseFolder",
+    "OpSpec",
+    "OpSuite",
+    "is_case_folder",
+    "read_op_specs",
+]
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
+# What the suites of torch operators had before it.
+_EARLIER_FILE = "run_module_io_flags.json"
 CONFIGS = "configs"
+_CASE_FILES = (FLAGFILE, TORCH_FILE, _EARLIER_FILE)
 _CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
@@ -107,7 +119,7 @@ class OpSpec:
 
 def is_case_folder(files: Iterable[str]) -> bool:
     """Whether a folder with these files is one of a case."""
-    return any(name in (FLAGFILE, TORCH_FILE) for name in files)
+    return any(name in _CASE_FILES for name in files)
 
 
 def read_op_specs(
@@ -143,7 +155,7 @@ def read_op_specs(
         suite = OpSuite(root, tuple(configs[path] for path in used[root]))
         for folder in inside:
             model, _, stem = keys[folder.path][0].rpartition("/")
-            file = FLAGFILE if FLAGFILE in folder.files else TORCH_FILE
+            file = next(name for name in _CASE_FILES if name in folder.files)
             name = f"{folder.path}/{file}".removeprefix(prefix)
             specs.append(OpSpec(suite, folder, name, keys[folder.path], model or Path(root).name, stem))
     return specs
@@ -287,4 +299,4 @@ def _is_case(roots: Sequence[str], entry: str) -> bool:
     if entry.startswith("/") or ".." in entry.split("/"):
         return False
     paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
-    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in (FLAGFILE, TORCH_FILE))  # noqa: PTH113
+    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113

@@ -21,8 +21,6 @@ __all__ = ["BRANCH", "FieldError", "load_json", "nearest", "problem_at", "proble
 # What a schema's names of the branches of a union begin with: they are no part of a field's path.
 BRANCH = "#branch "
 _MOST_DEPTH = 32
-# Characters in which a misspelt name differs from the one that is meant, at most.
-_MOST_SLIPS = 3
 
 
 class FieldError(ValueError):
@@ -150,16 +148,10 @@ def without_strange_fields(
     A field that is spelled nearly as a known one stays, and is an error when the document is validated.
     """
     known = list(model.model_fields)
-    strange = [field for field in content if field not in known and not _is_misspelt(field, known)]
+    strange = [field for field in content if field not in known and not nearest(field, known)]
     hint = f"Known fields: {', '.join(sorted(known))}."
     warnings = [problem_at(name, text, [field], "unknown field, which is passed over", hint) for field in strange]
     return {field: value for field, value in content.items() if field not in strange}, warnings
-
-
-def _is_misspelt(word: str, known: Iterable[str]) -> bool:
-    near = nearest(word, known)
-    same = sum(block.size for block in difflib.SequenceMatcher(None, word, near).get_matching_blocks())
-    return bool(near) and len(word) + len(near) - 2 * same <= _MOST_SLIPS
 
 
 def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:

@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.arrays import Tensor, read_npy
 from iree_gauntlet.measuring.element_types import TensorError
 from iree_gauntlet.running.allclose import compare_allclose, with_known_type
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, config, load_ops, problems_of_ops
-from tests.support.spec_trees import argv_of, plan, step_of
+from tests.support.spec_trees import argv_of, plan, step_of, write_tree
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -164,6 +164,15 @@ def test_types_of_8_bits(tmp_path: Path, dtype: str) -> None:
     config(tmp_path)
     (case,) = load_ops(tmp_path).cases
     assert parse_seeded(case.inputs[0].url).element_type == case.expected_outputs[0].value[2:] == "f8E4M3FN"
+
+
+def test_cases_of_an_earlier_form_are_refused_each_by_itself(tmp_path: Path) -> None:
+    write_tree(tmp_path / "test_a_b", {"run_module_io_flags.json": {"inputs": ["a.npy"]}, "test.mlir": "module {}\n"})
+    add_torch(tmp_path)
+    config(tmp_path)
+    (problem,) = problems_of_ops(tmp_path)
+    assert problem.startswith("test_a_b/run_module_io_flags.json: is of a form before run_module_io.json")
+    assert not load_ops(tmp_path).problems
 
 
 def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
