@@ -130,13 +130,11 @@ def _cases(
     document = config.document
     assert document is not None, "only configs that were read are chosen"
     target = _with_sku(config.target, sku)
-    key = spec.keys[0]
-    for other in spec.keys[1:]:
-        if other in config.skips or other in config.expected or other in document.golden_times_ms:
-            key = other
     flags = tuple(document.iree_compile_flags)
     flags_origin = Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", "main", target, program, flags, origin, flags_origin=flags_origin)
+    # In each table under whichever of its names.
+    expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
     run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     case = Case(
@@ -155,26 +153,25 @@ def _cases(
         run_flags=(*_function_flags(read), *run_flags),
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
-        expectations=_expectations(config, key, compared=not read.benchmark),
+        expectations=_expectations(expected, compared=not read.benchmark),
         markers=_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(": ".join(filter(None, (item.field, item.message))) for item in read.problems),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
         working_directory=spec.folder.path,
         flags_origin=flags_origin,
-        skips=config.skips.get(key, ()),
+        skips=next((config.skips[key] for key in spec.keys if key in config.skips), ()),
         allclose=read.allclose,
     )
-    golden = document.golden_times_ms.get(key)
+    golden = next((key for key in spec.keys if key in document.golden_times_ms), "")
     if not read.benchmark:
         yield case
-    if read.benchmark or golden is not None:
-        yield _benchmark(case, spec, read, config, key)
+    if read.benchmark or golden:
+        yield _benchmark(case, spec, read, config, golden)
 
 
-def _expectations(config: SuiteConfig, key: str, *, compared: bool) -> tuple[Expectation, ...]:
+def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:
     """What is expected of a case; one that is compared too, and gives wrong numbers, can still be measured."""
-    found = config.expected.get(key, ())
     if not compared:
         return found
     return tuple(item for item in found if item.stage is not Stage.BENCHMARK or item.crash)

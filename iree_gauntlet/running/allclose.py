@@ -1,7 +1,6 @@
 """Comparing outputs by `numpy.allclose`, as the torch operators' own program does, with the figures of a comparison.
 
-NumPy's own function decides, in the arrays' own precision, and values of 8 bits in single precision; only the
-element types need not be the same.
+NumPy's own function decides, in the arrays' own precision; only the element types need not be the same.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ def _doubles(tensor: Tensor) -> Tensor:
 
 
 def _values(tensor: Tensor) -> NDArray[Any]:
-    """The values as numbers: NumPy holds bf16 as its bits, and the sums of the rule need more than 8 bits."""
-    if tensor.element_type.startswith("f8"):
-        return tensor.array.astype(np.float32)
+    """The values as numbers: NumPy holds bf16 as its bits."""
     if tensor.element_type != "bf16":
         return tensor.array
     # Registers its types with NumPy; slow to import.
