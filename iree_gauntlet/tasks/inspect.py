@@ -109,7 +109,7 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     _warn(selection)
     problems = [*selection.cases.problems, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
-    warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
+    warnings = {(case.origin.file, text) for case in cases for text in (*case.notes, *_missing(case))}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)

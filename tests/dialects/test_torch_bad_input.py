@@ -55,7 +55,13 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "timeouts": {"threshold": 60},
     },
     "m/bench.json": BENCHMARK
-    | {"tolerance_factor": 1.25, "sku": "epyc", "description": "a test", "timeouts": {"benchmark": 60}},
+    | {
+        "golden_time": 12.5,
+        "tolerance_factor": 1.25,
+        "sku": "epyc",
+        "description": "a test",
+        "timeouts": {"benchmark": 60},
+    },
     "m/stat.json": COMPSTAT | {"golden_compiler": "3.13.0", "description": "a test", "timeouts": {"compstat": 60}},
 }
 MODELS: dict[str, type[ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest]] = {
@@ -167,7 +173,7 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("weights", None, "", "expected an array"),
     ("weights", URL_WEIGHT, "", "expected an array"),
     ("weights", ["https://h/w.irpa"], "[0]", "expected an object"),
-    ("weights", [without(URL_WEIGHT, "type")], "[0].type", "is missing"),
+    ("weights", [without(RANDOM_WEIGHT, "type")], "[0].url", "weights of type 'url' need it"),
     ("weights", [URL_WEIGHT | {"type": "uri"}], "[0].type", "'url', 'random' or 'splat'"),
     ("weights", [URL_WEIGHT | {"type": None}], "[0].type", "'url', 'random' or 'splat'"),
     ("weights", [without(URL_WEIGHT, "scope")], "[0].scope", "is missing"),
@@ -265,6 +271,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         *(("golden_time_ms", value, "", says) for value, says in NUMBER_ERRORS),
         ("golden_time_ms", 0, "", "greater than 0"),
         ("golden_time_ms", int(BIG), "", "expected a"),
+        *(("golden_time", value, "", says) for value, says in NUMBER_ERRORS),
         *(("tolerance_factor", value, "", says) for value, says in NUMBER_ERRORS),
         ("tolerance_factor", None, "", "expected a number"),
         ("tolerance_factor", 0, "", "greater than 0"),
@@ -276,7 +283,9 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
     COMPSTAT_FILE: [
         *TEST_ERRORS,
         *(("module", name, "", says) for name, says in NAME_ERRORS),
-        ("module", ["m/modules/a"], "", "expected a string"),
+        ("module", [], "", "expected one module, found 0"),
+        ("module", ["m/modules/a", "m/modules/a"], "", "expected one module, found 2"),
+        ("module", [5], "", "expected a string"),
         *(("golden_dispatch_count", value, "", says) for value, says in NUMBER_ERRORS),
         *(("golden_binary_size", value, "", says) for value, says in NUMBER_ERRORS),
         ("golden_binary_size", int(BIG), "", "expected a"),
@@ -374,6 +383,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
         ({"type": "module"}, 2, "unknown type 'module'"),
         ({"modules": []}, 1, "is missing: a test is of type"),
         ({"golden_time_ms": 5}, 1, "is missing: a test is of type"),
+        ({"golden_time": 5}, 1, "is missing: a test is of type"),
         ({"compiler_flags": []}, 1, "is missing"),
     ],
 )
