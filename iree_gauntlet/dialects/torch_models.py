@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchTest", "build_test"]
 
-_FIRST_GENERATION = (
-    "golden_time is of the first generation: the mean is held against it, without a factor;"
-    " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor"
-)
+_NOTES = {
+    "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"
+    " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
+    "pipeline_mlir": "pipeline_mlir is passed over, as in iree-test-suites: a module definition in 'modules' counts",
+}
 _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
 
 
@@ -115,7 +116,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         skip_reason=f"marked 'skip' ({spec.name})" if "skip" in document.markers else "",
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
-        notes=(_FIRST_GENERATION,) if getattr(document, "golden_time", None) else (),
+        notes=tuple(text for field, text in _NOTES.items() if getattr(document, field, None)),
         origin=Origin(spec.name),
     )
     return TorchTest(case, tuple(builder.required.values())), []

@@ -197,10 +197,14 @@ class _Test(Document):
 
 
 class _RunTest(_Test):
+    """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
+
     modules: Annotated[list[ModuleName], Field(min_length=1)]
     weights: list[Weight] = Field(default_factory=list)
     inputs: list[ArgumentSpec] = Field(default_factory=list)
     run_args: list[RunFlag] = Field(default_factory=list)
+    pipeline_mlir: Text | None = None
+    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _modules_differ(self) -> _RunTest:

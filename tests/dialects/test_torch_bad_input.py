@@ -37,6 +37,7 @@ ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 URL_WEIGHT = {"type": "url", "url": "https://h/w.irpa", "scope": "model"}
 RANDOM_WEIGHT = {"type": "random", "module": "m/modules/a", "seed": 42, "scope": ""}
 SPLAT_WEIGHT = {"type": "splat", "module": "m/modules/a", "value": 0.5, "scope": "other"}
+PIPELINE = {"pipeline_mlir": "https://h/p.mlir", "pipeline_compiler_flags": ["--x"]}
 # A document of each type with every field that it may have.
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "m/modules/a.json": MODULE
@@ -51,11 +52,13 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     | {
         "weights": [URL_WEIGHT, RANDOM_WEIGHT, SPLAT_WEIGHT],
         "outputs": [{"value": "@out.npy"}],
+        **PIPELINE,
         "description": "a test",
         "timeouts": {"threshold": 60},
     },
     "m/bench.json": BENCHMARK
     | {
+        **PIPELINE,
         "golden_time": 12.5,
         "tolerance_factor": 1.25,
         "sku": "epyc",
@@ -220,6 +223,8 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("inputs", [{"source": "https://h/x.bin"}], "[0].source", "unknown field"),
     ("run_args", 5, "", "expected an array"),
     *(("run_args", *error) for error in FLAG_ERRORS),
+    ("pipeline_mlir", "", "", "non-empty string"),
+    *(("pipeline_compiler_flags", *error) for error in FLAG_ERRORS),
     ("run_args", ["--benchmark_format=console"], "[0]", "keep the results from being read"),
     ("run_args", ["-x", "-benchmark_out=f"], "[1]", "keep the results from being read"),
 ]

@@ -71,6 +71,15 @@ def test_weights_without_a_type_are_fetched(tree: Path) -> None:
     assert "--parameters=model=/cache/h/w.irpa" in argv_of(step)
 
 
+def test_the_pipeline_of_another_format_is_passed_over_with_a_note(tree: Path) -> None:
+    carried = {"pipeline_mlir": "pipeline.mlir", "pipeline_compiler_flags": ["--iree-hal-target-device=hip"]}
+    changed = step_of(planned(tree, quality=QUALITY | carried), "m/quality@cpu:threshold")
+    plain = step_of(planned(tree, quality=QUALITY), "m/quality@cpu:threshold")
+    assert argv_of(changed) == argv_of(plain)
+    assert [note.split()[0] for note in changed.notes] == ["pipeline_mlir"]
+    assert plain.notes == ()
+
+
 def test_the_module_of_a_compstat_as_an_array_of_one(tree: Path) -> None:
     step = step_of(planned(tree, stat=COMPSTAT | {"module": ["m/modules/a"]}), "m/stat@cpu:compstat")
     assert step.needs == ("m/modules/a@cpu:compile",)
