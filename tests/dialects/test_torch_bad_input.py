@@ -512,6 +512,8 @@ def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, da
     # Optional fields take null for being absent.
     if kind_of(old) == kind_of(value) or value is None:
         return
+    if path == ("module",) and value == [old]:
+        return  # the one other way to write it
     at(document, path[:-1])[path[-1]] = value
     problems, _ = check(name, document)
     fields = {problem.field for problem in problems}
@@ -535,6 +537,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "outputs": ("outputs",),
     "expected_outputs": ("expected_outputs",),
     "run_args": ("run_flags", "device"),
+    "pipeline_mlir": ("notes",),
+    "golden_time": ("goldens", "notes"),
     "golden_time_ms": ("goldens",),
     "tolerance_factor": ("goldens",),
     "sku": ("goldens", "golden_keys"),
