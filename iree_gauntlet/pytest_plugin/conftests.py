@@ -29,9 +29,10 @@ def look_at_the_model_tests_alone(config: pytest.Config) -> None:
     """
     options = config.known_args_namespace
     if not options.file_or_dir:
-        # A file, as of a folder pytest would also load those of its folders named `test…`.
-        own = Path(config.invocation_params.dir, "conftest.py")
-        options.file_or_dir = [options.test_file_directory, *([str(own)] if own.is_file() else [])]
+        # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
+        here = Path(config.invocation_params.dir)
+        own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
+        options.file_or_dir = [options.test_file_directory, *own[:1]]
 
 
 def stand_in_for_other_definitions(config: pytest.Config) -> None:

@@ -97,6 +97,16 @@ def test_another_conftest_is_loaded(project: TorchProject) -> None:
     assert "seen it" in project.pytest("--collect-only").out
 
 
+def test_a_conftest_above_the_working_folder_counts_where_the_tests_are_elsewhere(project: TorchProject) -> None:
+    (project.folder / "own" / "deep").mkdir(parents=True)
+    (project.folder / "own" / "pytest.ini").write_text("[pytest]\n")
+    (project.folder / "own" / "conftest.py").write_text("def pytest_report_header():\n    return 'seen it'\n")
+    options = ["--test-file-directory=../../suite", "--external-file-directory=../../files", "--collect-only"]
+    done = project.plain_pytest(options, project.folder / "own" / "deep")
+    assert "seen it" in done.out
+    assert "3 tests collected" in done.out
+
+
 def test_folders_of_any_name_and_depth_are_collected(project: TorchProject) -> None:
     project.compstat("build/dist/deep_compstat", golden_dispatch_count=1)
     done = project.pytest("--collect-only", "-q", "-k", "deep")
@@ -141,7 +151,7 @@ def test_a_bad_file_that_is_not_selected_is_said_and_stops_nobody(project: Torch
     # Markers that can be read select it, like any other test; it is no failure that was expected.
     assert outcomes(project.pytest("-q", "-m", "hip and quality")) == {"error": 1, "deselected": 4}
     listed = project.pytest("-q", "--collect-only", "-m", "quality")
-    assert "2 tests collected" not in listed.out
+    assert "2/5 tests collected (3 deselected)" in listed.out
     assert "expectd_outputs: unknown field" in listed.out
 
 
