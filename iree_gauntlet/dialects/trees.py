@@ -117,7 +117,8 @@ def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree
         found = "is a file" if folder.exists() else "does not exist"
         raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
     external = (external or _external_folder(folder)).resolve()
-    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None, flag_variables())
+    variables = tuple(flag_variables().items())
+    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None, variables)
 
 
 def _external_folder(folder: Path) -> Path:

@@ -9,7 +9,6 @@ import pytest
 
 from iree_gauntlet.cases import Stage, Statistic
 from iree_gauntlet.dialects.json_places import line_of, with_number
-from iree_gauntlet.targets import Target
 from tests.support.spec_trees import plan, step_of, write_tree
 from tests.support.torch_trees import BENCHMARK, COMPSTAT, MODULE, QUALITY, TREE, load_torch, without
 
@@ -174,42 +173,3 @@ def test_what_follows_a_dot_is_a_suffix_where_there_is_only_such_a_file(tree: Pa
     assert "m/modules/a@cpu:compile" in step_of(compiled, "m/quality@cpu:threshold").needs
     missing = loaded(tree, stat=COMPSTAT | {"module": "m/modules/b.v2"}).problems
     assert ["m/modules/b.v2.json" in problem.message for problem in missing] == [True]
-
-
-# Variables in flags
-
-
-def test_a_variable_of_flags_is_read_from_the_environment(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IREE_TEST_PATH_EXTENSION", "/tuning")
-    monkeypatch.setenv("ROCM_CHIP", "gfx950")
-    flags = [*HIP, "--iree-hip-target=${ROCM_CHIP}", "--x=${IREE_TEST_PATH_EXTENSION}/spec.mlir", "--y=$HOME"]
-    run_args = ["--device=hip", "--z=${IREE_TEST_PATH_EXTENSION}"]
-    files = {"modules/a": MODULE | {"compiler_flags": flags}, "quality": QUALITY | {"run_args": run_args}}
-    cases = loaded(tree, **files)
-    assert not cases.problems
-    assert {case.target for case in cases.cases} == {Target("rocm", "gfx950")}
-    made = plan(cases, ALL)
-    assert "--x=/tuning/spec.mlir" in argv_of(step_of(made, "m/modules/a@rocm-gfx950:compile"))
-    assert "--y=$HOME" in argv_of(step_of(made, "m/modules/a@rocm-gfx950:compile"))
-    assert "--z=/tuning" in argv_of(step_of(made, "m/quality@rocm-gfx950:threshold"))
-
-
-@pytest.mark.parametrize("value", [None, ""])
-def test_a_variable_that_is_not_set(tree: Path, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    monkeypatch.delenv("IREE_TEST_PATH_EXTENSION", raising=False)
-    if value is not None:
-        monkeypatch.setenv("IREE_TEST_PATH_EXTENSION", value)
-    flags = {"compiler_flags": ["--a", "--x=${IREE_TEST_PATH_EXTENSION}/spec.mlir"]}
-    problem = loaded(tree, **{"modules/a": MODULE | flags}).problems[0]
-    assert problem.field == "compiler_flags[1]"
-    assert "${IREE_TEST_PATH_EXTENSION}: the variable is not set" in problem.message
-    assert "Set IREE_TEST_PATH_EXTENSION" in problem.hint
-
-
-@pytest.mark.parametrize("name", ["HOME", "AWS_SECRET_ACCESS_KEY", "", "x y"])
-def test_other_variables_of_the_machine_are_refused(tree: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    problems = loaded(tree, quality=QUALITY | {"run_args": [f"--x=${{{name}}}"]}).problems
-    assert [problem.field for problem in problems] == ["run_args[0]"]
-    assert f"${{{name}}} is no variable of flags" in problems[0].message
-    assert "IREE_TEST_PATH_EXTENSION" in problems[0].hint
