@@ -301,6 +301,7 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
+        notes: what is said of its spec beside its results.
         origin: where it is written.
     """
 
@@ -335,6 +336,7 @@ class Case:
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
+    notes: tuple[str, ...] = ()
 
     def blocked(self, stage: Stage) -> str:
         """What keeps a stage from running; empty where nothing does."""
