@@ -233,7 +233,7 @@ class _Planner:
         return result
 
     def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """The flags of a run as the tool spells them, notes on the case, and which of its own the tool does not know."""
+        """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
         shared = self._translated(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
             return shared.flags, (*case.notes, *shared.notes), ""
