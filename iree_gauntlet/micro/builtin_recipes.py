@@ -16,7 +16,6 @@ __all__ = [
     "block",
     "float8dq",
     "float8wo",
-    "gemlitewo",
     "int4wo",
     "int8dq",
     "int8wo",
@@ -132,17 +131,6 @@ def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> An
     from iree_gauntlet.micro.quantized_linear import Float8DynamicLinear  # noqa: PLC0415
 
     return replace_linear_layers(model, lambda layer: Float8DynamicLinear(layer, granularity))
-
-
-@recipe("gemlitewo", kind="quantization", about="refused: GemLite is a library of CUDA kernels; use int4wo or int8wo")
-def gemlitewo(model: Any, bits: int = 4, group: int = 64) -> Any:
-    """GemLite's kernels are Triton's, and nothing of them can be compiled by IREE."""
-    del model
-    instead = f"int4wo-{group}" if bits == 4 else "int8wo"
-    raise UsageError(
-        f"gemlitewo-{bits}-{group}: GemLite is a library of CUDA kernels, which IREE has no part in",
-        f"{instead} has weights of that kind; there is int4wo-<group> and int8wo",
-    )
 
 
 @recipe(

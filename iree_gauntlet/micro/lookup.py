@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.refused_recipes import refused_recipe
 from iree_gauntlet.micro.signatures import read_arguments
 
 if TYPE_CHECKING:
@@ -69,19 +70,24 @@ class Registry:
     def recipe(self, text: str) -> AskedRecipe:
         """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
 
+        One of torchao's that is not made here is found too, with its `refusal`; a declared one goes before it.
+
         Raises:
             UsageError: there is none, or its arguments are not what it takes.
         """
         found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
+        if found is not None:
+            asked = self.recipes[found]
+            values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
+            if values is not None:
+                return AskedRecipe(text, asked, values)
+        refused = refused_recipe(text)
+        if refused is not None and refused.name not in self.recipes:
+            return AskedRecipe(text, refused)
         if found is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
             raise _unknown(f"there is no recipe {text!r}", text, self.recipes, usages)
-        asked = self.recipes[found]
-        words = text.removeprefix(found).split("-")[1:]
-        values, wrong = read_arguments(words, asked.arguments)
-        if values is None:
-            raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
-        return AskedRecipe(text, asked, values)
+        raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
         """The architecture that a text asks for, with the activation that it ends with.

@@ -125,6 +125,7 @@ class Recipe(Declaration):
         beside: the quantization recipes that a sparsity recipe is combined with.
         flags: of the compiler, beside the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
+        refusal: why it is not made here; empty where it is.
     """
 
     kind: Kind
@@ -136,6 +137,7 @@ class Recipe(Declaration):
     beside: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
+    refusal: str = ""
 
     @property
     def usage(self) -> str:
