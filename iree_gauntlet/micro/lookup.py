@@ -6,12 +6,14 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.bench.failures import failure_problem
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.refused_recipes import refused_recipe
+from iree_gauntlet.micro.registry import PluginError
 from iree_gauntlet.micro.signatures import read_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.micro.registry import Activation, Architecture, Recipe, ShapeSet
@@ -74,12 +76,14 @@ class Registry:
 
         Raises:
             UsageError: there is none, or its arguments are not what it takes.
+            PluginError: its check of them fails.
         """
         found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
         if found is not None:
             asked = self.recipes[found]
             values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
-            if values is not None:
+            wrong = wrong or _checked(asked, values or ())
+            if values is not None and not wrong:
                 return AskedRecipe(text, asked, values)
         refused = refused_recipe(text)
         if refused is not None and refused.name not in self.recipes:
@@ -123,6 +127,15 @@ class Registry:
             names = sorted([*self.shape_sets, "custom"])
             raise _unknown(f"there is no shape set {name!r}", name, names, names)
         return self.shape_sets[name]
+
+
+def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
+    """What is wrong with arguments; empty where nothing is."""
+    try:
+        return recipe.check(*arguments) if recipe.check else ""
+    except Exception as error:  # a function of a user may raise anything, and is named for it
+        problem = failure_problem(error, recipe.file, recipe.file, recipe.line, recipe.name)
+        raise PluginError([problem]) from error
 
 
 def _unknown(what: str, text: str, names: Iterable[str], shown_as: Iterable[str]) -> UsageError:

@@ -279,6 +279,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     process.kill()
     process.wait()
     before = (micro.run / "journal.jsonl").read_text().splitlines()
+    said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume goes on with it"
+    assert said in micro.gauntlet("report", "latest").out
     micro.measuring.goes_on("b.baseline")
     micro.measuring.takes("baseline", 7.0)
     resumed = micro.gauntlet("micro", "--resume")
