@@ -363,6 +363,7 @@ def test_the_module_is_a_door_too(tmp_path: Path) -> None:
     done = run_here(["--list"], tmp_path, os.environ, package="iree_gauntlet.micro")
     assert done.code == 0, done.text
     assert "model types:" in done.out
+    assert "  gemlitewo*  " in done.out
 
 
 def test_what_a_configuration_can_name_is_listed_with_a_plugin(tmp_path: Path) -> None:
