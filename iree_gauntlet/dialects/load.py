@@ -53,6 +53,7 @@ class CaseSet:
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
         warnings: what is of no use in the files, and does no harm.
+        notes: what is written otherwise today.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -63,6 +64,7 @@ class CaseSet:
     known_markers: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    notes: tuple[Problem, ...] = ()
 
 
 class _Library:
@@ -158,12 +160,14 @@ class _Loader:
         self._known: set[str] = set()
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
+        self._notes: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
         wanted = [_with_chip(target) for target in self._targets if target.family in spec.families]
         if wanted:
             self._problems.update(spec.problems)
+            self._notes.update(spec.notes)
         if spec.document is None:
             return
         for target in wanted:
@@ -232,6 +236,7 @@ class _Loader:
             tuple(sorted(self._known)),
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
+            tuple(sorted(self._notes)),
         )
 
 

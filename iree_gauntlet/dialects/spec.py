@@ -76,6 +76,7 @@ class Spec:
         name: the file as the user names it.
         document: what it says; None where it cannot be understood.
         problems: what is wrong with it.
+        notes: what is written otherwise today.
         torch: whether it lies in a tree of torch models.
     """
 
@@ -85,6 +86,7 @@ class Spec:
     name: str
     document: Document | None
     problems: tuple[Problem, ...] = ()
+    notes: tuple[Problem, ...] = ()
     torch: bool = False
 
     @property
@@ -127,5 +129,7 @@ class Spec:
             return FAMILIES
         if isinstance(self.document, RegressionV1):
             return ("rocm",) if self.document.rocm_tests_only else SHARKTANK_FAMILIES
+        if isinstance(self.document, Benchmark) and self.document.device is None:
+            return ("rocm",)
         family = self.stem.rpartition("_")[2]
         return (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES

@@ -110,10 +110,11 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     problems = [*selection.cases.problems, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
     warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
-    notes: list[str] = []
+    notes = [str(note) for note in selection.cases.notes]
     if options["toolchain"] and not problems:
-        more, notes = _flag_problems(options, selection)
+        more, flags = _flag_problems(options, selection)
         problems += more
+        notes += flags
     for file, text in sorted(warnings):
         sys.stdout.write(f"warning: {file}: {text}\n")
     for problem in selection.cases.warnings:
