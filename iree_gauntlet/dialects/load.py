@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.targets import Target
 
 __all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
@@ -50,6 +50,7 @@ class CaseSet:
         cases: in the order of model, submodel, kind.
         required: cases that others' modules come from, of which only the compile runs.
         problems: of the files that were selected, and of those that they need.
+        left_out: problems of other files.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
         warnings: what is of no use in the files, and does no harm.
@@ -65,6 +66,7 @@ class CaseSet:
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
+    left_out: tuple[Problem, ...] = ()
 
 
 class _Library:
@@ -125,11 +127,10 @@ def load_cases(
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
         if isinstance(spec, OpSpec):
-            if chosen:
-                loader.add_operator(spec, chosen)
-        elif chosen and spec.torch:
+            loader.add_operator(spec, chosen)
+        elif spec.torch:
             loader.add_torch(spec, chosen)
-        elif chosen:
+        else:
             loader.add_sharktank(spec, chosen)
     return loader.result()
 
@@ -153,7 +154,7 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._configs: set[SuiteConfig] = set()
+        self._suites: set[tuple[OpSuite, bool]] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
@@ -161,12 +162,15 @@ class _Loader:
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
         self._notes: set[Problem] = set()
+        self._left_out: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
-        wanted = [_with_chip(target) for target in self._targets if target.family in spec.families]
+        fitting = [_with_chip(target) for target in self._targets if chosen and target.family in spec.families]
+        self._known.update(*(_words(spec, target) for target in fitting))
+        wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
+        (self._problems if wanted else self._left_out).update(spec.problems)
         if wanted:
-            self._problems.update(spec.problems)
             self._notes.update(spec.notes)
         if spec.document is None:
             return
@@ -176,13 +180,17 @@ class _Loader:
 
     def add_torch(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a test of torch models means; of a module definition, only what is wrong with it."""
-        self._problems.update(spec.problems)
         if spec.defines_module:
-            self._problems.update(self._modules.define(spec))
-        if spec.document is None or spec.defines_module:
+            # It is the business of the tests that load it.
+            self._left_out.update(spec.problems or self._modules.define(spec))
+            return
+        wanted = chosen and (spec.words is None or self._matches(spec.words, chosen))
+        problems = self._problems if wanted else self._left_out
+        problems.update(spec.problems)
+        if spec.document is None or not chosen:
             return
         test, found = build_test(spec, self._modules, self._targets)
-        self._problems.update(found)
+        problems.update(found)
         if test is None:
             return
         if not any(target.covers(test.case.target) for target in self._targets):
@@ -192,11 +200,13 @@ class _Loader:
 
     def add_operator(self, spec: OpSpec, chosen: Sequence[Include]) -> None:
         """Adds the cases of a folder of an operator suite, one for each config."""
-        for config in spec.suite.configs:
-            if config not in self._configs:
-                self._configs.add(config)
-                self._problems.update(config.problems)
-                self._warnings.update(config.aimless)
+        if (spec.suite, bool(chosen)) not in self._suites:
+            self._suites.add((spec.suite, bool(chosen)))
+            configs = [problem for config in spec.suite.configs for problem in config.problems]
+            (self._problems if chosen else self._left_out).update(spec.suite.problems, configs)
+            self._warnings.update(*(config.aimless for config in spec.suite.configs if chosen))
+        if not chosen:
+            return
         cases, problems, elsewhere = build_op_cases(spec, self._targets)
         self._problems.update(problems)
         self._elsewhere.update(elsewhere)
@@ -211,9 +221,12 @@ class _Loader:
                 name = f"module {case.modules[0].name}"
                 self._problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
+    def _matches(self, markers: Collection[str], chosen: Sequence[Include]) -> bool:
+        return any(self._expressions[include].matches(markers) for include in chosen)
+
     def _add(self, case: Case, chosen: Sequence[Include]) -> bool:
         self._known |= case.markers
-        matches = any(self._expressions[include].matches(case.markers) for include in chosen)
+        matches = self._matches(case.markers, chosen)
         if matches:
             self._cases.append(_adjust(case, self._expected, self._device))
         return matches
@@ -237,7 +250,12 @@ class _Loader:
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
             tuple(sorted(self._notes)),
+            tuple(sorted(self._left_out - problems)),
         )
+
+
+def _words(spec: Spec, target: Target) -> frozenset[str]:
+    return (spec.words or frozenset()) | {target.family, target.chip or target.family}
 
 
 def _with_chip(target: Target) -> Target:

@@ -78,6 +78,8 @@ class Spec:
         problems: what is wrong with it.
         notes: what is written otherwise today.
         torch: whether it lies in a tree of torch models.
+        kind: what its fields make it, of one that cannot be used too; None where they do not say.
+        words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
     """
 
     tree: SpecTree
@@ -88,6 +90,8 @@ class Spec:
     problems: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
     torch: bool = False
+    kind: type[Document] | None = None
+    words: frozenset[str] | None = None
 
     @property
     def text(self) -> str:
@@ -100,7 +104,7 @@ class Spec:
     @property
     def defines_module(self) -> bool:
         """Whether it is no test, but what tests load."""
-        return isinstance(self.document, ModuleDefinition)
+        return self.kind is ModuleDefinition
 
     @property
     def model(self) -> str:

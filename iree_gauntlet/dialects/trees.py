@@ -59,7 +59,7 @@ def read_specs(
         configs: of operator suites; by default those in the folder `configs` of each.
 
     Raises:
-        UsageError: a folder or config does not exist or is none, or an operator suite has no config.
+        UsageError: a folder or config does not exist or is none.
     """
     specs: dict[Path, Spec] = {}
     operators = _Operators({}, [])
@@ -107,7 +107,7 @@ def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     document = None
     if content is not None:
         document, problems = _validated(ModuleDefinition, content, name, text)
-    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=ModuleDefinition)
 
 
 def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
@@ -223,6 +223,7 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     name = _shown(path)
     content, text, problems = load_json(path, name)
     document: Document | None = None
+    kind: type[Document] | str | None = None
     if content is not None:
         kind = torch_document(content)
         if kind is None:
@@ -231,7 +232,16 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
             problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
         else:
             document, problems = _validated(kind, content, name, text)
-    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+    known = kind if isinstance(kind, type) else None
+    words = _words(content, str(content["type"])) if content and known not in (None, ModuleDefinition) else None
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=known, words=words)
+
+
+def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
+    """The name of a spec's kind and its markers; None where these are no words."""
+    markers = content.get("markers", [])
+    is_list = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
+    return frozenset({kind, *markers}) if is_list else None
 
 
 # sharktank
@@ -255,6 +265,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     name = _shown(path)
     content, text, problems = load_json(path, name)
     document: Document | None = None
+    kind: type[Document] | str | None = None
     if content is not None:
         kind = _sharktank_document(content, root, path)
         if isinstance(kind, str):
@@ -273,7 +284,9 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     if isinstance(document, Benchmark) and first and family == "cpu":
         problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
         document = None
-    return Spec(tree, root, path, name, document, tuple(problems), tuple(notes))
+    known = kind if isinstance(kind, type) else None
+    words = _words(content, "benchmark" if known is Benchmark else "quality") if content and known else None
+    return Spec(tree, root, path, name, document, tuple(problems), tuple(notes), kind=known, words=words)
 
 
 def _sharktank_document(

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
+from iree_gauntlet.tasks.workspace import Defaults, Selection, each_once, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def _uncollected() -> Iterator[None]:
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(options, Defaults(targets=FAMILIES))
-    _warn(selection)
+    _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in only_shard_of_cases(selection.cases, options):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
@@ -76,7 +76,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
     selection = select(options, defaults)
     selection.require_sound()
-    _warn(selection)
+    _warn(selection.warnings())
     name, cases, stages = selection.name, selection.cases, stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
@@ -105,9 +105,10 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 @_uncollected()
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
-    selection = select(options, Defaults(targets=FAMILIES))
-    _warn(selection)
-    problems = [*selection.cases.problems, *selection.source_problems()]
+    selection = select(options, Defaults(targets=FAMILIES), for_problems=True)
+    _warn(selection.doubts())
+    # One that was not selected is a mistake all the same.
+    problems = [*selection.cases.problems, *selection.cases.left_out, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
     warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
     notes = [str(note) for note in selection.cases.notes]
@@ -115,8 +116,8 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
         more, flags = _flag_problems(options, selection)
         problems += more
         notes += flags
-    for file, text in sorted(warnings):
-        sys.stdout.write(f"warning: {file}: {text}\n")
+    for line in each_once(sorted(warnings)):
+        sys.stdout.write(f"warning: {line}\n")
     for problem in selection.cases.warnings:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
@@ -141,8 +142,8 @@ def _missing(case: Case) -> Iterator[str]:
             yield f"{field}: the file {path} is missing"
 
 
-def _warn(selection: Selection) -> None:
-    for text in selection.warnings():
+def _warn(warnings: Iterable[str]) -> None:
+    for text in warnings:
         sys.stderr.write(f"warning: {text}\n")
 
 
