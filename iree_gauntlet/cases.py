@@ -298,6 +298,7 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
+        notes: what is said of its spec beside its results.
         origin: where it is written.
     """
 
@@ -330,6 +331,7 @@ class Case:
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def chain(self) -> str:

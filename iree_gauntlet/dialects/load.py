@@ -54,7 +54,6 @@ class CaseSet:
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
         warnings: what is of no use in the files, and does no harm.
-        notes: what is written otherwise today.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -65,7 +64,6 @@ class CaseSet:
     known_markers: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    notes: tuple[Problem, ...] = ()
     left_out: tuple[Problem, ...] = ()
 
 
@@ -161,7 +159,6 @@ class _Loader:
         self._known: set[str] = set()
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
-        self._notes: set[Problem] = set()
         self._left_out: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
@@ -170,8 +167,6 @@ class _Loader:
         self._known.update(*(_words(spec, target) for target in fitting))
         wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
         (self._problems if wanted else self._left_out).update(spec.problems)
-        if wanted:
-            self._notes.update(spec.notes)
         if spec.document is None:
             return
         for target in wanted:
@@ -249,7 +244,6 @@ class _Loader:
             tuple(sorted(self._known)),
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
-            tuple(sorted(self._notes)),
             tuple(sorted(self._left_out - problems)),
         )
 

@@ -115,6 +115,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         skip_reason=skip,
         blocked_reason="; ".join(missing),
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        notes=document.notes(),
         origin=Origin(spec.name),
     )
     return case, []

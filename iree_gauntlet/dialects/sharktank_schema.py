@@ -146,12 +146,11 @@ class Benchmark(_Common):
     golden_size: dict[str, Count] = Field(default_factory=dict)
     golden_compiler: Text | None = None  # ours
 
-    def notes(self) -> dict[str, str]:
-        """What is written otherwise today, by field."""
-        notes = {old: f"is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)}
-        if self.device is None:
-            notes["device"] = "is missing, as in the first generation: hip with --device_allocator=caching is meant"
-        return notes
+    def notes(self) -> tuple[str, ...]:
+        """What is written otherwise today."""
+        missing = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
+        notes = [f"{old} is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)]
+        return tuple(notes if self.device else [missing, *notes])
 
     @model_validator(mode="after")
     def _has_a_device(self) -> Benchmark:

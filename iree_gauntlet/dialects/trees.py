@@ -273,11 +273,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         else:
             document, problems = _validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]
-    notes: list[Problem] = []
-    first = isinstance(document, RegressionV1)
-    if isinstance(document, Benchmark):
-        first = document.device is None
-        notes = [problem_at(name, text, [field], message) for field, message in document.notes().items()]
+    first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
     if document is not None and not first and family not in SHARKTANK_FAMILIES:
         message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
@@ -286,7 +282,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         document = None
     known = kind if isinstance(kind, type) else None
     words = _words(content, "benchmark" if known is Benchmark else "quality") if content and known else None
-    return Spec(tree, root, path, name, document, tuple(problems), tuple(notes), kind=known, words=words)
+    return Spec(tree, root, path, name, document, tuple(problems), kind=known, words=words)
 
 
 def _sharktank_document(

@@ -326,7 +326,7 @@ class _Planner:
 
     def _threshold(self, case: Case) -> None:
         translation = self._translated(case.run_flags, "iree-run-module", case.flags_origin or case.origin)
-        notes = tuple(translation.notes)
+        notes = (*case.notes, *translation.notes)
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, folder)
         if not case.expected_outputs:
@@ -372,6 +372,7 @@ class _Planner:
                 goldens=tuple(golden for golden in case.goldens if golden.metric is not Metric.TIME_MS),
                 blocked=case.blocked_reason,
                 skip=case.skip_reason,
+                notes=case.notes,
             )
         )
 
@@ -391,6 +392,6 @@ class _Planner:
                 golden_keys=case.golden_keys,
                 blocked=case.blocked_reason,
                 skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),
-                notes=tuple(translation.notes),
+                notes=(*case.notes, *translation.notes),
             )
         )

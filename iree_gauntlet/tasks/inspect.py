@@ -110,12 +110,11 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     # One that was not selected is a mistake all the same.
     problems = [*selection.cases.problems, *selection.cases.left_out, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
-    warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
-    notes = [str(note) for note in selection.cases.notes]
+    warnings = {(case.origin.file, text) for case in cases for text in (*case.notes, *_missing(case))}
+    notes: list[str] = []
     if options["toolchain"] and not problems:
-        more, flags = _flag_problems(options, selection)
+        more, notes = _flag_problems(options, selection)
         problems += more
-        notes += flags
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
     for problem in selection.cases.warnings:

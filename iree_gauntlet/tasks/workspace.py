@@ -86,7 +86,8 @@ class Selection:
 
     def warnings(self) -> list[str]:
         """What is worth knowing before anything runs, one line each."""
-        missing = each_once((case.origin.file, case.blocked_reason) for case in self.cases.cases)
+        cases = (*self.cases.cases, *self.cases.required)
+        missing = each_once((case.origin.file, case.blocked_reason) for case in cases)
         return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
 
     def doubts(self) -> list[str]:

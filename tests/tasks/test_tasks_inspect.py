@@ -280,6 +280,7 @@ def test_lint_reports_everything_at_once(project: Path, run: Any, without_iree: 
     assert "golden_time_ms: expected an object, found an array" in result.err
 
 
+PIPELINE: dict[str, Any] = {"compilation_required": True, "mlir_url": "https://h/p.mlir", "modules": ["t_p"]}
 BROKEN = {
     "regression_tests/c/s_cpu.json": SECOND | {"junk": 1, "mlir": 2},
     "benchmarks/c/s_rocm.json": "{",
@@ -316,19 +317,18 @@ def test_lint_of_files_that_nothing_selects(project: Path, run: Any, without_ire
     assert "alone/torch_models/modules/unused.json:" in result.err
 
 
-def test_lint_notes_what_has_another_name_today(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_warns_of_what_has_another_name_today(project: Path, run: Any, without_iree: None) -> None:
     fields = {name: value for name, value in BENCHMARK.items() if not name.startswith("golden_time")}
     write_tree(project, {"specs/benchmarks/b/y_rocm.json": fields | {"golden_time": {"mi300": 5}}})
     result = run("lint")
     assert result.code == 0
-    assert "note: specs/benchmarks/b/y_rocm.json:" in result.out
-    assert ": golden_time: is the older name of golden_time_ms\n" in result.out
+    assert "warning: specs/benchmarks/b/y_rocm.json: golden_time is the older name of golden_time_ms\n" in result.out
 
 
 def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Any, without_iree: None) -> None:
     spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}}
     names = [f"specs/regression_tests/t/{name}_rocm.json" for name in ("p", "q")]
-    write_tree(project, dict.fromkeys(names, spec))
+    write_tree(project, dict.fromkeys(names, spec) | {"specs/benchmarks/u/e2e_rocm.json": BENCHMARK | PIPELINE})
     words = ("--model", "t", "--target", "rocm", "--sku", "mi308")
     text = f"the tuner file {project}/specs/external_test_files/tuner.mlir is missing (tuner_file.mi308); "
     result = run("plan", *words)
@@ -337,6 +337,8 @@ def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: A
     assert result.err == f"warning: {names[0]}, {names[1]}: {text}{hint}\n"
     assert run("lint", *words).out.count(text) == 1
     assert run("plan", *words[:-1], "mi300").err == ""
+    # Where another model's benchmark needs the module, too.
+    assert run("plan", "--model", "u", *words[2:]).err == f"warning: {names[0]}: {text}{hint}\n"
 
 
 def test_lint_warns_of_missing_files(project: Path, run: Any, without_iree: None) -> None:
