@@ -333,6 +333,20 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "rocm_compile_chip_expecting_to_fail": ["gfx90a"],
         "cpu_run_test_expecting_to_fail": True,
     },
+    "benchmarks/m/own_rocm.json": BENCHMARK
+    | {
+        "submodel_name": "first",
+        "compilation_required": True,
+        "compiled_file_name": "m_own_vmfbs/model.rocm_gfx942",
+        "mlir_file_url": "https://h/own.mlir",
+        "real_weights_file_path": "/there/w.irpa",
+    },
+    "benchmarks/m/first.json": {
+        "inputs": ["1xf16"],
+        "function_run": "main",
+        "benchmark_repetitions": 10,
+        "golden_time": {"mi300": 7.5},
+    },
     "regression_tests/m/second_cpu.json": SECOND
     | {
         "mlir": "https://h/m.onnx",

@@ -326,15 +326,17 @@ def test_lint_warns_of_what_has_another_name_today(project: Path, run: Any, with
 
 
 def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Any, without_iree: None) -> None:
-    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}}
+    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}, "inputs": [], "outputs": []}
+    spec |= {"mlir": "../a/program.mlir", "real_weights": "random://zeros/4xf32"}
     names = [f"specs/regression_tests/t/{name}_rocm.json" for name in ("p", "q")]
     write_tree(project, dict.fromkeys(names, spec) | {"specs/benchmarks/u/e2e_rocm.json": BENCHMARK | PIPELINE})
     words = ("--model", "t", "--target", "rocm", "--sku", "mi308")
     text = f"the tuner file {project}/specs/external_test_files/tuner.mlir is missing (tuner_file.mi308); "
-    result = run("plan", *words)
-    assert result.code == 0
     hint = "--external-file-directory names the folder of such files"
-    assert result.err == f"warning: {names[0]}, {names[1]}: {text}{hint}\n"
+    for task in ("plan", "fetch"):
+        result = run(task, *words)
+        assert result.code == 0
+        assert result.err == f"warning: {names[0]}, {names[1]}: {text}{hint}\n"
     assert run("lint", *words).out.count(text) == 1
     assert run("plan", *words[:-1], "mi300").err == ""
     # Where another model's benchmark needs the module, too.
