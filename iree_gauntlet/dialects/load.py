@@ -53,7 +53,9 @@ class CaseSet:
         left_out: problems of other files.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
+        broken: problems of single cases of operator suites, whose steps end in an error: all others can run.
         warnings: what is of no use in the files, and does no harm.
+        aimless: entries of configs that name no case that is here.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -65,6 +67,8 @@ class CaseSet:
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
     left_out: tuple[Problem, ...] = ()
+    aimless: tuple[Problem, ...] = ()
+    broken: tuple[Problem, ...] = ()
 
 
 class _Library:
@@ -160,6 +164,8 @@ class _Loader:
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
         self._left_out: set[Problem] = set()
+        self._aimless: set[Problem] = set()
+        self._broken: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
@@ -197,15 +203,18 @@ class _Loader:
         """Adds the cases of a folder of an operator suite, one for each config."""
         if (spec.suite, bool(chosen)) not in self._suites:
             self._suites.add((spec.suite, bool(chosen)))
-            configs = [problem for config in spec.suite.configs for problem in config.problems]
-            (self._problems if chosen else self._left_out).update(spec.suite.problems, configs)
-            self._warnings.update(*(config.aimless for config in spec.suite.configs if chosen))
+            configs = spec.suite.configs
+            found = [problem for config in configs for problem in config.problems]
+            (self._problems if chosen else self._left_out).update(spec.suite.problems, found)
+            self._warnings.update(*(config.warnings for config in configs if chosen))
+            self._aimless.update(*(config.aimless for config in configs if chosen))
         if not chosen:
             return
-        cases, problems, elsewhere = build_op_cases(spec, self._targets)
-        self._problems.update(problems)
-        self._elsewhere.update(elsewhere)
-        for case in cases:
+        read = build_op_cases(spec, self._targets)
+        self._broken.update(read.problems)
+        self._warnings.update(read.warnings)
+        self._elsewhere.update(read.elsewhere)
+        for case in read.cases:
             self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:
@@ -245,6 +254,8 @@ class _Loader:
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
             tuple(sorted(self._left_out - problems)),
+            tuple(sorted(self._aimless)),
+            tuple(sorted(self._broken)),
         )
 
 
@@ -279,10 +290,10 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
     if case.kind not in (Kind.QUALITY, Kind.BENCHMARK):
         return case
     # Among the run arguments, one --device stands for all that were there.
-    flags = [flag for flag in case.run_flags if not _names_device(flag)]
+    flags, own = ([flag for flag in each if not _names_device(flag)] for each in (case.run_flags, case.own_flags))
     place = next((index for index, flag in enumerate(case.run_flags) if _names_device(flag)), len(flags))
     flags.insert(place, f"--device={device}")
-    return replace(case, device=device, run_flags=tuple(flags))
+    return replace(case, device=device, run_flags=tuple(flags), own_flags=tuple(own))
 
 
 def _names_device(flag: str) -> bool:

@@ -48,8 +48,9 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in only_shard_of_cases(selection.cases, options):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
-    _report_problems(selection.cases.problems)
-    code = ExitCode.USAGE if selection.cases.problems else ExitCode.OK
+    problems = (*selection.cases.problems, *selection.cases.broken)
+    _report_problems(problems)
+    code = ExitCode.USAGE if problems else ExitCode.OK
     if _format(options) == "json":
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
         return code
@@ -108,23 +109,27 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     selection = select(options, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
-    problems = [*selection.cases.problems, *selection.cases.left_out, *selection.source_problems()]
-    cases = (*selection.cases.cases, *selection.cases.required)
-    warnings = {(case.origin.file, text) for case in cases for text in (*case.notes, *_missing(case))}
+    found = selection.cases
+    problems = [*found.problems, *found.left_out, *found.broken, *selection.source_problems()]
+    cases = (*found.cases, *found.required)
+    broken = {problem.file for problem in found.broken}
+    texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
+    warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)
         problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    for problem in selection.cases.warnings:
+    passed_over = (*selection.cases.warnings, *selection.cases.aimless)
+    for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
         raise SpecError(problems)
-    warned_of = {file for file, _ in warnings} | {problem.file for problem in selection.cases.warnings}
+    warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{files} spec files are sound{warned}\n")
     return ExitCode.OK
@@ -156,7 +161,7 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     surroundings = make_surroundings(machine, runs_folder() / "lint", options)
     plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return list(plan.problems), notes
+    return [*plan.problems, *plan.broken], notes
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:

@@ -87,7 +87,9 @@ class Selection:
     def warnings(self) -> list[str]:
         """What is worth knowing before anything runs, one line each."""
         cases = (*self.cases.cases, *self.cases.required)
-        missing = each_once((case.origin.file, case.blocked_reason) for case in cases)
+        # What single cases of operator suites lack is an error of theirs.
+        broken = {problem.file for problem in self.cases.broken}
+        missing = each_once((case.origin.file, case.blocked_reason) for case in cases if case.origin.file not in broken)
         return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
 
     def doubts(self) -> list[str]:
@@ -95,6 +97,8 @@ class Selection:
         known = ", ".join(self.cases.known_markers)
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
         for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
+            found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
+        for file, count in sorted(Counter(problem.file for problem in self.cases.aimless).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             found.append(f"{file}: {entries} no case that is here; `lint` lists them")
         return [*found, *self.not_asked]
