@@ -18,6 +18,7 @@ from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -185,7 +186,7 @@ class _Loader:
             # It is the business of the tests that load it.
             self._left_out.update(spec.problems or self._modules.define(spec))
             return
-        wanted = chosen and (spec.words is None or self._matches(spec.words, chosen))
+        wanted = chosen and (spec.words is None or self._matches(spec.words, chosen)) and self._asks_for(spec)
         problems = self._problems if wanted else self._left_out
         problems.update(spec.problems)
         if spec.document is None or not chosen:
@@ -224,6 +225,11 @@ class _Loader:
             if first.origin.file != case.origin.file:
                 name = f"module {case.modules[0].name}"
                 self._problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
+
+    def _asks_for(self, spec: Spec) -> bool:
+        """Whether the targets are those that a test's markers name, such as `hip`; where they name none, it may be."""
+        named = [target for word in spec.words or () if (target := target_of(word))]
+        return not named or any(target.covers(other) for target in self._targets for other in named)
 
     def _matches(self, markers: Collection[str], chosen: Sequence[Include]) -> bool:
         return any(self._expressions[include].matches(markers) for include in chosen)

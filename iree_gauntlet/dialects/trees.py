@@ -253,7 +253,7 @@ def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
 def _sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
     models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     files = [path for model in models for path in _json_in(model)]
-    if not files:
+    if not files and root == tree.folder:
         # It is the folder of one model, perhaps of a root whose files it may name.
         root, files = root.parent, _json_in(root)
         tree = replace(tree, folder=root) if root.name in _ROOT_NAMES else tree

@@ -149,6 +149,9 @@ def test_a_folder_of_spec_files_is_one_models_whatever_lies_above_it(tmp_path: P
     # Where folders of models are in it, a file beside them is none of theirs.
     write_tree(tree, {"deeper/t_rocm.json": SECOND, "s_rocm.json": "{}"})
     assert {step.chain for step in planned(tree).steps} == {"deeper/t@rocm-gfx942"}
+    # Nor is what others keep in a folder of such a name.
+    write_tree(tmp_path / "all", {"quality_tests/m/s_rocm.json": SECOND, "benchmarks/results.json": "{}"})
+    assert {step.chain for step in planned(tmp_path / "all").steps} == {"m/s@rocm-gfx942"}
 
 
 @pytest.mark.parametrize(

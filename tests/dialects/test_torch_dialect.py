@@ -369,6 +369,26 @@ def test_mistakes_elsewhere_are_not_told_to_who_selects_something_else(tree: Pat
     assert {Path(problem.file).name for problem in cases.left_out} == {"q.json", "b.json"}
 
 
+def test_mistakes_are_those_of_who_asks_for_their_target(tree: Path) -> None:
+    """As far as markers say it: what cannot be used, or names no module, has no other target."""
+    files = {
+        "torch_models/m/broken.json": BENCHMARK | {"markers": ["hip", "gfx942"], "golden_time_ms": "x"},
+        "torch_models/m/lost.json": QUALITY | {"markers": ["gfx90a"], "modules": ["m/modules/nowhere"]},
+        "torch_models/m/unknown.json": QUALITY | {"markers": ["slow"], "modules": ["m/modules/nowhere"]},
+    }
+    write_tree(tree, files)
+    for name, found in (
+        ("cpu", {"unknown"}),
+        ("gfx942", {"broken", "unknown"}),
+        ("rocm", {"broken", "lost", "unknown"}),
+    ):
+        target = target_of(name)
+        assert target is not None
+        cases = load_torch(tree, target)
+        assert {Path(problem.file).stem for problem in cases.problems} == found
+        assert {Path(problem.file).stem for problem in cases.left_out} == {"broken", "lost", "unknown"} - found
+
+
 def test_mistakes_are_those_of_who_selects_their_markers(tree: Path) -> None:
     """Also in a file that cannot be used, as far as it says them."""
     files = {
