@@ -73,12 +73,12 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         parameters.extend(regression.parameters or (Parameters("model"),))
     submodel = document.submodel_name or spec.submodel
     paired = find(f"{spec.model}_{submodel}")
-    weights = _weights(spec, document, paired, problems, missing)
+    # A pipeline has no weights beside those of the modules that it calls.
+    is_pipeline = document.compilation_required and document.modules
+    weights = () if is_pipeline else _weights(spec, document, paired, problems, missing)
     if document.compilation_required:
         role = "benchmark" if find(own) else "main"
         module = Module(own, role, target, Program(""), (), Origin(spec.name))
-        # A pipeline has no weights beside those of the modules that it calls.
-        weights = () if document.modules else weights
         if weights and weights[0].splat_of:
             # The pair's archive is of the pair's program: this one makes its own.
             module, weights = replace(module, splat=True), (replace(weights[0], splat_of=module.id),)
@@ -158,7 +158,7 @@ def _weights(
         return (Parameters("model", url=found.as_uri()),)
     wanted = document.real_weights_file_name
     if paired is None:
-        if wanted and document.compilation_required and not document.modules:
+        if wanted and document.compilation_required:
             missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
         return ()
     if not wanted or any(_file_name(item.url) == wanted for item in paired.parameters):

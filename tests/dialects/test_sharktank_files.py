@@ -56,7 +56,8 @@ def test_a_pair_that_runs_with_made_up_weights_has_the_benchmark_make_its_own(tm
 
 def test_a_pipeline_that_compiles_for_itself_has_the_weights_of_its_modules_alone(tmp_path: Path) -> None:
     files = {"quality_tests/m/e2e_rocm.json": SECOND, "quality_tests/m/clip_rocm.json": SECOND}
-    tree = write_tree(tmp_path, files | {"benchmarks/m/e2e_rocm.json": OWN | {"modules": ["m_clip"]}})
+    pipeline = OWN | {"modules": ["m_clip"], "real_weights_file_name": "another.irpa"}
+    tree = write_tree(tmp_path, files | {"benchmarks/m/e2e_rocm.json": pipeline})
     assert parameters(planned(tree), "m/e2e@rocm-gfx942") == ["--parameters=model=/cache/h/weights.irpa"]
 
 
