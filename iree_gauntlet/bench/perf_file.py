@@ -1,13 +1,14 @@
 """Appending results to perf.json, the array of PyBuda's `benchmark.py`, so that nothing is ever lost.
 
 The new entry is put before the array's closing bracket and everything in front of it stays as it is, byte by
-byte. Writers take turns by a lock file beside it; a file is replaced by rename, so that a kill at any moment leaves
+byte. Writers take turns by a lock file of the cache; a file is replaced by rename, so that a kill at any moment leaves
 the old one or the new one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -111,7 +112,7 @@ def failed_result(
     return _with_more({**about, "error": error}, more)
 
 
-def append_result(output: str | Path, result: Mapping[str, Any]) -> Appended:
+def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:
     """Appends one result; folders that are missing are made.
 
     A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
@@ -121,6 +122,7 @@ def append_result(output: str | Path, result: Mapping[str, Any]) -> Appended:
         output: as given to `--output`.
         result: of `measured_result` or `failed_result`. Numbers that JSON does not have are written as "nan",
             "inf" and "-inf", as in the journal.
+        locks: folder of the cache's locks, made where it is missing: those who share a cache take turns.
 
     Raises:
         GauntletError: nothing could be written there. What was there is untouched.
@@ -134,14 +136,14 @@ def append_result(output: str | Path, result: Mapping[str, Any]) -> Appended:
         # Two names of one file must meet at one lock, and what a link points to is what is replaced.
         target = Path(os.path.realpath(asked))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target):
+        with _locked(target, locks):
             _remove_leftovers(target)
             entries, why = _add(target, line)
             if not why:
                 return Appended(asked, entries)
             for number in range(1, _MOST_NAMES):
                 other = target.with_name(f"{target.name.removesuffix('.json')}.new-{number}.json")
-                with _locked(other):
+                with _locked(other, locks):
                     _remove_leftovers(other)
                     entries, damage = _add(other, line)
                 if not damage:
@@ -151,8 +153,12 @@ def append_result(output: str | Path, result: Mapping[str, Any]) -> Appended:
     )
 
 
-def check_output(output: str | Path) -> None:
+def check_output(output: str | Path, locks: Path) -> None:
     """Makes sure that a result could be written, before a long run; makes missing folders and changes no file.
+
+    Args:
+        output: as given to `--output`.
+        locks: as for `append_result`.
 
     Raises:
         GauntletError: it could not.
@@ -164,10 +170,11 @@ def check_output(output: str | Path) -> None:
         if target.is_dir():
             raise IsADirectoryError(None, "Is a directory")
         probe = target.with_name(f".{target.name}.{os.getpid()}.probe")
-        try:
-            probe.touch()
-        finally:
-            probe.unlink(missing_ok=True)
+        with _locked(target, locks):
+            try:
+                probe.touch()
+            finally:
+                probe.unlink(missing_ok=True)
 
 
 def _with_more(result: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,10 +244,18 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    path = target.with_name(f".{target.name}.lock")
-    # The lock takes a file that cannot be made for one that was just removed, and would go on trying.
-    path.touch()
+def _locked(target: Path, locks: Path) -> Iterator[None]:
+    """Holds the lock of a file, by its absolute path; it dies with its owner."""
+    path = locks / f"result-{hashlib.sha256(os.fsencode(target)).hexdigest()[:32]}.lock"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        # The lock takes a file that cannot be made for one that was just removed, and would go on trying.
+        path.touch()
+    except OSError as error:
+        raise GauntletError(
+            f"{locks}: the lock of {target} cannot be made there ({error.strerror or error})",
+            "The cache's folder must be writable; --cache-dir names another one.",
+        ) from error
     lock = FileLock(path, timeout=_LOCK_SECONDS)
     try:
         lock.acquire()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from iree_gauntlet.cases import SPEC_STAGES
 
@@ -18,9 +19,11 @@ __all__ = [
     "InputText",
     "PlainName",
     "Positive",
+    "RelativePath",
     "TensorType",
     "Text",
     "Timeouts",
+    "Truth",
     "WholeNumber",
     "Word",
 ]
@@ -61,6 +64,18 @@ def _plain_name(text: str) -> str:
     return text
 
 
+def _relative_path(text: str) -> str:
+    path = PurePosixPath(text)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text:
+        raise ValueError(f"expected a relative path without '..', found {text!r}")
+    return text
+
+
+def _truth(value: object) -> object:
+    """`"True"` is true for the programs that read sharktank's files, and stands in some of them."""
+    return True if value == "True" else value
+
+
 def _not_blank(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError("expected a non-empty string")
@@ -94,6 +109,8 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 TensorType = Annotated[str, AfterValidator(_tensor_type)]
 InputText = Annotated[str, AfterValidator(_input_text)]
 PlainName = Annotated[str, AfterValidator(_plain_name)]
+RelativePath = Annotated[str, AfterValidator(_relative_path)]
+Truth = Annotated[bool, BeforeValidator(_truth)]
 WholeNumber = Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)]
 Timeouts = Annotated[dict[str, Positive], AfterValidator(_of_stages)]
 

@@ -18,12 +18,13 @@ from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
+from iree_gauntlet.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
+    from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.targets import Target
 
 __all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
@@ -50,6 +51,7 @@ class CaseSet:
         cases: in the order of model, submodel, kind.
         required: cases that others' modules come from, of which only the compile runs.
         problems: of the files that were selected, and of those that they need.
+        left_out: problems of other files.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
         broken: problems of single cases of operator suites, whose steps end in an error: all others can run.
@@ -65,6 +67,7 @@ class CaseSet:
     known_markers: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    left_out: tuple[Problem, ...] = ()
     aimless: tuple[Problem, ...] = ()
     broken: tuple[Problem, ...] = ()
 
@@ -127,11 +130,10 @@ def load_cases(
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
         if isinstance(spec, OpSpec):
-            if chosen:
-                loader.add_operator(spec, chosen)
-        elif chosen and spec.torch:
+            loader.add_operator(spec, chosen)
+        elif spec.torch:
             loader.add_torch(spec, chosen)
-        elif chosen:
+        else:
             loader.add_sharktank(spec, chosen)
     return loader.result()
 
@@ -155,21 +157,23 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._configs: set[SuiteConfig] = set()
+        self._suites: set[tuple[OpSuite, bool]] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
         self._known: set[str] = set()
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
+        self._left_out: set[Problem] = set()
         self._aimless: set[Problem] = set()
         self._broken: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
-        wanted = [_with_chip(target) for target in self._targets if target.family in spec.families]
-        if wanted:
-            self._problems.update(spec.problems)
+        fitting = [_with_chip(target) for target in self._targets if chosen and target.family in spec.families]
+        self._known.update(*(_words(spec, target) for target in fitting))
+        wanted = [target for target in fitting if spec.words is None or self._matches(_words(spec, target), chosen)]
+        (self._problems if wanted else self._left_out).update(spec.problems)
         if spec.document is None:
             return
         for target in wanted:
@@ -178,13 +182,17 @@ class _Loader:
 
     def add_torch(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a test of torch models means; of a module definition, only what is wrong with it."""
-        self._problems.update(spec.problems)
         if spec.defines_module:
-            self._problems.update(self._modules.define(spec))
-        if spec.document is None or spec.defines_module:
+            # It is the business of the tests that load it.
+            self._left_out.update(spec.problems or self._modules.define(spec))
+            return
+        wanted = chosen and (spec.words is None or self._matches(spec.words, chosen)) and self._asks_for(spec)
+        problems = self._problems if wanted else self._left_out
+        problems.update(spec.problems)
+        if spec.document is None or not chosen:
             return
         test, found = build_test(spec, self._modules, self._targets)
-        self._problems.update(found)
+        problems.update(found)
         if test is None:
             return
         if not any(target.covers(test.case.target) for target in self._targets):
@@ -194,17 +202,20 @@ class _Loader:
 
     def add_operator(self, spec: OpSpec, chosen: Sequence[Include]) -> None:
         """Adds the cases of a folder of an operator suite, one for each config."""
-        for config in spec.suite.configs:
-            if config not in self._configs:
-                self._configs.add(config)
-                self._problems.update(config.problems)
-                self._warnings.update(config.warnings)
-                self._aimless.update(config.aimless)
-        found = build_op_cases(spec, self._targets)
-        self._broken.update(found.problems)
-        self._warnings.update(found.warnings)
-        self._elsewhere.update(found.elsewhere)
-        for case in found.cases:
+        if (spec.suite, bool(chosen)) not in self._suites:
+            self._suites.add((spec.suite, bool(chosen)))
+            configs = spec.suite.configs
+            found = [problem for config in configs for problem in config.problems]
+            (self._problems if chosen else self._left_out).update(spec.suite.problems, found)
+            self._warnings.update(*(config.warnings for config in configs if chosen))
+            self._aimless.update(*(config.aimless for config in configs if chosen))
+        if not chosen:
+            return
+        read = build_op_cases(spec, self._targets)
+        self._broken.update(read.problems)
+        self._warnings.update(read.warnings)
+        self._elsewhere.update(read.elsewhere)
+        for case in read.cases:
             self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:
@@ -215,9 +226,17 @@ class _Loader:
                 name = f"module {case.modules[0].name}"
                 self._problems.add(_defined_twice(name, case.target, case.origin.file, first.origin.file))
 
+    def _asks_for(self, spec: Spec) -> bool:
+        """Whether the targets are those that a test's markers name, such as `hip`; where they name none, it may be."""
+        named = [target for word in spec.words or () if (target := target_of(word))]
+        return not named or any(target.covers(other) for target in self._targets for other in named)
+
+    def _matches(self, markers: Collection[str], chosen: Sequence[Include]) -> bool:
+        return any(self._expressions[include].matches(markers) for include in chosen)
+
     def _add(self, case: Case, chosen: Sequence[Include]) -> bool:
         self._known |= case.markers
-        matches = any(self._expressions[include].matches(case.markers) for include in chosen)
+        matches = self._matches(case.markers, chosen)
         if matches:
             self._cases.append(_adjust(case, self._expected, self._device))
         return matches
@@ -240,9 +259,14 @@ class _Loader:
             tuple(sorted(self._known)),
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
+            tuple(sorted(self._left_out - problems)),
             tuple(sorted(self._aimless)),
             tuple(sorted(self._broken)),
         )
+
+
+def _words(spec: Spec, target: Target) -> frozenset[str]:
+    return (spec.words or frozenset()) | {target.family, target.chip or target.family}
 
 
 def _with_chip(target: Target) -> Target:

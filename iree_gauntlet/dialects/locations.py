@@ -1,4 +1,8 @@
-"""Where what a spec names lies: URLs as they are, relative paths inside the spec's tree."""
+"""Where what a spec names lies.
+
+A URL stays as it is, `file:///…` too. A relative path never leaves the folder that it is relative to. An absolute path
+is taken only in fields that are called `…_path`, which name files of the machine, as `file:///…` does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.errors import Problem
 
-__all__ = ["external_file", "file_beside", "is_url", "problem", "resolve_url"]
+__all__ = ["EXTERNAL_HINT", "external_file", "file_beside", "is_url", "machine_file", "problem", "resolve_url"]
+
+EXTERNAL_HINT = "--external-file-directory names the folder of such files"
 
 # Bytes: of a name on the file systems of Linux, macOS and Windows, and of a path with its folders on macOS.
 _LONGEST_NAME = 255
@@ -77,13 +83,19 @@ def file_beside(
 def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem | None:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
         message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
-        return problem(spec, path, message, "Name the file alone and put it there.")
+        return problem(spec, path, message, "Name the file alone and put it there, or write file:///….")
+    return _too_long(spec, path, name) or (None if PurePosixPath(name).parts else _is_folder(spec, path, name, folder))
+
+
+def _is_folder(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem:
+    return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
+
+
+def _too_long(spec: Spec, path: Sequence[str | int], name: str) -> Problem | None:
     if any(len(part.encode()) > _LONGEST_NAME for part in PurePosixPath(name).parts):
         return problem(spec, path, f"{name[:40] + '…'!r} has a longer name than a file can have", "Shorten it.")
     if len(name.encode()) > _LONGEST_PATH:
         return problem(spec, path, f"{name[:40] + '…'!r} has a longer path than a file can have", "Shorten it.")
-    if not PurePosixPath(name).parts:
-        return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
     return None
 
 
@@ -98,3 +110,10 @@ def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Pr
     candidates = [spec.tree.external / name, spec.root / name, spec.tree.folder / name]
     candidates.append(spec.tree.external / PurePosixPath(name).name)
     return next((candidate for candidate in candidates if candidate.is_file()), candidates[-1])
+
+
+def machine_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
+    """The file that a field called `…_path` names: where it lies, or an external file. It need not exist."""
+    if not PurePosixPath(name).is_absolute():
+        return external_file(spec, path, name)
+    return _too_long(spec, path, name) or Path(name)

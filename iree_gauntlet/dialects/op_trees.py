@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, aimless_entries, read_config
 from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.spec_file import problem_at
-from iree_gauntlet.errors import UsageError
+from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -66,10 +66,12 @@ class OpSuite:
     Attributes:
         root: absolute.
         configs: how they are compiled and run; one that cannot be read is among them.
+        problems: what is wrong with it as a whole.
     """
 
     root: str
     configs: tuple[SuiteConfig, ...]
+    problems: tuple[Problem, ...] = ()
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ def read_op_specs(
         working_folder: from which the user names files.
 
     Raises:
-        UsageError: there are no configs, or one that was asked for does not exist.
+        UsageError: a config that was asked for does not exist.
     """
     candidates = {path for path in with_configs if _configs_in(path)}
     above: dict[str, str] = {}
@@ -152,11 +154,12 @@ def read_op_specs(
     configs = _read_configs(used, {root: [keys[item.path] for item in roots[root]] for root in roots}, prefix)
     specs = []
     for root, inside in roots.items():
-        suite = OpSuite(root, tuple(configs[path] for path in used[root]))
-        for folder in inside:
+        files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
+        names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
+        problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
+        suite = OpSuite(root, tuple(configs[path] for path in used[root]), problems)
+        for folder, name in zip(inside, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
-            file = next(name for name in _CASE_FILES if name in folder.files)
-            name = f"{folder.path}/{file}".removeprefix(prefix)
             specs.append(OpSpec(suite, folder, name, keys[folder.path], model or Path(root).name, stem))
     return specs
 
@@ -246,15 +249,17 @@ def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
 
 
+def _without_config(root: str, case: str) -> Problem:
+    hint = f"Write {root}/{CONFIGS}/NAME.json, or give one as --config:\n{EXAMPLE}"
+    return Problem(case, 0, "", f"its operator suite {root} has no config", hint)
+
+
 def _read_configs(
     used: Mapping[str, tuple[Path, ...]], keys: Mapping[str, Sequence[tuple[str, ...]]], prefix: str
 ) -> dict[Path, SuiteConfig]:
     """The configs that the roots use, each read once and held against the cases of all of them."""
     roots_of: dict[Path, list[str]] = {}
     for root, paths in used.items():
-        if not paths:
-            hint = f"Write {root.removeprefix(prefix)}/{CONFIGS}/NAME.json, or give one as --config:\n{EXAMPLE}"
-            raise UsageError(f"the operator suite {root.removeprefix(prefix)} has no config", hint)
         for path in paths:
             roots_of.setdefault(path, []).append(root)
     for path in roots_of:

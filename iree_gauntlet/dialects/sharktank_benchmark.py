@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -21,7 +20,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.locations import external_file, problem, resolve_url
+from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, machine_file, problem, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.errors import Problem
 
@@ -33,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["FindRegression", "build_benchmark"]
 
 DIALECT = "sharktank-benchmark"
+
+# What benchmarks of the first generation run on, and with; their own modules are compiled for it.
+_FIRST_DEVICE = "hip"
+_FIRST_FLAG = "--device_allocator=caching"
 
 # The regression that defines `<model>_<submodel>`, or None where no spec does.
 FindRegression = Callable[[str], "Regression | None"]
@@ -58,7 +61,6 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
     modules: list[Module] = []
     parameters: list[Parameters] = []
     own = f"{spec.model}_{spec.submodel}"
-    paired = None
     for name in document.modules:
         regression = find(name)
         if regression is None:
@@ -69,18 +71,23 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
             continue
         modules.append(regression.main)
         parameters.extend(regression.parameters or (Parameters("model"),))
+    submodel = document.submodel_name or spec.submodel
+    paired = find(f"{spec.model}_{submodel}")
+    # A pipeline has no weights beside those of the modules that it calls.
+    is_pipeline = document.compilation_required and document.modules
+    weights = () if is_pipeline else _weights(spec, document, paired, problems, missing)
     if document.compilation_required:
         role = "benchmark" if find(own) else "main"
-        main = _own_module(
-            spec, document, Module(own, role, target, Program(""), (), Origin(spec.name)), problems, missing
-        )
+        module = Module(own, role, target, Program(""), (), Origin(spec.name))
+        if weights and weights[0].splat_of:
+            # The pair's archive is of the pair's program: this one makes its own.
+            module, weights = replace(module, splat=True), (replace(weights[0], splat_of=module.id),)
+        main = _own_module(spec, document, module, problems, missing)
     else:
-        paired = find(own)
         if paired is None:
-            missing.append(f"no regression spec defines {spec.model}/{spec.submodel} for {target.name}")
+            missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
         main = paired.main if paired else Module(own, "main", target, Program(""), (), Origin(spec.name))
-        if paired:
-            parameters.extend(_weights(spec, document, paired, problems))
+    parameters.extend(weights)
     if problems:
         return None, problems
     skip = ""
@@ -98,16 +105,17 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         parameters=tuple(parameters),
         inputs=tuple(Argument(value=text) for text in document.inputs),
         function=document.function_run,
-        device=document.device,
+        device=document.device or _FIRST_DEVICE,
         run_flags=_run_flags(document),
         compile_statistics=True,
         goldens=_goldens(spec, document, target),
-        golden_keys=tuple(document.golden_time_ms),
+        golden_keys=tuple(document.golden_time or document.golden_time_ms),
         markers=frozenset({*document.markers, target.family, target.chip or target.family, "benchmark"}),
         timeouts=tuple((Stage(stage), seconds) for stage, seconds in document.timeouts.items()),
         skip_reason=skip,
         blocked_reason="; ".join(missing),
         working_directory=str(spec.tree.external) if spec.tree.external.is_dir() else "",
+        notes=document.notes(),
         origin=Origin(spec.name),
     )
     return case, []
@@ -116,25 +124,43 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
 def _own_module(spec: Spec, document: Benchmark, module: Module, problems: list[Problem], missing: list[str]) -> Module:
     """Completes the module that a benchmark compiles for itself."""
     chip = (f"--iree-rocm-target={module.target.chip}",) if module.target.family == "rocm" else ()
-    if document.mlir_url:
-        field = "mlir_url"
-        url = resolve_url(spec, [field], document.mlir_url)
+    backend = () if document.device else ("--iree-hal-target-backends=rocm",)
+    names = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
+    field, name = next((field, text) for field in names if (text := getattr(document, field)))
+    if field.endswith("_url") or is_url(name):
+        url = resolve_url(spec, [field], name)
     else:
-        field = "mlir_file_name" if document.mlir_file_name else "mlir_file_path"
-        found = external_file(spec, [field], document.mlir_file_name or document.mlir_file_path or "")
-        if isinstance(found, Path) and not found.is_file():
-            missing.append(f"the program {found} is missing ({field})")
-        url = found.as_uri() if isinstance(found, Path) else found
+        find = machine_file if field == "mlir_file_path" else external_file
+        found = find(spec, [field], name)
+        if not isinstance(found, Problem) and not found.is_file():
+            missing.append(f"the program {found} is missing ({field}); {EXTERNAL_HINT}")
+        url = found if isinstance(found, Problem) else found.as_uri()
     if isinstance(url, Problem):
         problems.append(url)
         return module
-    flags = (*document.compile_flags, *chip)
-    return replace(module, program=Program(url), flags=flags, origin=Origin(spec.name, field))
+    return replace(
+        module, program=Program(url), flags=(*backend, *document.compile_flags, *chip), origin=Origin(spec.name, field)
+    )
 
 
-def _weights(spec: Spec, document: Benchmark, paired: Regression, problems: list[Problem]) -> tuple[Parameters, ...]:
-    """The paired regression's archive, or the file of another name among what that regression downloads."""
+def _weights(
+    spec: Spec, document: Benchmark, paired: Regression | None, problems: list[Problem], missing: list[str]
+) -> tuple[Parameters, ...]:
+    """The file that is named, or else the paired regression's archive, or one of another name that it downloads."""
+    if document.real_weights_file_path:
+        field = "real_weights_file_path"
+        found = machine_file(spec, [field], document.real_weights_file_path)
+        if isinstance(found, Problem):
+            problems.append(found)
+            return ()
+        if not found.is_file():
+            missing.append(f"the weights {found} are missing ({field})")
+        return (Parameters("model", url=found.as_uri()),)
     wanted = document.real_weights_file_name
+    if paired is None:
+        if wanted and document.compilation_required:
+            missing.append(f"no regression spec for {spec.model}/{spec.submodel} downloads {wanted!r}")
+        return ()
     if not wanted or any(_file_name(item.url) == wanted for item in paired.parameters):
         return paired.parameters
     other = next((url for url in paired.urls if _file_name(url) == wanted), "")
@@ -168,17 +194,20 @@ def _run_flags(document: Benchmark) -> tuple[str, ...]:
         for name, value in fields.items()
         if value is not None and name not in written
     ]
-    return (*flags, *document.benchmark_flags)
+    first = () if document.device else (_FIRST_FLAG,)
+    return (*first, *flags, *document.benchmark_flags)
 
 
 def _goldens(spec: Spec, document: Benchmark, target: Target) -> tuple[Golden, ...]:
     """Golden times belong to their SKU alone; counts and sizes to the SKU, or to the whole target family."""
     goldens: list[Golden] = []
     sku = target.sku
-    if sku in document.golden_time_ms:
+    field = "golden_time" if document.golden_time else "golden_time_ms"
+    times = document.golden_time or document.golden_time_ms
+    if sku in times:
         factor = document.golden_time_tolerance_multiplier.get(sku, 1.0)
-        origin = Origin(spec.name, f"golden_time_ms.{sku}")
-        goldens.append(Golden(Metric.TIME_MS, document.golden_time_ms[sku], factor, Statistic.MEAN, sku, "", origin))
+        origin = Origin(spec.name, f"{field}.{sku}")
+        goldens.append(Golden(Metric.TIME_MS, times[sku], factor, Statistic.MEAN, sku, "", origin))
     figures = (
         (Metric.DISPATCH_COUNT, "golden_dispatch", document.golden_dispatch),
         (Metric.BINARY_SIZE_BYTES, "golden_size", document.golden_size),

@@ -23,7 +23,7 @@ from iree_gauntlet.cases import (
     Stage,
 )
 from iree_gauntlet.dialects.fields import ImportOptions
-from iree_gauntlet.dialects.locations import external_file, is_url, resolve_url
+from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem
 
@@ -171,7 +171,8 @@ def _tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, pr
         return _Tuner()
     if isinstance(found, str):
         return _Tuner(file_flags=((_TUNER_FLAG, found),))
-    blocked = "" if found.is_file() else f"the tuner file {found} is missing (tuner_file.{target.sku})"
+    missing = f"the tuner file {found} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
+    blocked = "" if found.is_file() else missing
     return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked=blocked)
 
 

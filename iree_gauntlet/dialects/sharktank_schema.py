@@ -18,15 +18,20 @@ from iree_gauntlet.dialects.fields import (
     InputText,
     PlainName,
     Positive,
+    RelativePath,
     TensorType,
     Text,
     Timeouts,
+    Truth,
     WholeNumber,
     Word,
 )
 from iree_gauntlet.dialects.spec_file import FieldError
 
 __all__ = ["Benchmark", "Blob", "RegressionV1", "RegressionV2"]
+
+# Fields of benchmarks by their older names.
+_NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 
 
 class Blob(Document):
@@ -61,8 +66,8 @@ class _Regression(_Common):
     outputs: list[Blob] = Field(default_factory=list)
     real_weights: Text | None = None
     pipeline_mlir: Text | None = None
-    add_pipeline_module: bool = False
-    compile_only: bool = False
+    add_pipeline_module: Truth = False
+    compile_only: Truth = False
     tuner_file: dict[str, Text] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -84,10 +89,10 @@ class RegressionV1(_Regression):
     rocm_threshold_args: list[Flag] = Field(default_factory=list)
     run_cpu_function: Text | None = None
     run_rocm_function: Text | None = None
-    cpu_run_test_expecting_to_fail: bool = False
-    rocm_run_test_expecting_to_fail: bool = False
+    cpu_run_test_expecting_to_fail: Truth = False
+    rocm_run_test_expecting_to_fail: Truth = False
     rocm_compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
-    rocm_tests_only: bool = False
+    rocm_tests_only: Truth = False
 
 
 class RegressionV2(_Regression):
@@ -98,7 +103,7 @@ class RegressionV2(_Regression):
     threshold_args: list[Flag] = Field(default_factory=list)
     run_function: Text | None = None
     device: Text | None = None
-    run_test_expecting_to_fail: bool = False
+    run_test_expecting_to_fail: Truth = False
     compile_chip_expecting_to_fail: list[Text] = Field(default_factory=list)
     custom_real_weights_group: Text | None = None
 
@@ -110,40 +115,60 @@ class RegressionV2(_Regression):
 
 
 class Benchmark(_Common):
-    """A benchmark of a module that a regression spec, or its own fields, define."""
+    """A benchmark of a module that a regression spec, or its own fields, define.
+
+    The first generation is for ROCm alone: no `device`, no `benchmark_flags`, and `golden_time`.
+    """
 
     inputs: list[InputText]
     function_run: Text
-    device: Text
+    device: Text | None = None
+    submodel_name: Text | None = None
     benchmark_repetitions: WholeNumber | None = None
     benchmark_min_warmup_time: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     benchmark_flags: list[Flag] = Field(default_factory=list)
-    compilation_required: bool = False
-    compiled_file_name: PlainName | None = None
+    compilation_required: Truth = False
+    compiled_file_name: RelativePath | None = None
     compile_flags: list[Flag] = Field(default_factory=list)
-    mlir_file_path: Text | None = None
     mlir_file_name: PlainName | None = None
+    mlir_file_path: Text | None = None
+    mlir_file_url: Text | None = None
     mlir_url: Text | None = None
     modules: list[Text] = Field(default_factory=list)
     real_weights_file_name: PlainName | None = None
+    real_weights_file_path: Text | None = None
     specific_chip_to_ignore: list[Text] = Field(default_factory=list)
-    specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)  # its older name
+    specific_rocm_chip_to_ignore: list[Text] = Field(default_factory=list)
     golden_time_ms: dict[str, Positive] = Field(default_factory=dict)
+    golden_time: dict[str, Positive] = Field(default_factory=dict)
     golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
     golden_dispatch: dict[str, Count] = Field(default_factory=dict)
     golden_size: dict[str, Count] = Field(default_factory=dict)
     golden_compiler: Text | None = None  # ours
 
+    def notes(self) -> tuple[str, ...]:
+        """What is written otherwise today."""
+        missing = "device is missing, as in the first generation: hip with --device_allocator=caching is meant"
+        notes = [f"{old} is the older name of {new}" for old, new in _NEWER_NAMES.items() if getattr(self, old)]
+        return tuple(notes if self.device else [missing, *notes])
+
     @model_validator(mode="after")
-    def _compiles_something(self) -> Benchmark:
-        named = [name for name in ("mlir_file_name", "mlir_file_path", "mlir_url") if getattr(self, name)]
-        if self.compilation_required and not named:
-            raise FieldError(
-                "compilation_required",
-                "is true, but neither mlir_file_name nor mlir_file_path nor mlir_url says what to compile",
-            )
-        if len(named) > 1:
-            raise FieldError(named[1], f"names the program as {named[0]} does; keep one of the two")
+    def _has_a_device(self) -> Benchmark:
+        if self.device is None and (self.benchmark_flags or self.benchmark_repetitions is None):
+            raise FieldError("device", "is missing: the field is required")
+        return self
+
+    @model_validator(mode="after")
+    def _names_one_program_and_one_archive(self) -> Benchmark:
+        programs = ("mlir_file_name", "mlir_file_path", "mlir_url", "mlir_file_url")
+        if self.compilation_required and not any(getattr(self, name) for name in programs):
+            message = "is true, but neither mlir_file_name nor mlir_file_path nor mlir_file_url says what to compile"
+            raise FieldError("compilation_required", message)
+        archives = ("real_weights_file_name", "real_weights_file_path")
+        for names in (programs, archives, ("golden_time_ms", "golden_time")):
+            first, *others = [name for name in names if getattr(self, name)] or [""]
+            if others:
+                raise FieldError(others[0], f"says what {first} does; keep one of the two")
         return self
 
     @model_validator(mode="after")

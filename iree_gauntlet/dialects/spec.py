@@ -79,6 +79,8 @@ class Spec:
         document: what it says; None where it cannot be understood.
         problems: what is wrong with it.
         torch: whether it lies in a tree of torch models.
+        kind: what its fields make it, of one that cannot be used too; None where they do not say.
+        words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
     """
 
     tree: SpecTree
@@ -88,6 +90,8 @@ class Spec:
     document: Document | None
     problems: tuple[Problem, ...] = ()
     torch: bool = False
+    kind: type[Document] | None = None
+    words: frozenset[str] | None = None
 
     @property
     def text(self) -> str:
@@ -100,7 +104,7 @@ class Spec:
     @property
     def defines_module(self) -> bool:
         """Whether it is no test, but what tests load."""
-        return isinstance(self.document, ModuleDefinition)
+        return self.kind is ModuleDefinition
 
     @property
     def model(self) -> str:
@@ -129,5 +133,7 @@ class Spec:
             return FAMILIES
         if isinstance(self.document, RegressionV1):
             return ("rocm",) if self.document.rocm_tests_only else SHARKTANK_FAMILIES
+        if isinstance(self.document, Benchmark) and self.document.device is None:
+            return ("rocm",)
         family = self.stem.rpartition("_")[2]
         return (family,) if family in SHARKTANK_FAMILIES else SHARKTANK_FAMILIES

@@ -3,14 +3,14 @@
 A folder with `run_module_io_flags.txt` or `run_module_io.json` is a case of an operator suite (`op_trees`). Else, a
 root is a folder `regression_tests`, `quality_tests`, `benchmarks` or `torch_models` anywhere in a spec folder,
 or the spec folder itself where it has none of these. The specs of torch models lie anywhere below their root,
-those of sharktank are `<root>/<model>/<name>.json`.
+those of sharktank are `<root>/<model>/<name>.json`; a spec folder may be that of one model, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def read_specs(
         configs: of operator suites; by default those in the folder `configs` of each.
 
     Raises:
-        UsageError: a folder or config does not exist or is none, or an operator suite has no config.
+        UsageError: a folder or config does not exist or is none.
     """
     specs: dict[Path, Spec] = {}
     operators = _Operators({}, [])
@@ -71,7 +71,7 @@ def read_specs(
             if _holds_torch_models(root, named=modules is not None):
                 found = _torch_specs(tree, root)
             else:
-                found = (_read_sharktank(tree, root, path) for path in _sharktank_files(root))
+                found = _sharktank_specs(tree, root)
             for spec in found:
                 specs.setdefault(spec.path, spec)
     if configs and not operators.cases:
@@ -109,7 +109,7 @@ def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     document = None
     if content is not None:
         document, problems = _validated(ModuleDefinition, content, name, text)
-    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=ModuleDefinition)
 
 
 def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree:
@@ -122,7 +122,10 @@ def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree
 
 
 def _external_folder(folder: Path) -> Path:
-    candidates = [base / name for base in (folder, folder.resolve().parent) for name in _EXTERNAL_NAMES]
+    """In the spec folder or beside it; of one model's folder, or of a root's, where those of all models are."""
+    above = folder.resolve().parents
+    depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in _ROOT_NAMES), 0)
+    candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]
     return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
@@ -223,6 +226,7 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     name = _shown(path)
     content, text, problems = load_json(path, name, without_comments)
     document: Document | None = None
+    kind: type[Document] | str | None = None
     if content is not None:
         kind = torch_document(content)
         if kind is None:
@@ -231,21 +235,40 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
             problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
         else:
             document, problems = _validated(kind, content, name, text)
-    return Spec(tree, root, path, name, document, tuple(problems), torch=True)
+    known = kind if isinstance(kind, type) else None
+    words = _words(content, str(content["type"])) if content and known not in (None, ModuleDefinition) else None
+    return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=known, words=words)
+
+
+def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
+    """The name of a spec's kind and its markers; None where these are no words."""
+    markers = content.get("markers", [])
+    is_list = isinstance(markers, list) and all(isinstance(marker, str) for marker in markers)
+    return frozenset({kind, *markers}) if is_list else None
 
 
 # sharktank
 
 
-def _sharktank_files(root: Path) -> Iterable[Path]:
-    for model in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        yield from sorted(path for path in model.glob("*.json") if not path.name.startswith("."))
+def _sharktank_specs(tree: SpecTree, root: Path) -> Iterator[Spec]:
+    models = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    files = [path for model in models for path in _json_in(model)]
+    if not files and root == tree.folder:
+        # It is the folder of one model, perhaps of a root whose files it may name.
+        root, files = root.parent, _json_in(root)
+        tree = replace(tree, folder=root) if root.name in _ROOT_NAMES else tree
+    return (_read_sharktank(tree, root, path) for path in files)
+
+
+def _json_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
 def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
     name = _shown(path)
     content, text, problems = load_json(path, name)
     document: Document | None = None
+    kind: type[Document] | str | None = None
     if content is not None:
         kind = _sharktank_document(content, root, path)
         if isinstance(kind, str):
@@ -253,10 +276,16 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         else:
             document, problems = _validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]
-    if document is not None and not isinstance(document, RegressionV1) and family not in SHARKTANK_FAMILIES:
+    first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
+    if document is not None and not first and family not in SHARKTANK_FAMILIES:
         message = f"the file name does not say the backend: expected {path.stem}_cpu.json or {path.stem}_rocm.json"
         problems = [*problems, Problem(name, 0, "", message, "Rename the file.")]
-    return Spec(tree, root, path, name, document, tuple(problems))
+    if isinstance(document, Benchmark) and first and family == "cpu":
+        problems = [problem_at(name, text, ["device"], "is missing: only the first generation, for ROCm, has none")]
+        document = None
+    known = kind if isinstance(kind, type) else None
+    words = _words(content, "benchmark" if known is Benchmark else "quality") if content and known else None
+    return Spec(tree, root, path, name, document, tuple(problems), kind=known, words=words)
 
 
 def _sharktank_document(

@@ -38,7 +38,7 @@ from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import project_folder, shown
+from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def bench(options: BenchOptions) -> ExitCode:
     device = options.device or DEFAULT_DEVICE
     target = chosen_target(device, options.target)
     if options.output:
-        check_output(options.output)
+        check_output(options.output, _locks(options))
     torch = find_torch_python(options.torch_python)
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
@@ -154,12 +154,16 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
     lines = result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
         entry = perf_entry(record, chain, session.build, outcome.started, session.notes)
-        appended = append_result(chain.options.output, entry)
+        appended = append_result(chain.options.output, entry, _locks(chain.options))
         lines.append(appended.note or f"result {appended.entries} of {appended.path}")
     for line in (*session.notes, *lines):
         output.write(f"{line}\n")
     write_reports(run_dir, environ=os.environ, append_step_summary=True)
     return ExitCode(int(outcome.exit_code))
+
+
+def _locks(options: BenchOptions) -> Path:
+    return cache_folder(_toolchain_options(options)) / "locks"
 
 
 def _folders(options: BenchOptions) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, urls_of
+from iree_gauntlet.tasks.workspace import Defaults, Selection, each_once, runs_folder, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def _uncollected() -> Iterator[None]:
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
     selection = select(options, Defaults(targets=FAMILIES))
-    _warn(selection)
+    _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in only_shard_of_cases(selection.cases, options):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
@@ -77,7 +77,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 
     selection = select(options, defaults)
     selection.require_sound()
-    _warn(selection)
+    _warn(selection.warnings())
     name, cases, stages = selection.name, selection.cases, stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
@@ -106,19 +106,21 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 @_uncollected()
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
-    selection = select(options, Defaults(targets=FAMILIES))
-    _warn(selection)
-    problems = [*selection.cases.problems, *selection.cases.broken, *selection.source_problems()]
-    cases = (*selection.cases.cases, *selection.cases.required)
-    broken = {problem.file for problem in selection.cases.broken}
-    sound = [case for case in cases if case.origin.file not in broken]
-    warnings = {(case.origin.file, text) for case in sound for text in (*case.notes, *_missing(case))}
+    selection = select(options, Defaults(targets=FAMILIES), for_problems=True)
+    _warn(selection.doubts())
+    # One that was not selected is a mistake all the same.
+    found = selection.cases
+    problems = [*found.problems, *found.left_out, *found.broken, *selection.source_problems()]
+    cases = (*found.cases, *found.required)
+    broken = {problem.file for problem in found.broken}
+    texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
+    warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)
         problems += more
-    for file, text in sorted(warnings):
-        sys.stdout.write(f"warning: {file}: {text}\n")
+    for line in each_once(sorted(warnings)):
+        sys.stdout.write(f"warning: {line}\n")
     passed_over = (*selection.cases.warnings, *selection.cases.aimless)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
@@ -144,8 +146,8 @@ def _missing(case: Case) -> Iterator[str]:
             yield f"{field}: the file {path} is missing"
 
 
-def _warn(selection: Selection) -> None:
-    for text in selection.warnings():
+def _warn(warnings: Iterable[str]) -> None:
+    for text in warnings:
         sys.stderr.write(f"warning: {text}\n")
 
 

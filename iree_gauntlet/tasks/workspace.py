@@ -29,6 +29,7 @@ __all__ = [
     "Defaults",
     "Selection",
     "cache_folder",
+    "each_once",
     "project_folder",
     "runs_folder",
     "select",
@@ -84,6 +85,14 @@ class Selection:
             raise SpecError(problems)
 
     def warnings(self) -> list[str]:
+        """What is worth knowing before anything runs, one line each."""
+        cases = (*self.cases.cases, *self.cases.required)
+        # What single cases of operator suites lack is an error of theirs.
+        broken = {problem.file for problem in self.cases.broken}
+        missing = each_once((case.origin.file, case.blocked_reason) for case in cases if case.origin.file not in broken)
+        return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
+
+    def doubts(self) -> list[str]:
         """What is probably not as it was meant, one line each."""
         known = ", ".join(self.cases.known_markers)
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
@@ -107,6 +116,23 @@ class Selection:
                 except ArtifactError as error:
                     found.add(Problem(case.origin.file, 0, field, error.what, error.hint))
         return sorted(found)
+
+
+def _left_out(problems: Iterable[Problem]) -> Iterator[str]:
+    """Files that cannot be used, and that nothing needs."""
+    for file, count in Counter(problem.file for problem in problems).items():
+        what = "1 problem" if count == 1 else f"{count} problems"
+        yield f"{file} cannot be used ({what}; `lint` shows them); what was selected does without it"
+
+
+def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Lines of what (file, text) pairs say: a text once, with all of its files; an empty one is none."""
+    files: dict[str, dict[str, None]] = {}
+    for file, text in warnings:
+        if text:
+            files.setdefault(text, {})[file] = None
+    for text, found in files.items():
+        yield f"{', '.join(found)}: {text}"
 
 
 def urls_of(case: Case) -> Iterator[tuple[str, str]]:
@@ -161,13 +187,18 @@ def runs_folder() -> Path:
     return project_folder() / "runs"
 
 
-def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool = True) -> Selection:
+def select(options: Mapping[str, Any], defaults: Defaults, *, for_problems: bool = False) -> Selection:
     """Reads specs and selects cases as the options say.
+
+    Args:
+        options: of the command line.
+        defaults: what the task selects by itself.
+        for_problems: whether problems are what is asked for, also those of files that were not selected.
 
     Raises:
         UsageError: options that do not fit together, or name what does not exist.
         SpecError: a suite that cannot be read.
-        NothingSelectedError: nothing matches, and `must_match`.
+        NothingSelectedError: nothing matches.
     """
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
@@ -190,7 +221,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, must_match: bool =
     includes = _includes(options, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, options["device"])
-    if must_match and not cases.cases and not cases.problems:
+    if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
     return Selection(

@@ -126,7 +126,10 @@ def test_mistakes_in_a_regression_spec(
         ({"golden_time_ms": {"mi300": 0}}, "golden_time_ms.mi300", ["greater than 0"]),
         ({"golden_time_ms": {"int": "x"}}, "golden_time_ms.int", ["expected a number"]),
         ({"golden_time_ms": 7}, "golden_time_ms", ["expected an object", "the number 7"]),
-        ({"golden_time": {}}, "golden_time", ["did you mean 'golden_time_ms'?"]),
+        ({"golden_tim": {}}, "golden_tim", ["did you mean 'golden_time'?"]),
+        ({"golden_time": {"mi300": 5}}, "golden_time", ["golden_time_ms", "keep one"]),
+        ({"golden_time": {"mi300": "5"}}, "golden_time.mi300", ["expected a number"]),
+        ({"compilation_required": "False"}, "compilation_required", ["expected true or false", 'the string "False"']),
         (
             {"benchmark_flags": ["--benchmark_repetitions=5"]},
             "benchmark_repetitions",
@@ -145,7 +148,21 @@ def test_mistakes_in_a_regression_spec(
         ),
         ({"compilation_required": True, "mlir_file_path": "../a.mlir"}, "mlir_file_path", ["leaves the external"]),
         ({"compilation_required": True, "mlir_file_name": "a/b"}, "mlir_file_name", ["without folders", "'a/b'"]),
-        ({"compiled_file_name": "../x"}, "compiled_file_name", ["without folders"]),
+        (
+            {"compilation_required": True, "mlir_url": "https://h/a.mlir", "mlir_file_url": "https://h/a.mlir"},
+            "mlir_file_url",
+            ["mlir_url", "keep one"],
+        ),
+        ({"compilation_required": True, "mlir_file_name": "/a.mlir"}, "mlir_file_name", ["without folders"]),
+        ({"compilation_required": True, "mlir_file_path": f"/{LONG}"}, "mlir_file_path", ["longer name"]),
+        ({"compiled_file_name": "a/../x"}, "compiled_file_name", ["without '..'"]),
+        ({"compiled_file_name": "/x"}, "compiled_file_name", ["relative path"]),
+        ({"real_weights_file_path": "../x.irpa"}, "real_weights_file_path", ["leaves the external"]),
+        (
+            {"real_weights_file_path": "/x.irpa", "real_weights_file_name": "x.irpa"},
+            "real_weights_file_path",
+            ["real_weights_file_name", "keep one"],
+        ),
         ({"real_weights_file_name": ".."}, "real_weights_file_name", ["without folders"]),
     ],
 )  # fmt: skip
@@ -315,6 +332,20 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "tuner_file": {"mi300": "t.mlir"},
         "rocm_compile_chip_expecting_to_fail": ["gfx90a"],
         "cpu_run_test_expecting_to_fail": True,
+    },
+    "benchmarks/m/own_rocm.json": BENCHMARK
+    | {
+        "submodel_name": "first",
+        "compilation_required": True,
+        "compiled_file_name": "m_own_vmfbs/model.rocm_gfx942",
+        "mlir_file_url": "https://h/own.mlir",
+        "real_weights_file_path": "/there/w.irpa",
+    },
+    "benchmarks/m/first.json": {
+        "inputs": ["1xf16"],
+        "function_run": "main",
+        "benchmark_repetitions": 10,
+        "golden_time": {"mi300": 7.5},
     },
     "regression_tests/m/second_cpu.json": SECOND
     | {

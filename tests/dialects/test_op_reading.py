@@ -256,9 +256,10 @@ def test_two_configs_that_cannot_be_told_apart(tmp_path: Path) -> None:
 
 def test_where_configs_are_found(tmp_path: Path) -> None:
     add_onnx(tmp_path, "onnx/node/test_a")
-    with pytest.raises(UsageError, match="has no config") as error:
-        load_ops(tmp_path)
-    assert '"config_name": "cpu_llvm_sync"' in error.value.hint
+    (problem,) = load_ops(tmp_path).problems
+    assert problem.file == str(tmp_path / "onnx/node/test_a/run_module_io_flags.txt")
+    assert problem.message == f"its operator suite {tmp_path} has no config"
+    assert '"config_name": "cpu_llvm_sync"' in problem.hint
     with pytest.raises(UsageError, match="does not exist"):
         load_ops(tmp_path, configs=(tmp_path / "none.json",))
     elsewhere = config(tmp_path / "elsewhere")

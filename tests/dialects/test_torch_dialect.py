@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,6 @@ from tests.support.torch_trees import BENCHMARK, COMPSTAT, EVERYWHERE, MODULE, Q
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.errors import Problem
@@ -352,19 +352,55 @@ def test_lint_reads_everything_also_definitions_that_nothing_loads(tree: Path) -
         "other/readme.txt": "{",
     }
     cases = load_torch(write_tree(tree, {f"torch_models/{name}": content for name, content in files.items()}), CPU)
-    found = {problem.file.removeprefix(f"{tree}/torch_models/"): problem.field for problem in cases.problems}
-    assert found == {
-        "m/modules/unused.json": "compiler_flags",
-        "m/modules/lost.json": "mlir",
-        "other/rocm.json": "markers",
-    }
+    selected, left_out = (
+        {problem.file.removeprefix(f"{tree}/torch_models/"): problem.field for problem in problems}
+        for problems in (cases.problems, cases.left_out)
+    )
+    assert selected == {"other/rocm.json": "markers"}
+    assert left_out == {"m/modules/unused.json": "compiler_flags", "m/modules/lost.json": "mlir"}
     assert len(cases.cases) == 3
 
 
 def test_mistakes_elsewhere_are_not_told_to_who_selects_something_else(tree: Path) -> None:
     write_tree(tree, {"torch_models/n/q.json": "{", "torch_models/n/modules/b.json": MODULE | {"mlir": "/x"}})
-    assert len(load_torch(tree).problems) == 2
-    assert not load_torch(tree, includes=[Include(model="m")]).problems
+    assert len(load_torch(tree).problems) == len(load_torch(tree).left_out) == 1
+    cases = load_torch(tree, includes=[Include(model="m")])
+    assert not cases.problems
+    assert {Path(problem.file).name for problem in cases.left_out} == {"q.json", "b.json"}
+
+
+def test_mistakes_are_those_of_who_asks_for_their_target(tree: Path) -> None:
+    """As far as markers say it: what cannot be used, or names no module, has no other target."""
+    files = {
+        "torch_models/m/broken.json": BENCHMARK | {"markers": ["hip", "gfx942"], "golden_time_ms": "x"},
+        "torch_models/m/lost.json": QUALITY | {"markers": ["gfx90a"], "modules": ["m/modules/nowhere"]},
+        "torch_models/m/unknown.json": QUALITY | {"markers": ["slow"], "modules": ["m/modules/nowhere"]},
+    }
+    write_tree(tree, files)
+    for name, found in (
+        ("cpu", {"unknown"}),
+        ("gfx942", {"broken", "unknown"}),
+        ("rocm", {"broken", "lost", "unknown"}),
+    ):
+        target = target_of(name)
+        assert target is not None
+        cases = load_torch(tree, target)
+        assert {Path(problem.file).stem for problem in cases.problems} == found
+        assert {Path(problem.file).stem for problem in cases.left_out} == {"broken", "lost", "unknown"} - found
+
+
+def test_mistakes_are_those_of_who_selects_their_markers(tree: Path) -> None:
+    """Also in a file that cannot be used, as far as it says them."""
+    files = {
+        "torch_models/m/broken.json": BENCHMARK | {"markers": ["slow"], "golden_time_ms": "x"},
+        "torch_models/m/lost.json": QUALITY | {"markers": ["slow"], "modules": ["m/modules/nowhere"]},
+        "torch_models/m/unknown.json": BENCHMARK | {"markers": "slow"},
+    }
+    write_tree(tree, files)
+    for markers, found in (("slow", {"broken", "lost", "unknown"}), ("not slow", {"unknown"})):
+        cases = load_torch(tree, includes=[Include(markers=markers)])
+        assert {Path(problem.file).stem for problem in cases.problems} == found
+        assert {Path(problem.file).stem for problem in cases.left_out} == {"broken", "lost", "unknown"} - found
 
 
 @pytest.mark.parametrize("content", ["{", "[]", {"compiler_flags": []}, MODULE | {"mlirr": "x"}, MODULE | {"mlir": 5}])

@@ -280,6 +280,69 @@ def test_lint_reports_everything_at_once(project: Path, run: Any, without_iree: 
     assert "golden_time_ms: expected an object, found an array" in result.err
 
 
+PIPELINE: dict[str, Any] = {"compilation_required": True, "mlir_url": "https://h/p.mlir", "modules": ["t_p"]}
+BROKEN = {
+    "regression_tests/c/s_cpu.json": SECOND | {"junk": 1, "mlir": 2},
+    "benchmarks/c/s_rocm.json": "{",
+    "torch_models/c/modules/unused.json": {"mlir": "https://h/m.mlir", "compiler_flags": 1},
+    "torch_models/c/test.json": {"type": "quality", "modules": 1},
+    "operators/node/test_x/run_module_io_flags.txt": "",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_cannot_be_used_stops_who_selects_it_alone(
+    project: Path, run: Any, without_iree: None, name: str
+) -> None:
+    write_tree(project, {f"specs/{name}": BROKEN[name]})
+    file = f"specs/{name}"
+    for task in (["plan", "--target", "cpu"], ["list"]):
+        result = run(*task, "--model", "a")
+        assert result.code == 0
+        assert "a/x@cpu" in result.out or task == ["list"]
+        assert f"warning: {file} cannot be used (" in result.err
+        assert result.err.count("warning: ") == 1
+    for words in (["lint"], ["lint", "--model", "a"]):
+        result = run(*words)
+        assert result.code == 2
+        assert f"  {file}" in result.err
+    # What no test loads is nobody's.
+    assert run("plan", "--target", "cpu", "--target", "rocm").code == (0 if "unused" in name else 2)
+
+
+def test_lint_of_files_that_nothing_selects(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(project / "alone", {"torch_models/modules/unused.json": BROKEN["torch_models/c/modules/unused.json"]})
+    result = run("lint", "--spec-dir", "alone")
+    assert result.code == 2
+    assert "alone/torch_models/modules/unused.json:" in result.err
+
+
+def test_lint_warns_of_what_has_another_name_today(project: Path, run: Any, without_iree: None) -> None:
+    fields = {name: value for name, value in BENCHMARK.items() if not name.startswith("golden_time")}
+    write_tree(project, {"specs/benchmarks/b/y_rocm.json": fields | {"golden_time": {"mi300": 5}}})
+    result = run("lint")
+    assert result.code == 0
+    assert "warning: specs/benchmarks/b/y_rocm.json: golden_time is the older name of golden_time_ms\n" in result.out
+
+
+def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: Any, without_iree: None) -> None:
+    spec = SECOND | {"tuner_file": {"mi308": "tuner.mlir"}, "inputs": [], "outputs": []}
+    spec |= {"mlir": "../a/program.mlir", "real_weights": "random://zeros/4xf32"}
+    names = [f"specs/regression_tests/t/{name}_rocm.json" for name in ("p", "q")]
+    write_tree(project, dict.fromkeys(names, spec) | {"specs/benchmarks/u/e2e_rocm.json": BENCHMARK | PIPELINE})
+    words = ("--model", "t", "--target", "rocm", "--sku", "mi308")
+    text = f"the tuner file {project}/specs/external_test_files/tuner.mlir is missing (tuner_file.mi308); "
+    hint = "--external-file-directory names the folder of such files"
+    for task in ("plan", "fetch"):
+        result = run(task, *words)
+        assert result.code == 0
+        assert result.err == f"warning: {names[0]}, {names[1]}: {text}{hint}\n"
+    assert run("lint", *words).out.count(text) == 1
+    assert run("plan", *words[:-1], "mi300").err == ""
+    # Where another model's benchmark needs the module, too.
+    assert run("plan", "--model", "u", *words[2:]).err == f"warning: {names[0]}: {text}{hint}\n"
+
+
 def test_lint_warns_of_missing_files(project: Path, run: Any, without_iree: None) -> None:
     write_tree(
         project,

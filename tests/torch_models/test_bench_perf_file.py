@@ -14,13 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.bench import perf_file
-from iree_gauntlet.bench.perf_file import (
-    append_result,
-    check_output,
-    failed_result,
-    measured_result,
-    result_path,
-)
+from iree_gauntlet.bench.perf_file import Appended, failed_result, measured_result, result_path
 from iree_gauntlet.errors import GauntletError
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
@@ -35,13 +29,15 @@ ABOUT: dict[str, Any] = {
     "date": "26-10-16",
 }
 WRITER = """
-import sys
+import os, sys
+from pathlib import Path
 from iree_gauntlet.bench import perf_file
 # Each waits for the others' locks for as long as it takes.
 perf_file._LOCK_SECONDS = 500.0
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 for number in range(count):
-    perf_file.append_result(path, {"samples_per_sec": 1.0, "writer": name, "number": number, "filler": "x" * 20000})
+    result = {"samples_per_sec": 1.0, "writer": name, "number": number, "filler": "x" * 20000}
+    perf_file.append_result(path, result, Path(os.environ["LOCKS"]))
 """
 # Child after child appends a result and is killed at a point of it, the first one at its first, until one comes
 # through. Points are before and after each call that changes files.
@@ -54,7 +50,7 @@ CALLS = {
     *("open", "write", "flush", "close", "fsync", "fchmod", "chmod", "truncate", "utime"),
     *("rename", "replace", "link", "unlink", "mkdir"),
 }
-path = Path(sys.argv[1])
+path, locks = Path(sys.argv[1]), Path(os.environ["LOCKS"])
 
 
 def die_at(last):
@@ -77,7 +73,7 @@ while killed:
     child = os.fork()
     if child == 0:
         die_at(number)
-        append_result(path, {"samples_per_sec": 1.0, "number": number, "filler": "x" * 20000})
+        append_result(path, {"samples_per_sec": 1.0, "number": number, "filler": "x" * 20000}, locks)
         sys.setprofile(None)
         os.write(writer, b"done")
         os._exit(0)
@@ -90,6 +86,21 @@ while killed:
 """
 
 
+@pytest.fixture(autouse=True)
+def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache") / "locks"
+    monkeypatch.setenv("LOCKS", str(folder))
+    return folder
+
+
+def append_result(output: str | Path, entry: dict[str, Any]) -> Appended:
+    return perf_file.append_result(output, entry, Path(os.environ["LOCKS"]))
+
+
+def check_output(output: str | Path) -> None:
+    perf_file.check_output(output, Path(os.environ["LOCKS"]))
+
+
 def result(**more: Any) -> dict[str, Any]:
     return measured_result(total_time=2.0, total_samples=50, more=more, **ABOUT)
 
@@ -100,8 +111,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def strays(folder: Path) -> list[str]:
-    """What lies there beside results and their locks."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix not in {".json", ".lock"})
+    """What lies there beside results."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
 
 
 def test_an_entry_has_the_documents_fields_and_ours_beside_them(tmp_path: Path) -> None:
@@ -310,10 +321,26 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert append_result(tmp_path / "perf.json", result()).entries == 2
 
 
-def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_are_in_the_cache_and_nothing_is_beside_the_result(tmp_path: Path, locks: Path) -> None:
+    check_output(tmp_path / "perf.json")
+    (tmp_path / "damaged.json").write_text("[")
+    for name in ("perf.json", "perf", "damaged.json"):
+        append_result(tmp_path / name, result())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.json", "damaged.new-1.json", "perf.json"]
+    assert len(list(locks.iterdir())) == 3
+    assert all(path.name.startswith("result-") and path.suffix == ".lock" for path in locks.iterdir())
+
+
+def test_a_cache_without_room_for_locks_is_told_before_a_run(tmp_path: Path, locks: Path) -> None:
+    locks.write_text("a file")
+    with pytest.raises(GauntletError, match=f"{locks}: the lock of {tmp_path}/perf.json cannot be made there"):
+        check_output(tmp_path / "perf.json")
+
+
+def test_a_lock_that_is_never_freed_is_named(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perf_file, "_LOCK_SECONDS", 0.1)
     path = tmp_path / "perf.json"
-    with perf_file._locked(path), pytest.raises(GauntletError, match="another process has been writing it"):
+    with perf_file._locked(path, locks), pytest.raises(GauntletError, match="another process has been writing it"):
         append_result(path, result())
 
 
