@@ -53,6 +53,7 @@ class Stage(StrEnum):
     IMPORT = "import"
     PARAMETERS = "parameters"
     COMPILE = "compile"
+    REFERENCE = "reference"
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
     BENCHMARK = "benchmark"
@@ -110,11 +111,13 @@ class OnnxImport:
 
     Attributes:
         opset: opset version to convert to; None keeps the file's.
+        least_opset: opset version to convert to where the file's is lower; None for none.
         shapes: static shape of each graph input that is to be fixed, by input name.
     """
 
     opset: int | None = None
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    least_opset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +301,7 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
+        reference: whether its inputs are made up and run by onnxruntime, with the main module's ONNX program.
         origin: where it is written.
     """
 
@@ -330,6 +334,7 @@ class Case:
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
+    reference: bool = False
 
     @property
     def chain(self) -> str:

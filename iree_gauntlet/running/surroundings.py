@@ -23,6 +23,7 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.IMPORT: 600.0,
     Stage.PARAMETERS: 3600.0,
     Stage.COMPILE: 1800.0,
+    Stage.REFERENCE: 1800.0,
     Stage.THRESHOLD: 600.0,
     Stage.COMPSTAT: 60.0,
     Stage.BENCHMARK: 900.0,
@@ -49,6 +50,8 @@ class Surroundings:
         lookup: whether the module cache holds something (name for people, ingredients).
         timeouts: seconds by stage; they override defaults and specs.
         force_recompile: whether lookups are bypassed.
+        reference_script: the program that runs a model in onnxruntime, in our own interpreter.
+        onnxruntime: its version there; empty where there is none.
     """
 
     run_dir: Path
@@ -69,3 +72,5 @@ class Surroundings:
     lookup: Callable[[str, Mapping[str, str]], CacheLookup]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
     force_recompile: bool = False
+    reference_script: str = ""
+    onnxruntime: str = ""

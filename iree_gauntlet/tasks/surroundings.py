@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 import sys
@@ -155,7 +156,17 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         lookup=lookup,
         timeouts=_timeouts(options),
         force_recompile=bool(options.get("force_recompile")),
+        reference_script=str(Path(worker.__file__).with_name("run_reference.py")),
+        onnxruntime=_onnxruntime(),
     )
+
+
+def _onnxruntime() -> str:
+    """Its version in our own interpreter; empty where it is not installed."""
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:

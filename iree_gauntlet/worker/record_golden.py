@@ -21,9 +21,17 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
+
+from iree_gauntlet.worker.onnx_session import InferenceFailedError, OnnxSession, RefusedError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,20 +40,12 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["InferenceFailedError", "RefusedError", "check_output", "check_outputs", "main"]
+__all__ = ["check_output", "check_outputs", "main"]
 
 _EXIT_INFERENCE_FAILED = 1
 _EXIT_REFUSED = 2
 _LARGEST_BYTES = 1_000_000
 _CHUNK_BYTES = 1 << 20
-
-
-class RefusedError(Exception):
-    """The command cannot be carried out, or an output is worth nothing as a golden; one line."""
-
-
-class InferenceFailedError(Exception):
-    """onnxruntime could not load or run the model; one line."""
 
 
 def check_output(name: str, array: Array, tolerance: float) -> None:
@@ -102,43 +102,6 @@ def check_outputs(outputs: dict[str, Array], tolerance: float) -> None:
         )
 
 
-def _run(model: Path, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Run the model once; returns descriptions of its inputs, and its outputs in graph order."""
-    try:
-        import onnxruntime  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise RefusedError(f"no onnxruntime in {sys.executable}; pip install onnxruntime") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # What onnxruntime raises derives from Exception alone, one class per status code.
-    statuses = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
-    failures: tuple[type[Exception], ...] = (
-        ValueError,
-        *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
-    )
-    try:
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except failures as error:
-        raise InferenceFailedError(f"onnxruntime cannot load {model.name}: {_first_line(error)}") from error
-    inputs = session.get_inputs()
-    described = [{"name": value.name, "type": value.type, "declared_shape": list(value.shape)} for value in inputs]
-    if len(inputs) != len(arrays):
-        known = ", ".join(f"{value.name} {value.type} {value.shape}" for value in inputs)
-        raise RefusedError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {known}")
-    names = [value.name for value in session.get_outputs()]
-    try:
-        values = session.run(names, {value.name: array for value, array in zip(inputs, arrays, strict=True)})
-    except failures as error:
-        raise InferenceFailedError(f"onnxruntime cannot run {model.name}: {_first_line(error)}") from error
-    return described, dict(zip(names, values, strict=True))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as stream:
@@ -155,7 +118,7 @@ def _load(path: Path) -> Array:
     try:
         array: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot read input {path}: {_first_line(error)}") from error
+        raise RefusedError(f"cannot read input {path}: {first_line(error)}") from error
     return array
 
 
@@ -215,7 +178,8 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
     if not arguments.model.is_file():
         raise RefusedError(f"no file {arguments.model}")
     arrays = [_load(path) for path in arguments.input]
-    inputs, outputs = _run(arguments.model, arrays)
+    session = OnnxSession(arguments.model)
+    outputs = session.run(arrays)
     check_outputs(outputs, arguments.tolerance)
 
     import onnxruntime  # noqa: PLC0415
@@ -239,11 +203,11 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
         "inputs": [
             {
                 # Of a raw file, the bytes of the array are the file's.
-                **_described(known["name"], url, array, _content_sha256(array) if value else _sha256(path)),
-                "declared_shape": known["declared_shape"],
+                **_described(known.name, url, array, _content_sha256(array) if value else _sha256(path)),
+                "declared_shape": list(known.shape),
                 **({"value": value} if value else {}),
             }
-            for known, url, value, path, array in zip(inputs, urls, values, arguments.input, arrays, strict=True)
+            for known, url, value, path, array in zip(session.inputs, urls, values, arguments.input, arrays, strict=True)
         ],
         "outputs": [
             {
