@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Stage
+from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
 from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
+    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
     from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.targets import Target
 
@@ -103,7 +105,7 @@ class _Library:
 
 
 def load_cases(
-    specs: Sequence[Spec | OpSpec],
+    specs: Sequence[Spec | OpSpec | ModelSpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
     expected_failures: Sequence[ExpectedFailure] = (),
@@ -122,9 +124,9 @@ def load_cases(
     loader = _Loader(specs, includes, targets, expected_failures, device)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
-        if isinstance(spec, OpSpec):
+        if isinstance(spec, OpSpec | ModelSpec):
             if chosen:
-                loader.add_operator(spec, chosen)
+                loader.add_of_suite(spec, chosen)
         elif chosen and spec.torch:
             loader.add_torch(spec, chosen)
         elif chosen:
@@ -137,7 +139,7 @@ class _Loader:
 
     def __init__(
         self,
-        specs: Sequence[Spec | OpSpec],
+        specs: Sequence[Spec | OpSpec | ModelSpec],
         includes: Sequence[Include],
         targets: Sequence[Target],
         expected_failures: Sequence[ExpectedFailure],
@@ -151,7 +153,7 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._configs: set[SuiteConfig] = set()
+        self._configs: set[SuiteConfig | ModelsConfig] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
@@ -186,14 +188,16 @@ class _Loader:
         elif self._add(test.case, chosen):
             self._require(test.required)
 
-    def add_operator(self, spec: OpSpec, chosen: Sequence[Include]) -> None:
-        """Adds the cases of a folder of an operator suite, one for each config."""
+    def add_of_suite(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
+        """Adds the cases of an operator's folder, or of a test of an ONNX model, one for each config."""
         for config in spec.suite.configs:
             if config not in self._configs:
                 self._configs.add(config)
                 self._problems.update(config.problems)
                 self._warnings.update(config.aimless)
-        cases, problems, elsewhere = build_op_cases(spec, self._targets)
+        targets = self._targets
+        built = build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
+        cases, problems, elsewhere = built
         self._problems.update(problems)
         self._elsewhere.update(elsewhere)
         for case in cases:

@@ -14,7 +14,16 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
 
-__all__ = ["ELEMENT_TYPES", "ExpectedOutput", "FormulaArgument", "FormulaFields", "OpConfig", "TorchOp", "tensor_of"]
+__all__ = [
+    "ELEMENT_TYPES",
+    "ExpectedOutput",
+    "FormulaArgument",
+    "FormulaFields",
+    "OpConfig",
+    "SuiteDocument",
+    "TorchOp",
+    "tensor_of",
+]
 
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
@@ -72,15 +81,20 @@ Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Entries = Annotated[list[Text], Field(default_factory=list)]
 
 
-class OpConfig(Document):
+class SuiteDocument(Document):
+    """How what a suite holds is compiled and run."""
+
+    config_name: ConfigName
+    iree_compile_flags: list[Flag]
+    iree_run_module_flags: list[Flag]
+
+
+class OpConfig(SuiteDocument):
     """How the cases of a suite are compiled and run, and what is expected of them.
 
     The lists name case folders, relative to the suite's root.
     """
 
-    config_name: ConfigName
-    iree_compile_flags: list[Flag]
-    iree_run_module_flags: list[Flag]
     skip_compile_tests: Entries
     skip_run_tests: Entries
     expected_compile_failures: Entries

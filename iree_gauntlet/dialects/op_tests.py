@@ -25,6 +25,7 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE
+from iree_gauntlet.dialects.target_flags import devices_of_flags
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _cases(
         origin=origin,
         inputs=read.inputs,
         expected_outputs=read.expected,
-        device=_device(run_flags),
+        device=devices_of_flags(run_flags),
         run_flags=run_flags,
         order=ArgumentOrder.MODULES_FIRST,
         expectations=_expectations(config, key, compared=not read.benchmark),
@@ -190,12 +191,6 @@ def _with_sku(target: Target, sku: str) -> Target:
 
 def _function_flags(read: OpInputs) -> tuple[str, ...]:
     return (f"--function={read.function}",) if read.function else ()
-
-
-def _device(flags: Sequence[str]) -> str:
-    """The devices of a run, for the lock: one may be named several times."""
-    values = [flag.lstrip("-").partition("=")[2] for flag in flags if flag.lstrip("-").startswith("device=")]
-    return ",".join(dict.fromkeys(values))
 
 
 def _exported(path: str) -> str:

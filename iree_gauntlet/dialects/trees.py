@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from iree_gauntlet.dialects.onnx_configs import is_models_config
+from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
@@ -47,7 +49,8 @@ def read_specs(
     external: Path | None = None,
     modules: Path | None = None,
     configs: Sequence[Path] = (),
-) -> list[Spec | OpSpec]:
+    model_root: str = "",
+) -> list[Spec | OpSpec | ModelSpec]:
     """Reads every spec file of some folders, each once, in a stable order.
 
     Args:
@@ -56,13 +59,14 @@ def read_specs(
             the spec folder or beside it.
         modules: where module definitions of torch models are; by default the root of a spec, or the folder
             above it.
-        configs: of operator suites; by default those in the folder `configs` of each.
+        configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
+        model_root: where ONNX models are fetched from, in place of the URLs of their suite.
 
     Raises:
-        UsageError: a folder or config does not exist or is none, or an operator suite has no config.
+        UsageError: a folder or config does not exist or is none, or a suite has no config.
     """
     specs: dict[Path, Spec] = {}
-    operators = _Operators({}, [])
+    operators = _Operators({}, [], [])
     for folder in folders:
         tree = _tree(folder, external, modules)
         for root in _roots(tree.folder, operators):
@@ -72,14 +76,24 @@ def read_specs(
                 found = (_read_sharktank(tree, root, path) for path in _sharktank_files(root))
             for spec in found:
                 specs.setdefault(spec.path, spec)
-    if configs and not operators.cases:
-        hint = "Leave --config out, or give --spec-dir the folder of an operator suite."
-        raise UsageError(f"--config {configs[0]}: there is no operator suite in {', '.join(map(str, folders))}", hint)
-    if not operators.cases:
-        return list(specs.values())
     asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
+    of_models = [path for path in asked if is_models_config(path)]
+    of_operators = [path for path in asked if path not in of_models]
+    for is_there, paths, what in (
+        (bool(operators.models), of_models, "suite of ONNX models"),
+        (bool(operators.cases), of_operators, "operator suite"),
+    ):
+        if paths and not is_there:
+            hint = f"Leave --config out, or give --spec-dir the folder of the {what}."
+            raise UsageError(f"--config {paths[0]}: there is no {what} in {', '.join(map(str, folders))}", hint)
+    here = str(Path.cwd())
+    models = read_model_specs(operators.models, of_models, model_root, here)
     cases = list(operators.cases.values())
-    return [*specs.values(), *read_op_specs(cases, operators.with_configs, asked, str(Path.cwd()))]
+    return [
+        *specs.values(),
+        *(read_op_specs(cases, operators.with_configs, of_operators, here) if cases else ()),
+        *models,
+    ]
 
 
 def read_torch_specs(
@@ -125,10 +139,14 @@ def _external_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """What of operator suites is met on the way: folders of cases by path, and folders that may hold configs."""
+    """What of operator suites is met on the way: folders of cases by path, and folders that may hold configs.
+
+    And roots of suites of ONNX models.
+    """
 
     cases: dict[str, CaseFolder]
     with_configs: list[str]
+    models: list[Path]
 
     def add(self, path: str, files: Iterable[str], found_from: Path) -> None:
         """Takes in the folder of a case.
@@ -156,6 +174,10 @@ def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
             subfolders.clear()
             has_cases = True
             continue
+        if is_models_suite(Path(current), named=current == str(folder)):
+            operators.models.append(Path(current))
+            subfolders.clear()
+            continue
         for name in subfolders:
             # Folders behind links are not walked through, but a case may be one.
             place = f"{current}/{name}"
@@ -170,7 +192,7 @@ def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
         subfolders[:] = sorted(
             name for name in subfolders if name not in (*others, *_EXTERNAL_NAMES) and not name.startswith(".")
         )
-    return roots or ([] if has_cases else [folder])
+    return roots or ([] if has_cases or operators.models else [folder])
 
 
 def _holds_cases(folder: Path) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.commands import REFERENCE_FLAGS
-from iree_gauntlet.running.steps import Step
+
+if TYPE_CHECKING:
+    from iree_gauntlet.running.steps import Step
 
 __all__ = ["with_reference"]
 

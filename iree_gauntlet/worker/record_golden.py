@@ -179,7 +179,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
         raise RefusedError(f"no file {arguments.model}")
     arrays = [_load(path) for path in arguments.input]
     session = OnnxSession(arguments.model)
-    outputs = session.run(arrays)
+    inputs, outputs = session.inputs, session.run(arrays)
     check_outputs(outputs, arguments.tolerance)
 
     import onnxruntime  # noqa: PLC0415
@@ -207,7 +207,7 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
                 "declared_shape": list(known.shape),
                 **({"value": value} if value else {}),
             }
-            for known, url, value, path, array in zip(session.inputs, urls, values, arguments.input, arrays, strict=True)
+            for known, url, value, path, array in zip(inputs, urls, values, arguments.input, arrays, strict=True)
         ],
         "outputs": [
             {
