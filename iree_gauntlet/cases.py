@@ -59,8 +59,9 @@ class Stage(StrEnum):
     BENCHMARK = "benchmark"
 
 
-# Those of spec files. A model that is a Python function is exported first, by a command of its own.
-SPEC_STAGES = tuple(stage for stage in Stage if stage is not Stage.EXPORT)
+# Those that specs and options name. A model that is a Python function is exported first, by a command of its own; a
+# reference is made where a threshold step needs one.
+SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stage.REFERENCE))
 
 
 class ArgumentOrder(StrEnum):

@@ -134,5 +134,5 @@ def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Probl
     for entry in config.tests:
         if entry not in names:
             near = nearest(entry, names)
-            message = f"{entry!r} names no test" + (f"; did you mean {near!r}?" if near else "")
+            message = "names no test" + (f"; did you mean {near!r}?" if near else "")
             yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")

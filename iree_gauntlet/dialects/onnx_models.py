@@ -115,9 +115,11 @@ def is_models_suite(folder: Path, *, named: bool) -> bool:
 
     Args:
         folder: which.
-        named: whether the user named it, so that it may have any name.
+        named: whether the user named it: one that holds configs may have any name.
     """
-    return (named or folder.name == MODELS_FOLDER) and bool(_configs_in(folder) or _test_files(folder))
+    if folder.name == MODELS_FOLDER:
+        return bool(_configs_in(folder) or _test_files(folder))
+    return named and bool(_configs_in(folder))
 
 
 def read_model_specs(
@@ -187,7 +189,7 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     flags = tuple(document.iree_compile_flags)
     name = f"{spec.model}/{spec.submodel}"
     run_flags = tuple(document.iree_run_module_flags)
-    marked = tuple(Expectation(stage, test.reason, origin) for stage in test.fails)
+    marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
     skip = test.skip and f"{test.skip} ({spec.name})"
     return Case(
         dialect=_DIALECT,

@@ -27,10 +27,9 @@ _BASES = {
 # That of the newest suite.
 DEFAULT_BASE = _BASES["HuggingFaceCacheScope"].format("onnxmodelzoo/legacy_models")
 _RAISED = {
-    "IreeImportOnnxException": (Stage.IMPORT,),
-    "IreeCompileException": (Stage.COMPILE,),
-    "IreeRunException": (Stage.THRESHOLD,),
-    "": (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD),
+    "IreeImportOnnxException": Stage.IMPORT,
+    "IreeCompileException": Stage.COMPILE,
+    "IreeRunException": Stage.THRESHOLD,
 }
 _HINT = "What is read is described in docs/onnx-models.md."
 
@@ -44,7 +43,7 @@ class ModelTest:
         url: of its model, as the suite has it: a URL, or a path from the suite's base.
         markers: its marks without a meaning of their own.
         skip: why it is skipped; empty where it runs.
-        fails: the stages at any of which it is expected to fail.
+        fails: the stage at which it is expected to fail; None where it is expected to pass.
         reason: why.
     """
 
@@ -52,7 +51,7 @@ class ModelTest:
     url: str
     markers: frozenset[str] = frozenset()
     skip: str = ""
-    fails: tuple[Stage, ...] = ()
+    fails: Stage | None = None
     reason: str = ""
 
 
@@ -167,11 +166,13 @@ def _marked(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
             skip = skip or f"skipped by the suite: {reason or 'no reason given'}"
         elif word == "xfail":
             raised = _dotted(_keyword(call, "raises")) if call else ""
+            if not raised:
+                raise _UnreadableError(node, "xfail does not say what is raised, and so at which stage it fails")
             if raised not in _RAISED:
                 # The suite's own want, which comes before IREE is asked anything.
                 skip = skip or f"the suite expects {raised}: it cannot test this model"
-            elif not fails:
-                fails, why = _RAISED[raised], reason or f"xfail {raised}".strip()
+            elif fails is None:
+                fails, why = _RAISED[raised], reason or f"xfail: {raised}"
         elif word in ("skipif", ""):
             raise _UnreadableError(node, "a mark whose meaning cannot be told without running it")
         else:

@@ -39,6 +39,8 @@ class Surroundings:
         compile, run_module, benchmark_module, python: paths of the tools.
         import_script: the program that imports ONNX.
         own_python: the interpreter that this toolkit runs in.
+        reference_script: the program that runs a model in onnxruntime, in that interpreter.
+        onnxruntime: its version there; empty where there is none.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
         compiler: identity of the compiler.
@@ -50,8 +52,6 @@ class Surroundings:
         lookup: whether the module cache holds something (name for people, ingredients).
         timeouts: seconds by stage; they override defaults and specs.
         force_recompile: whether lookups are bypassed.
-        reference_script: the program that runs a model in onnxruntime, in our own interpreter.
-        onnxruntime: its version there; empty where there is none.
     """
 
     run_dir: Path
@@ -61,6 +61,8 @@ class Surroundings:
     python: str
     import_script: str
     own_python: str
+    reference_script: str
+    onnxruntime: str
     ir_tool: str
     importer: str
     compiler: str
@@ -72,5 +74,3 @@ class Surroundings:
     lookup: Callable[[str, Mapping[str, str]], CacheLookup]
     timeouts: Mapping[Stage, float] = field(default_factory=dict)
     force_recompile: bool = False
-    reference_script: str = ""
-    onnxruntime: str = ""

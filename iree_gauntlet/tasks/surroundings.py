@@ -143,6 +143,8 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         python=(toolchain.python if toolchain else "") or "python",
         import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
         own_python=sys.executable,
+        reference_script=str(Path(worker.__file__).with_name("run_reference.py")),
+        onnxruntime=_onnxruntime(),
         ir_tool=toolchain.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.onnx_version if toolchain else ''}",
         compiler=compiler,
@@ -156,8 +158,6 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         lookup=lookup,
         timeouts=_timeouts(options),
         force_recompile=bool(options.get("force_recompile")),
-        reference_script=str(Path(worker.__file__).with_name("run_reference.py")),
-        onnxruntime=_onnxruntime(),
     )
 
 
