@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.errors import Problem
 
-__all__ = ["OUTCOMES", "ModelsConfig", "is_models_config", "misnamed_tests", "read_models_config"]
+__all__ = ["OUTCOMES", "ModelsConfig", "has_word", "misnamed_tests", "read_models_config"]
 
 OUTCOMES = "tests_and_expected_outcomes"
 _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
@@ -95,12 +95,15 @@ class ModelsConfig:
         return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
 
 
-def is_models_config(path: Path) -> bool:
-    """Whether a JSON file is a config of this suite, by the field that no other one has."""
+def has_word(path: Path, word: str) -> bool:
+    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
     try:
-        return OUTCOMES.encode() in path.read_bytes()
-    except OSError:
+        return word.encode() in path.read_bytes()
+    except FileNotFoundError:
         return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
 
 
 def read_models_config(path: Path, name: str) -> ModelsConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -21,14 +22,14 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, is_models_config, misnamed_tests, read_models_config
+from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.dialects.target_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.onnx_configs import ModelsConfig
     from iree_gauntlet.targets import Target
@@ -52,24 +53,9 @@ class ModelsSuite:
 
     Attributes:
         configs: how they are compiled and run; one that cannot be read is among them.
-        base: the URL at which relative ones begin.
-        other_base: what takes the place of the base, and of that of whole URLs; empty for none.
     """
 
     configs: tuple[ModelsConfig, ...]
-    base: str
-    other_base: str
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that its configs are for."""
-        return tuple(dict.fromkeys(config.target.family for config in self.configs if config.document))
-
-    def url_of(self, test: ModelTest) -> str:
-        """Where the model of a test is fetched from."""
-        if not self.other_base:
-            return test.url if is_url(test.url) else self.base + test.url
-        return self.other_base + _path_in_zoo(test.url)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,35 +65,27 @@ class ModelSpec:
     Attributes:
         suite: what it belongs to.
         name: the file that it is written in, as the user names it.
-        test: what it says; None where it cannot be understood.
+        document: what it says, with the whole URL of its model; None where it cannot be understood.
         model: the file of tests, and the folder of the model as its name has it.
         stem: name of the model's file without suffix.
         submodel: what `--submodel` selects.
         problems: what is wrong with it.
+        defines_module: never: it is compiled and run.
     """
 
     suite: ModelsSuite
     name: str
-    test: ModelTest | None
+    document: ModelTest | None
     model: str
     stem: str
     submodel: str
     problems: tuple[Problem, ...] = ()
+    defines_module: bool = False
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Families of targets that it may be for."""
-        return self.suite.families
-
-    @property
-    def document(self) -> ModelTest | None:
-        """What it says."""
-        return self.test
-
-    @property
-    def defines_module(self) -> bool:
-        """Never: it is compiled and run."""
-        return False
+        """Families of targets that its configs are for."""
+        return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
 
 
 def is_models_suite(folder: Path, *, named: bool) -> bool:
@@ -139,25 +117,19 @@ def read_model_specs(
     prefix = f"{working_folder.rstrip('/')}/"
     other_base = _base(model_root)
     specs: list[ModelSpec] = []
-    for root in roots:
-        shown = str(root).removeprefix(prefix)
+    for root in dict.fromkeys(roots):
         paths = asked or _configs_in(root)
         if not paths:
-            hint = f"Give one as --config, or write {shown}/{_CONFIGS}/NAME.json (docs/onnx-models.md)."
-            raise UsageError(f"the suite of ONNX models {shown} has no config", hint)
+            hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/onnx-models.md)."
+            raise UsageError(f"the suite of ONNX models {str(root).removeprefix(prefix)} has no config", hint)
         configs = [read_models_config(path, str(path).removeprefix(prefix)) for path in paths]
-        files = _test_files(root)
-        read = [
-            (f"{path}".removeprefix(prefix), *read_test_file(path, str(path).removeprefix(prefix), inside))
-            for path, inside in files
-        ]
-        if files:
-            known = [test.name for _, tests, _ in read for test in tests]
-            configs = [replace(config, aimless=tuple(misnamed_tests(config, known))) for config in configs]
-        else:
-            read = [(config.name, *_named_tests(config)) for config in configs]
-        suite = ModelsSuite(tuple(configs), base_of(root / "conftest.py") if files else DEFAULT_BASE, other_base)
-        specs += _specs(suite, read)
+        files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
+        read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
+        known = [test.name for _, tests, _ in read for test in tests]
+        configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
+        base = base_of(root / "conftest.py") if read else DEFAULT_BASE
+        read = read or [(config.name, *_named_tests(config)) for config in configs]
+        specs += _specs(ModelsSuite(tuple(configs)), read, partial(_whole_url, base=base, other_base=other_base))
     return specs
 
 
@@ -169,14 +141,14 @@ def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> tuple[list[
     """
     cases: list[Case] = []
     elsewhere: list[str] = []
-    for config in spec.suite.configs if spec.test else ():
-        if config.document is None:
+    for config in spec.suite.configs:
+        if config.document is None or spec.document is None:
             continue
         asked = next((target for target in targets if target.covers(config.target)), None)
         if asked is None:
             elsewhere.append(replace(config.target, config="").name)
-        elif spec.test is not None:
-            cases.append(_case(spec, spec.test, config, replace(config.target, sku=asked.sku)))
+        else:
+            cases.append(_case(spec, spec.document, config, replace(config.target, sku=asked.sku)))
     return cases, list(spec.problems), elsewhere
 
 
@@ -185,7 +157,7 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     assert document is not None, "only configs that were read are chosen"
     origin = Origin(spec.name, test.name.partition("::")[2])
     flags_origin = Origin(config.name)
-    program = Program(spec.suite.url_of(test), OnnxImport(least_opset=_LEAST_OPSET))
+    program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
     flags = tuple(document.iree_compile_flags)
     name = f"{spec.model}/{spec.submodel}"
     run_flags = tuple(document.iree_run_module_flags)
@@ -212,7 +184,20 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     )
 
 
-def _specs(suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]]) -> Iterator[ModelSpec]:
+def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
+    """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
+    aimless = tuple(misnamed_tests(config, known)) if known else ()
+    same = next((item for item in others if config.document and item.target.config == config.target.config), None)
+    if same is None:
+        return replace(config, aimless=aimless)
+    message = f"{config.target.config!r} is the name of {same.name} too"
+    problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
+    return replace(config, problems=(problem,), aimless=aimless)
+
+
+def _specs(
+    suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
+) -> Iterator[ModelSpec]:
     """The specs of files of tests, each test once."""
     seen: set[str] = set()
     for name, tests, problems in read:
@@ -222,24 +207,27 @@ def _specs(suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[P
         for test in tests:
             if test.name not in seen:
                 seen.add(test.name)
-                yield _spec(suite, name, test)
+                yield _spec(suite, name, test, whole)
 
 
-def _spec(suite: ModelsSuite, name: str, test: ModelTest) -> ModelSpec:
-    """`tests/…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model
-    `classification/mnist/model` with the submodel `mnist-12`; `::test_mnist` is `classification` with `mnist`.
-    """  # noqa: D205 - a name of two lines
+def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+    """The spec of a test.
+
+    `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`
+    with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
+    """
     file, _, function = test.name.partition("::")
     kind = PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
     function, bracket, parameter = function.partition("[")
-    model = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
-    folder, _, submodel = model.rpartition("/")
+    path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
+    folder, _, submodel = path.rpartition("/")
     stem = PurePosixPath(urlsplit(test.url).path).stem
-    for path in (model, _path_in_zoo(test.url)):
-        if outside(path):
-            hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-            problem = Problem(name, 0, test.name, f"{path!r} leaves the folder of models", hint)
-            return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
+    leaving = next((item for item in (path, _path_in_zoo(test.url)) if outside(item)), "")
+    if leaving:
+        hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
+        problem = Problem(name, 0, test.name, f"{leaving!r} leaves the folder of models", hint)
+        return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
+    test = replace(test, url=whole(test.url))
     return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
 
 
@@ -259,6 +247,13 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
     message = f"the test does not name its model{others}, and the suite's tests are not here"
     hint = f"Give the suite: --spec-dir iree-test-suites/{MODELS_FOLDER} --config {config.name}."
     return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
+
+
+def _whole_url(url: str, base: str, other_base: str) -> str:
+    """Where a model is fetched from: `other_base` takes the place of the suite's base, and of that of a whole URL."""
+    if other_base:
+        return other_base + _path_in_zoo(url)
+    return url if is_url(url) else base + url
 
 
 def _path_in_zoo(url: str) -> str:
@@ -282,15 +277,15 @@ def _base(model_root: str) -> str:
 def _configs_in(root: Path) -> list[Path]:
     """The configs of a suite, or of IREE's folder for it."""
     return [
-        path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if is_models_config(path)
+        path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
     ]
 
 
-def _test_files(root: Path) -> list[tuple[Path, str]]:
-    """Files of tests that compare models, and their paths from the root."""
-    found = []
+def _test_files(root: Path) -> list[Path]:
+    """Files of tests that compare models."""
+    found: list[Path] = []
     for current, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(current, name) for name in sorted(files) if name.endswith("_test.py")]
-        found += [(path, path.relative_to(root).as_posix()) for path in paths if FIXTURE.encode() in path.read_bytes()]
+        found += [path for path in paths if has_word(path, FIXTURE)]
     return found

@@ -199,18 +199,14 @@ def _keyword(call: ast.Call | None, name: str) -> ast.expr | None:
 
 
 def _text(node: ast.expr | None, names: Mapping[str, str]) -> str | None:
-    """The text that an expression means: literals, names, `+` and f-strings of them; None for another."""
+    """The text that an expression means: literals, names, and sums of them; None for another."""
     match node:
         case ast.Constant(value=str() as text):
             return text
         case ast.Name(id=name):
             return names.get(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            parts = [_text(left, names), _text(right, names)]
-        case ast.JoinedStr(values=values):
-            parts = [_text(value, names) for value in values]
-        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
-            return _text(value, names)
+            first, second = _text(left, names), _text(right, names)
+            return None if first is None or second is None else first + second
         case _:
             return None
-    return None if None in parts else "".join(part for part in parts if part)

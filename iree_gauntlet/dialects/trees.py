@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from iree_gauntlet.dialects.onnx_configs import is_models_config
+from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
 from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
@@ -77,22 +77,19 @@ def read_specs(
             for spec in found:
                 specs.setdefault(spec.path, spec)
     asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
-    of_models = [path for path in asked if is_models_config(path)]
-    of_operators = [path for path in asked if path not in of_models]
-    for is_there, paths, what in (
-        (bool(operators.models), of_models, "suite of ONNX models"),
-        (bool(operators.cases), of_operators, "operator suite"),
-    ):
-        if paths and not is_there:
-            hint = f"Leave --config out, or give --spec-dir the folder of the {what}."
-            raise UsageError(f"--config {paths[0]}: there is no {what} in {', '.join(map(str, folders))}", hint)
+    cases, roots = list(operators.cases.values()), operators.models
+    of_operators = [path for path in asked if cases and not has_word(path, OUTCOMES)]
+    of_models = [path for path in asked if path not in of_operators]
+    if (of_models or model_root) and not roots:
+        named = f"--config {of_models[0]}" if of_models else f"--model-root {model_root}"
+        what = "operator suite" if of_models and not has_word(of_models[0], OUTCOMES) else "suite of ONNX models"
+        hint = f"Leave it out, or give --spec-dir the folder of the {what}."
+        raise UsageError(f"{named}: there is no {what} in {', '.join(map(str, folders))}", hint)
     here = str(Path.cwd())
-    models = read_model_specs(operators.models, of_models, model_root, here)
-    cases = list(operators.cases.values())
     return [
         *specs.values(),
         *(read_op_specs(cases, operators.with_configs, of_operators, here) if cases else ()),
-        *models,
+        *read_model_specs(roots, of_models, model_root, here),
     ]
 
 

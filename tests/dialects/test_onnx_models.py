@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,8 +35,8 @@ def load(folder: Path, *targets: Target, configs: tuple[Path, ...] = (), model_r
     return load_cases(specs, [Include()], targets or (CPU,))
 
 
-def only(folder: Path, **more: str) -> Case:
-    cases = load(folder, **more)
+def only(folder: Path) -> Case:
+    cases = load(folder)
     assert not cases.problems
     assert len(cases.cases) == 1
     return cases.cases[0]
@@ -127,7 +127,7 @@ def test_alexnet(compare_between_iree_and_onnxruntime):
 @pytest.mark.size_medium
 @pytest.mark.xfail(raises=IreeCompileException)
 def test_vgg(compare_between_iree_and_onnxruntime):
-    compare_between_iree_and_onnxruntime(f"{{BASE_URL}}vgg/model/vgg19-7.onnx")
+    compare_between_iree_and_onnxruntime(BASE_URL + "vgg/" + "model/vgg19-7.onnx")
 def test_something_else():
     assert True
 """
@@ -209,6 +209,10 @@ def test_several_configs_and_targets(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="there is no suite of ONNX models in"):
         load(tmp_path / "empty", configs=(other,))
+    with pytest.raises(UsageError, match="--model-root x: there is no suite of ONNX models in"):
+        load(tmp_path / "empty", model_root="x")
+    (problem,) = load(root, configs=(tmp_path / "nowhere.json",)).problems
+    assert str(problem).startswith(f"{tmp_path}/nowhere.json: cannot be read: No such file")
 
 
 def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
@@ -239,13 +243,21 @@ def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
         ({"iree_compile_flags": "x"}, "iree_compile_flags: expected an array, found the string"),
     ],
 )
-def test_configs_that_cannot_be_read(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_configs_that_cannot_be_read(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     root = suite(tmp_path)
     config(root, "bad", **changes)
     config(root)
     (problem,) = problems_of(tmp_path)
     assert problem.startswith("onnx_models/configs/bad.json:")
     assert message in problem
+
+
+def test_configs_of_one_name(tmp_path: Path) -> None:
+    root = suite(tmp_path)
+    config(root)
+    config(root, "other", config_name="cpu")
+    (problem,) = problems_of(tmp_path)
+    assert problem.startswith("onnx_models/configs/other.json:2: config_name: 'cpu' is the name of ")
 
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
