@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from iree_gauntlet.cases import (
     ArgumentOrder,
@@ -126,6 +127,8 @@ def read_model_specs(
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
+        counts = Counter(config.target.config for config in configs)
+        configs = [_named(config) if counts[config.target.config] > 1 else config for config in configs]
         configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
         base = base_of(root / "conftest.py") if read else DEFAULT_BASE
         read = read or [(config.name, *_named_tests(config)) for config in configs]
@@ -184,6 +187,11 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     )
 
 
+def _named(config: ModelsConfig) -> ModelsConfig:
+    """A config whose name another one has too: its file's name is what tells them apart."""
+    return replace(config, target=replace(config.target, config=PurePosixPath(config.name).stem))
+
+
 def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
     """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
     aimless = tuple(misnamed_tests(config, known)) if known else ()
@@ -222,10 +230,10 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
     stem = PurePosixPath(urlsplit(test.url).path).stem
-    leaving = next((item for item in (path, _path_in_zoo(test.url)) if outside(item)), "")
+    leaving = [item for item in (path, _path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
     if leaving:
         hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-        problem = Problem(name, 0, test.name, f"{leaving!r} leaves the folder of models", hint)
+        problem = Problem(name, 0, function, f"{leaving[0]!r} is no path inside the folder of models", hint)
         return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
     test = replace(test, url=whole(test.url))
     return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
@@ -252,8 +260,8 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
 def _whole_url(url: str, base: str, other_base: str) -> str:
     """Where a model is fetched from: `other_base` takes the place of the suite's base, and of that of a whole URL."""
     if other_base:
-        return other_base + _path_in_zoo(url)
-    return url if is_url(url) else base + url
+        return other_base + quote(_path_in_zoo(url))
+    return url if is_url(url) else base + quote(url)
 
 
 def _path_in_zoo(url: str) -> str:
@@ -262,7 +270,7 @@ def _path_in_zoo(url: str) -> str:
         return url
     path = urlsplit(url).path
     match = _BEFORE_PATH.match(path)
-    return path[match.end() :] if match else path.lstrip("/")
+    return unquote(path[match.end() :] if match else path.lstrip("/"))
 
 
 def _base(model_root: str) -> str:

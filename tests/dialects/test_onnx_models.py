@@ -256,8 +256,12 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
     root = suite(tmp_path)
     config(root)
     config(root, "other", config_name="cpu")
-    (problem,) = problems_of(tmp_path)
-    assert problem.startswith("onnx_models/configs/other.json:2: config_name: 'cpu' is the name of ")
+    # IREE has such: their files' names tell them apart.
+    assert [case.target.name for case in load(tmp_path).cases] == ["cpu", "other"]
+    config(tmp_path / "iree", file="cpu.json")
+    cases = load(root, configs=(root / "configs" / "cpu.json", tmp_path / "iree" / "cpu.json"))
+    (problem,) = cases.problems
+    assert str(problem).startswith(f"{tmp_path}/iree/cpu.json:2: config_name: 'cpu' is the name of {tmp_path}")
 
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
@@ -295,9 +299,15 @@ def test_test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str)
     assert CHAIN in [case.chain for case in load(tmp_path).cases]
 
 
-@pytest.mark.parametrize("path", ["../../../../x.onnx", "/etc/x.onnx", "a\\\\..\\\\x.onnx"])
+@pytest.mark.parametrize(
+    "path", ["../../../../x.onnx", "/etc/x.onnx", "a\\\\..\\\\x.onnx", "a\\0b.onnx", "https://h/%2e%2e/x.onnx"]
+)
 def test_no_path_leaves_its_folder(tmp_path: Path, path: str) -> None:
-    config(suite(tmp_path, f'"{path}"'))
+    root = suite(tmp_path, f'"{path}"')
+    file = root / TESTS
+    # A whole URL stands by itself.
+    file.write_text(file.read_text().replace("=BASE_PATH + model", "=model") if "https" in path else file.read_text())
+    config(root)
     (problem,) = problems_of(tmp_path)
-    assert "leaves the folder of models" in problem
+    assert "is no path inside the folder of models" in problem
     assert not load(tmp_path).cases
