@@ -127,7 +127,7 @@ def read_model_specs(
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
-        counts = Counter(config.target.config for config in configs)
+        counts = Counter(config.target.config for config in configs if config.document)
         configs = [_named(config) if counts[config.target.config] > 1 else config for config in configs]
         configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
         base = base_of(root / "conftest.py") if read else DEFAULT_BASE
@@ -195,8 +195,8 @@ def _named(config: ModelsConfig) -> ModelsConfig:
 def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
     """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
     aimless = tuple(misnamed_tests(config, known)) if known else ()
-    same = next((item for item in others if config.document and item.target.config == config.target.config), None)
-    if same is None:
+    same = next((item for item in others if item.document and item.target.config == config.target.config), None)
+    if same is None or config.document is None:
         return replace(config, aimless=aimless)
     message = f"{config.target.config!r} is the name of {same.name} too"
     problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
@@ -209,9 +209,9 @@ def _specs(
     """The specs of files of tests, each test once."""
     seen: set[str] = set()
     for name, tests, problems in read:
-        stem = PurePosixPath(name).stem
-        if problems or not tests:
-            yield ModelSpec(suite, name, None, MODELS_FOLDER, stem, stem, tuple(problems))
+        if problems:
+            stem = PurePosixPath(name).stem
+            yield ModelSpec(suite, name, None, _kind(name), stem, stem, tuple(problems))
         for test in tests:
             if test.name not in seen:
                 seen.add(test.name)
@@ -225,7 +225,7 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
     """
     file, _, function = test.name.partition("::")
-    kind = PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
+    kind = _kind(file)
     function, bracket, parameter = function.partition("[")
     path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
     folder, _, submodel = path.rpartition("/")
@@ -239,6 +239,11 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
 
 
+def _kind(file: str) -> str:
+    """`classification` of `…/classification_models_test.py`."""
+    return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
+
+
 def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
     """The tests that a config names, where the suite's own files are not there."""
     tests: list[ModelTest] = []
@@ -250,9 +255,9 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
         else:
             unknown.append(name)
     if not unknown:
-        return tests, []
-    others = f" (and {len(unknown) - 1} others)" if len(unknown) > 1 else ""
-    message = f"the test does not name its model{others}, and the suite's tests are not here"
+        return tests, list(config.problems)
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    message = f"the test does not name its model{more}, and the suite's tests are not here"
     hint = f"Give the suite: --spec-dir iree-test-suites/{MODELS_FOLDER} --config {config.name}."
     return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
 

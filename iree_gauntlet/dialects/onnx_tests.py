@@ -75,22 +75,32 @@ def read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest],
         The tests that compare a model, and what is wrong with the file.
     """
     try:
-        tree = ast.parse(path.read_bytes())
+        return _read_tests(ast.parse(path.read_bytes()), name, inside)
     except OSError as error:
         return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0) or 0
         return [], [Problem(name, line, "", f"is no Python: {error}", "Is the file cut off?")]
+
+
+def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:
     constants = dict(_constants(tree))
     tests: list[ModelTest] = []
     problems: list[Problem] = []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-            try:
-                tests += _tests_of(node, constants, inside)
-            except _UnreadableError as error:
-                problems.append(Problem(name, error.line, node.name, str(error), _HINT))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    for node in functions:
+        try:
+            tests += _tests_of(node, constants, inside)
+        except _UnreadableError as error:
+            problems.append(Problem(name, error.line, node.name, str(error), _HINT))
+    known = {call for node in functions for call in _comparisons(node)}
+    lost = [call for call in _comparisons(tree) if call not in known]
+    problems += [Problem(name, call.lineno, "", "compares a model outside of a test function", _HINT) for call in lost]
     return tests, problems
+
+
+def _comparisons(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func) == FIXTURE]
 
 
 def base_of(conftest: Path) -> str:
@@ -117,7 +127,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: str) -> Iterator[ModelTest]:
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _dotted(node.func) == FIXTURE]
+    calls = _comparisons(function)
     if not calls:
         return
     if len(calls) > 1:
@@ -139,10 +149,10 @@ def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: s
 def _parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list[ast.expr]]]:
     """(id, value by name, marks) of each parameter."""
     arguments = decorator.args if isinstance(decorator, ast.Call) else []
-    name = _text(arguments[0], {}) if arguments else None
-    if name is None or not name.isidentifier() or not isinstance(arguments[1], ast.List | ast.Tuple):
+    name, values = (_text(arguments[0], {}), arguments[1]) if len(arguments) > 1 else (None, None)
+    if name is None or not name.isidentifier() or not isinstance(values, ast.List | ast.Tuple):
         raise _UnreadableError(decorator, 'expected pytest.mark.parametrize("model", [pytest.param("….onnx"), …])')
-    for item in arguments[1].elts:
+    for item in values.elts:
         called = isinstance(item, ast.Call) and _dotted(item.func) == "pytest.param"
         given = item.args[0] if isinstance(item, ast.Call) and called and item.args else item
         value = _text(given, {})

@@ -227,7 +227,7 @@ def test_irees_folder_of_configs_alone(tmp_path: Path) -> None:
     )
     (problem,) = load(tmp_path).problems
     assert (problem.line, problem.field) == (13, f"tests_and_expected_outcomes.{TESTS}::test_b")
-    assert problem.message == "the test does not name its model (and 1 others), and the suite's tests are not here"
+    assert problem.message == "the test does not name its model (and 1 more), and the suite's tests are not here"
     assert "--spec-dir iree-test-suites/onnx_models --config" in problem.hint
     assert len(load(tmp_path).cases) == 1
 
@@ -250,6 +250,13 @@ def test_configs_that_cannot_be_read(tmp_path: Path, changes: dict[str, Any], me
     (problem,) = problems_of(tmp_path)
     assert problem.startswith("onnx_models/configs/bad.json:")
     assert message in problem
+
+
+def test_a_broken_config_alone_is_told(tmp_path: Path) -> None:
+    config(tmp_path / "onnx_models", file="cpu.json", iree_compile_flags=3)
+    assert problems_of(tmp_path) == [
+        "onnx_models/cpu.json:3: iree_compile_flags: expected an array, found the number 3"
+    ]
 
 
 def test_configs_of_one_name(tmp_path: Path) -> None:
@@ -283,6 +290,12 @@ def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
         ("@pytest.mark.skipif(True, reason='x')\n{}", ":1: test_a: a mark whose meaning cannot be told"),
         ("@pytest.mark.xfail\n{}", ":1: test_a: xfail does not say what is raised"),
         ("{}    compare_between_iree_and_onnxruntime('b')\n", ":3: test_a: compares 2 models"),
+        ("@pytest.mark.parametrize('m')\n{}", ":1: test_a: expected pytest.mark.parametrize("),
+        (
+            "class TestB:\n    def test_b(x):\n        compare_between_iree_and_onnxruntime('b')\n",
+            ":3: compares a model",
+        ),
+        ("A = " + "'a' + " * 2000 + "'b'\n{}", ": is no Python: maximum recursion depth exceeded"),
         ("def test_b(x):\n    compare_between_iree_and_onnxruntime(made())\n", ":2: test_b: its model_url"),
     ],
 )
@@ -295,8 +308,10 @@ def test_test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str)
     config(root)
     found = problems_of(tmp_path)
     assert [item.startswith(f"onnx_models/tests/bad_test.py{problem}") for item in found] == [True]
-    # The others are there as ever.
+    # The others are there as ever, and alone where they are asked for.
     assert CHAIN in [case.chain for case in load(tmp_path).cases]
+    chosen = load_cases(read_specs([tmp_path]), [Include("classification*")], [CPU])
+    assert ([case.chain for case in chosen.cases], chosen.problems) == ([CHAIN], ())
 
 
 @pytest.mark.parametrize(
