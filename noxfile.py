@@ -122,6 +122,13 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def docs_commands(session: nox.Session) -> None:
+    """Run the command lines of README and docs (`-- docs/pytest.md`) in fresh environments; all that load no models."""
+    session.install("markdown-it-py>=3.0")
+    session.run("python", "tools/docs_commands.py", *session.posargs)
+
+
+@nox.session
 def micro(session: nox.Session) -> None:
     """Measure recipes: specs/recipes/quick.yml, or what stands after `--` (`nox -s micro -- --config my.yml`)."""
     session.install("-e", ".[iree,models,plots]", "pip")

@@ -288,6 +288,8 @@ class Case:
         function: exported function to call; empty for the module's only one.
         device: `--device=` of the run.
         run_flags: further flags as written (threshold or benchmark flags).
+        own_flags: those behind them that stand with the case itself, where many cases share `run_flags`: one that a
+            tool does not know is an error of this case alone.
         outputs: files that a run is asked to write its outputs to.
         order: of the tools' arguments; with `MODULES_FIRST`, device and function are among `run_flags`.
         compile_statistics: whether a benchmark holds its main module's statistics against goldens too.
@@ -298,6 +300,7 @@ class Case:
         timeouts: seconds by stage, where the spec sets them.
         skip_reason: why no step of it runs; empty where it runs.
         blocked_reason: what is missing that it needs; empty where nothing is.
+        blocked_at: the stage that it keeps from running; None for each.
         working_directory: where relative paths in flags resolve; empty for the step's own folder.
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
@@ -321,6 +324,7 @@ class Case:
     function: str = ""
     device: str = ""
     run_flags: tuple[str, ...] = ()
+    own_flags: tuple[str, ...] = ()
     outputs: tuple[Argument, ...] = ()
     order: ArgumentOrder = ArgumentOrder.DEVICE_FIRST
     compile_statistics: bool = False
@@ -331,11 +335,16 @@ class Case:
     timeouts: tuple[tuple[Stage, float], ...] = ()
     skip_reason: str = ""
     blocked_reason: str = ""
+    blocked_at: Stage | None = None
     working_directory: str = ""
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
     reference: bool = False
+
+    def blocked(self, stage: Stage) -> str:
+        """What keeps a stage from running; empty where nothing does."""
+        return self.blocked_reason if self.blocked_at in (None, stage) else ""
 
     @property
     def chain(self) -> str:

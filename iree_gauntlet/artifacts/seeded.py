@@ -59,13 +59,14 @@ _LARGEST_BYTES = 1 << 32
 _SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
 _ELEMENTS = (
     *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
-    *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2"),
+    *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ"),
 )
 _NOT_NUMPY = {
     "bf16": "bfloat16",
     "f8E4M3FN": "float8_e4m3fn",
     "f8E4M3FNUZ": "float8_e4m3fnuz",
     "f8E5M2": "float8_e5m2",
+    "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 _FLOATS = frozenset(name for name in _ELEMENTS if name.startswith(("f", "bf")))
 

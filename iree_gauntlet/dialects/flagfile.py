@@ -10,10 +10,12 @@ from iree_gauntlet.errors import Problem
 
 __all__ = ["FlagLine", "file_of", "outside", "read_flagfile"]
 
-_FLAG = re.compile(r"--(?P<name>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?")
+_FLAG = re.compile(r"--\s*(?P<name>[A-Za-z_][\w.-]*)\s*(?:=\s*(?P<value>.*))?")
 # `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
 _FILE = re.compile(r"(?:(?P<type>[^@+*=]*)=)?[@+*](?P<path>.+)")
 _ARGUMENTS = ("input", "expected_output")
+# `4x2xf8e4m3fn`, for which the tools read a type of 8 bits that equals no other.
+_SMALL_FLOAT = re.compile(r"((?:\d+x)*f)([468]e\w+)(?==|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class FlagLine:
     Attributes:
         number: of the line, 1-based.
         name: without dashes.
-        value: without the quotes that the tools drop; None where it has none.
+        value: as written, with quotes: of which flags they are dropped is the tools' to say. None where it has none.
     """
 
     number: int
@@ -55,8 +57,8 @@ def read_flagfile(text: str, file: str) -> tuple[list[FlagLine], list[Problem]]:
             message = f"expected a flag such as --input=3x4xf32=@input_0.bin, found {_short(words)!r}"
             problems.append(Problem(file, number, "", message, "Write one flag a line; a comment begins with #."))
             continue
-        if value is not None and len(value) > 1 and value[0] == value[-1] == '"':
-            value = value[1:-1]
+        if value is not None and match["name"] in _ARGUMENTS:
+            value = _SMALL_FLOAT.sub(lambda found: found[1] + found[2].upper(), value, count=1)
         flag = FlagLine(number, match["name"], value)
         wrong = _wrong(flag)
         if wrong:
@@ -73,6 +75,8 @@ def _wrong(flag: FlagLine) -> tuple[str, str] | None:
         return None
     if not flag.value:
         return "has no value: expected for example 3x4xf32=@input_0.bin", "Write the value after '='."
+    if flag.value[0] == flag.value[-1] == '"' and _FILE.fullmatch(flag.value[1:-1]):
+        return "the tools take quotes around a file for a part of its name", "Write it without quotes."
     match = _FILE.fullmatch(flag.value)
     kind = match["type"] if match else None
     if kind is not None and not TENSOR_TYPE.fullmatch(kind):

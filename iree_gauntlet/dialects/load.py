@@ -54,7 +54,9 @@ class CaseSet:
         problems: of the files that were selected, and of those that they need.
         unknown_markers: words of marker expressions that no case has.
         known_markers: the markers that cases have.
+        broken: problems of single cases of operator suites, whose steps end in an error: all others can run.
         warnings: what is of no use in the files, and does no harm.
+        aimless: entries of configs that name no case that is here.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -65,6 +67,8 @@ class CaseSet:
     known_markers: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    aimless: tuple[Problem, ...] = ()
+    broken: tuple[Problem, ...] = ()
 
 
 class _Library:
@@ -160,6 +164,8 @@ class _Loader:
         self._known: set[str] = set()
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
+        self._aimless: set[Problem] = set()
+        self._broken: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
         """Adds what a spec for the CPU or ROCm means on the targets that it is for."""
@@ -194,13 +200,17 @@ class _Loader:
             if config not in self._configs:
                 self._configs.add(config)
                 self._problems.update(config.problems)
-                self._warnings.update(config.aimless)
-        targets = self._targets
-        built = build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
-        cases, problems, elsewhere = built
-        self._problems.update(problems)
-        self._elsewhere.update(elsewhere)
-        for case in cases:
+                self._warnings.update(config.warnings)
+                self._aimless.update(config.aimless)
+        if isinstance(spec, OpSpec):
+            found = build_op_cases(spec, self._targets)
+        else:
+            found = build_model_cases(spec, self._targets)
+            self._problems.update(spec.problems)
+        self._broken.update(found.problems)
+        self._warnings.update(found.warnings)
+        self._elsewhere.update(found.elsewhere)
+        for case in found.cases:
             self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:
@@ -236,6 +246,8 @@ class _Loader:
             tuple(sorted(self._known)),
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
+            tuple(sorted(self._aimless)),
+            tuple(sorted(self._broken)),
         )
 
 
@@ -266,10 +278,10 @@ def _adjust(case: Case, expected: Sequence[ExpectedFailure], device: str) -> Cas
     if case.kind not in (Kind.QUALITY, Kind.BENCHMARK):
         return case
     # Among the run arguments, one --device stands for all that were there.
-    flags = [flag for flag in case.run_flags if not _names_device(flag)]
+    flags, own = ([flag for flag in each if not _names_device(flag)] for each in (case.run_flags, case.own_flags))
     place = next((index for index, flag in enumerate(case.run_flags) if _names_device(flag)), len(flags))
     flags.insert(place, f"--device={device}")
-    return replace(case, device=device, run_flags=tuple(flags))
+    return replace(case, device=device, run_flags=tuple(flags), own_flags=tuple(own))
 
 
 def _names_device(flag: str) -> bool:

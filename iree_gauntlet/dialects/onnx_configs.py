@@ -14,7 +14,7 @@ from iree_gauntlet.cases import Expectation, Origin, Stage
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of
 from iree_gauntlet.dialects.op_schema import SuiteDocument
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problem_at, problems_of
+from iree_gauntlet.dialects.spec_file import load_json, nearest, problem_at, problems_of, without_strange_fields
 from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.targets import Target
 
@@ -54,6 +54,7 @@ class ModelsConfig:
         target: what its flags are for; the config's name is its own.
         comments: by line.
         problems: what is wrong with it.
+        warnings: what is passed over in it.
         aimless: its entries that name no test.
     """
 
@@ -63,6 +64,7 @@ class ModelsConfig:
     target: Target = field(default_factory=lambda: Target("cpu"))
     comments: Mapping[int, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     aimless: tuple[Problem, ...] = ()
 
     @property
@@ -122,13 +124,14 @@ def read_models_config(path: Path, name: str) -> ModelsConfig:
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return ModelsConfig(name, problems=tuple(problems))
+    content, warnings = without_strange_fields(content, _Document, name, text)
     try:
         document = _Document.model_validate(content)
     except ValidationError as error:
         return ModelsConfig(name, problems=tuple(problems_of(error, _Document, name, text)))
     found = target_of_flags(document.iree_compile_flags)
     target = Target(found.family, found.chip, config=document.config_name)
-    return ModelsConfig(name, text, document, target, comments)
+    return ModelsConfig(name, text, document, target, comments, warnings=tuple(warnings))
 
 
 def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:

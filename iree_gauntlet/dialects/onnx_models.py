@@ -25,6 +25,8 @@ from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
+from iree_gauntlet.dialects.op_schema import is_config_name
+from iree_gauntlet.dialects.op_tests import OpCases
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.dialects.target_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
@@ -136,12 +138,8 @@ def read_model_specs(
     return specs
 
 
-def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> tuple[list[Case], list[Problem], list[str]]:
-    """The cases of a test, one for each config whose target is asked for.
-
-    Returns:
-        The cases, what is wrong with the test's file, and names of targets that other configs are for.
-    """
+def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> OpCases:
+    """The cases of a test, one for each config whose target is asked for."""
     cases: list[Case] = []
     elsewhere: list[str] = []
     for config in spec.suite.configs:
@@ -152,7 +150,7 @@ def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> tuple[list[
             elsewhere.append(replace(config.target, config="").name)
         else:
             cases.append(_case(spec, spec.document, config, replace(config.target, sku=asked.sku)))
-    return cases, list(spec.problems), elsewhere
+    return OpCases(tuple(cases), elsewhere=tuple(elsewhere))
 
 
 def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
@@ -189,7 +187,8 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
 
 def _named(config: ModelsConfig) -> ModelsConfig:
     """A config whose name another one has too: its file's name is what tells them apart."""
-    return replace(config, target=replace(config.target, config=PurePosixPath(config.name).stem))
+    stem = PurePosixPath(config.name).stem
+    return replace(config, target=replace(config.target, config=stem)) if is_config_name(stem) else config
 
 
 def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:

@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Expectation, Origin, Stage
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.dialects.op_schema import OpConfig
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of
+from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
 from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target
@@ -62,6 +62,7 @@ class SuiteConfig:
         skips: (stage, reason) of the stages that an entry does without.
         expected: what is expected of an entry.
         problems: what is wrong with it.
+        warnings: what is passed over in it.
         aimless: its entries that name no case; they do no harm, as what is not here does not run.
     """
 
@@ -73,6 +74,7 @@ class SuiteConfig:
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     aimless: tuple[Problem, ...] = ()
 
 
@@ -92,10 +94,12 @@ def read_config(path: Path, name: str) -> SuiteConfig:
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return SuiteConfig(path, name, problems=tuple(problems))
+    content, warnings = without_strange_fields(content, OpConfig, name, text)
     try:
         document = OpConfig.model_validate(content)
     except ValidationError as error:
-        return SuiteConfig(path, name, problems=tuple(problems_of(error, OpConfig, name, text)))
+        problems = problems_of(error, OpConfig, name, text)
+        return SuiteConfig(path, name, problems=tuple(problems), warnings=tuple(warnings))
     found = target_of_flags(document.iree_compile_flags)
     target = Target(found.family, found.chip, config=document.config_name)
     reason = _reasons(text, comments) if comments else lambda where, _: f"in {where}"
@@ -113,7 +117,8 @@ def read_config(path: Path, name: str) -> SuiteConfig:
             if all(item.stage is not stages[0] for item in before):
                 found_here = (Expectation(stage, reason(where, index), origin, crash) for stage in stages)
                 expected[entry] = (*before, *found_here)
-    return SuiteConfig(path, name, text, document, target, skips, expected, tuple(_in_lists(name, text, document)))
+    warnings += _idle(name, text, document)
+    return SuiteConfig(path, name, text, document, target, skips, expected, warnings=tuple(warnings))
 
 
 def _reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
@@ -122,25 +127,21 @@ def _reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str
     return lambda where, index: comments.get(lines[where][index], "") or f"in {where}"
 
 
-def _in_lists(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
-    """Entries that stand twice in a list, and in lists that contradict each other."""
-    where_else: dict[str, dict[str, int]] = {}
+def _idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
+    """Entries that say nothing: they stand twice in a list, or expect a failure of a stage that is skipped."""
+    skipped = {skip: frozenset(getattr(document, skip)) for skip in _SKIPS}
     for where in _LISTS:
+        before: dict[str, int] = {}
+        stage = _FAILURES[where][0][0] if where in _FAILURES else None
         for index, entry in enumerate(getattr(document, where)):
-            lists = where_else.setdefault(entry, {})
-            if where in lists:
-                message = f"{entry!r} stands in this list before ([{lists[where]}])"
+            if before.setdefault(entry, index) != index:
+                message = f"{entry!r} stands in this list before ([{before[entry]}])"
                 yield _problem(name, text, where, index, message, "Remove one of the two.")
-            lists.setdefault(where, index)
-    for entry, lists in where_else.items():
-        skip = next((item for item in _SKIPS if item in lists), None)
-        if skip is None or len(lists) == 1:
-            continue
-        skipped = _SKIPS[skip]
-        for where in _FAILURES:
-            if where in lists and _FAILURES[where][0][0] in skipped:
-                message = f"{entry!r} stands in {skip} too: what does not run cannot fail"
-                yield _problem(name, text, where, lists[where], message, "Remove it from one of the two.")
+                continue
+            skip = next((skip for skip, stages in _SKIPS.items() if stage in stages and entry in skipped[skip]), "")
+            if skip:
+                message = f"{entry!r} stands in {skip} too, and is skipped: what does not run cannot fail"
+                yield _problem(name, text, where, index, message, "Remove it from one of the two.")
 
 
 def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
@@ -22,6 +22,7 @@ __all__ = [
     "OpConfig",
     "SuiteDocument",
     "TorchOp",
+    "is_config_name",
     "tensor_of",
 ]
 
@@ -40,18 +41,30 @@ ELEMENT_TYPES = {
     "bfloat16": "bf16",
     "float32": "f32",
     "float64": "f64",
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e4m3fnuz": "f8E4M3FNUZ",
+    "float8_e5m2": "f8E5M2",
+    "float8_e5m2fnuz": "f8E5M2FNUZ",
 }
+# `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
+_SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
 _CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _MOST_SEED = (1 << 32) - 1
 
 
+def is_config_name(text: str) -> bool:
+    """Whether a config can be called so: its name is part of ids and of folders' names."""
+    return bool(_CONFIG_NAME.fullmatch(text))
+
+
 def _config_name(text: str) -> str:
-    if not _CONFIG_NAME.fullmatch(text):
+    if not is_config_name(text):
         raise ValueError(f"expected a name of letters, digits, '_', '-', '+' and '.', found {text!r}")
     return text
 
 
 def _element_type(text: str) -> str:
+    text = _SHORT_NAMES.get(text.lower(), text)
     if text not in ELEMENT_TYPES:
         near = nearest(text, ELEMENT_TYPES)
         guess = f"; did you mean {near!r}?" if near else ""
@@ -65,8 +78,18 @@ def _number(value: object) -> object:
     return value
 
 
-def _number_or_null(value: object) -> object:
+def _number_or_file(value: object) -> object:
+    if isinstance(value, str) and value.endswith((".npy", ".bin")):
+        return value
     return None if value is None else _number(value)
+
+
+def _unquoted(value: object) -> object:
+    """The number of a string that is one; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _is_object(value: object) -> str:
@@ -78,6 +101,8 @@ ElementType = Annotated[str, AfterValidator(_element_type)]
 Number = Annotated[Any, AfterValidator(_number)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A number, also in quotes.
+Factor = Annotated[Positive, BeforeValidator(_unquoted)]
 Entries = Annotated[list[Text], Field(default_factory=list)]
 
 
@@ -101,8 +126,8 @@ class OpConfig(SuiteDocument):
     expected_run_failures: Entries
     expected_compile_crashes: Entries
     expected_run_crashes: Entries
-    golden_times_ms: dict[Text, Positive] = Field(default_factory=dict)
-    tolerance_factor: Positive = 1.0
+    golden_times_ms: dict[Text, Factor] = Field(default_factory=dict)
+    tolerance_factor: Factor = 1.0
 
 
 class FormulaFields(Document):
@@ -128,19 +153,24 @@ class TensorMeta(Document):
 
 
 class ExpectedOutput(Document):
-    """An expected output that is no file of the case's folder: a URL, or one value."""
+    """An expected output: a URL or file, or one value; the name of a file may stand in either."""
 
     url: Text | None = None
-    value: Annotated[Any, AfterValidator(_number_or_null)] = None
+    value: Annotated[Any, AfterValidator(_number_or_file)] = None
     meta: TensorMeta | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> ExpectedOutput:
         if (self.url is None) == (self.value is None):
             raise FieldError("url", "expected one of 'url' and 'value'")
-        if self.url is not None and self.url.split("?")[0].endswith(".bin") and self.meta is None:
+        if self.file.split("?")[0].endswith(".bin") and self.meta is None:
             raise FieldError("meta", "is missing: a .bin file does not say its shape and type")
         return self
+
+    @property
+    def file(self) -> str:
+        """The URL or name of the file; empty for one value."""
+        return self.url or (self.value if isinstance(self.value, str) else "")
 
 
 FlatArgument = Annotated[

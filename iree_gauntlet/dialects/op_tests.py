@@ -43,9 +43,12 @@ DIALECT = "op_tests"
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 
 _PROGRAMS = (".mlir", ".mlirbc")
+# What stands for the program where there is not one.
+_ANY_PROGRAM = "*.mlir*"
 _FUNCTION = re.compile(r'^\s*(?:func\.func|util\.func)\s+(?:public\s+)?@(?:"([^"\n]+)"|([\w.$-]+))', re.MULTILINE)
 # What iree-run-module compares by; the tool that measures has none of it.
 _COMPARING = ("expected_", "equality_mode")
+_OUTPUT = "--output="
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +56,53 @@ class OpInputs:
     """What a folder says of its case, whatever the config.
 
     Attributes:
-        program: name of the program's file.
-        inputs, expected: arguments, read from the folder.
+        program: name of the program's file; a pattern where there is not one.
+        inputs, expected, outputs: arguments, read from the folder, and files that the run writes.
         flags: further flags of the run.
         function: that is called; empty for the module's only one.
         benchmark: whether it is measured and not compared.
         allclose: how it is compared; None for the tool's own rule.
+        problems: what is wrong with it.
+        compiles: whether it can be compiled all the same.
+        warnings: what is passed over.
     """
 
-    program: str
-    inputs: tuple[Argument, ...]
-    expected: tuple[Argument, ...]
+    program: str = _ANY_PROGRAM
+    inputs: tuple[Argument, ...] = ()
+    expected: tuple[Argument, ...] = ()
+    outputs: tuple[Argument, ...] = ()
     flags: tuple[str, ...] = ()
     function: str = ""
     benchmark: bool = False
     allclose: Allclose | None = None
+    problems: tuple[Problem, ...] = ()
+    compiles: bool = True
+    warnings: tuple[Problem, ...] = ()
 
 
-def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> tuple[list[Case], list[Problem], list[str]]:
+@dataclass(frozen=True, slots=True)
+class OpCases:
+    """What a folder comes to.
+
+    Attributes:
+        cases: one for each config and kind; of a folder with problems, blocked.
+        problems: what is wrong with the folder.
+        warnings: what is passed over.
+        elsewhere: names of targets that other configs are for.
+    """
+
+    cases: tuple[Case, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+
+def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> OpCases:
     """The cases of a folder: for each config whose target is asked for, and a benchmark where it has a golden time.
 
     Args:
         spec: the folder.
         targets: what is asked for.
-
-    Returns:
-        The cases, what is wrong with the folder, and names of targets that other configs are for.
     """
     chosen: list[tuple[SuiteConfig, Target]] = []
     elsewhere: list[str] = []
@@ -91,16 +115,14 @@ def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> tuple[list[Case],
         else:
             chosen.append((config, asked))
     if not chosen:
-        return [], [], elsewhere
-    read, problems = _read(spec)
-    if read is None:
-        return [], problems, elsewhere
+        return OpCases(elsewhere=tuple(elsewhere))
+    read = _read(spec)
     cases: list[Case] = []
     origin = Origin(spec.name)
     program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
     for config, asked in chosen:
         cases += _cases(spec, read, program, origin, config, asked.sku)
-    return cases, [], elsewhere
+    return OpCases(tuple(cases), read.problems, read.warnings, tuple(elsewhere))
 
 
 def _cases(
@@ -109,14 +131,13 @@ def _cases(
     document = config.document
     assert document is not None, "only configs that were read are chosen"
     target = _with_sku(config.target, sku)
-    key = spec.keys[0]
-    for other in spec.keys[1:]:
-        if other in config.skips or other in config.expected or other in document.golden_times_ms:
-            key = other
     flags = tuple(document.iree_compile_flags)
     flags_origin = Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", "main", target, program, flags, origin, flags_origin=flags_origin)
-    run_flags = (*_function_flags(read), *document.iree_run_module_flags, *read.flags)
+    # In each table under whichever of its names.
+    expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
+    written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]
+    run_flags = tuple(flag for flag in document.iree_run_module_flags if flag not in written)
     case = Case(
         dialect=DIALECT,
         model=spec.model,
@@ -128,27 +149,30 @@ def _cases(
         origin=origin,
         inputs=read.inputs,
         expected_outputs=read.expected,
-        device=devices_of_flags(run_flags),
-        run_flags=run_flags,
+        outputs=(*(_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
+        device=devices_of_flags((*run_flags, *read.flags)),
+        run_flags=(*_function_flags(read), *run_flags),
+        own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
-        expectations=_expectations(config, key, compared=not read.benchmark),
+        expectations=_expectations(expected, compared=not read.benchmark),
         markers=_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
+        blocked_reason="; ".join(": ".join(filter(None, (item.field, item.message))) for item in read.problems),
+        blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
         working_directory=spec.folder.path,
-        flags_origin=None if read.flags else flags_origin,
-        skips=config.skips.get(key, ()),
+        flags_origin=flags_origin,
+        skips=next((config.skips[key] for key in spec.keys if key in config.skips), ()),
         allclose=read.allclose,
     )
-    golden = document.golden_times_ms.get(key)
+    golden = next((key for key in spec.keys if key in document.golden_times_ms), "")
     if not read.benchmark:
         yield case
-    if read.benchmark or golden is not None:
-        yield _benchmark(case, spec, read, config, key)
+    if read.benchmark or golden:
+        yield _benchmark(case, spec, read, config, golden)
 
 
-def _expectations(config: SuiteConfig, key: str, *, compared: bool) -> tuple[Expectation, ...]:
+def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:
     """What is expected of a case; one that is compared too, and gives wrong numbers, can still be measured."""
-    found = config.expected.get(key, ())
     if not compared:
         return found
     return tuple(item for item in found if item.stage is not Stage.BENCHMARK or item.crash)
@@ -163,8 +187,8 @@ def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, ke
         origin = Origin(config.name, f"golden_times_ms.{key}")
         factor = document.tolerance_factor
         goldens = (Golden(Metric.TIME_MS, value, factor, Statistic.MEAN, case.target.sku, "", origin),)
-    flags = tuple(flag for flag in case.run_flags if not flag.lstrip("-").startswith(_COMPARING))
-    if not any(flag.startswith("--function=") for flag in flags):
+    flags, own = (_without_comparing(flags) for flags in (case.run_flags, case.own_flags))
+    if not any(flag.startswith("--function=") for flag in (*flags, *own)):
         # The tool that measures calls a function with arguments only by its name.
         name = _exported(f"{spec.folder.path}/{read.program}")
         flags = (f"--function={name}", *flags) if name else flags
@@ -172,11 +196,23 @@ def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, ke
         case,
         kind=Kind.BENCHMARK,
         expected_outputs=(),
+        outputs=(),
         run_flags=flags,
+        own_flags=own,
         goldens=goldens,
         markers=_markers(case.target, Kind.BENCHMARK),
         allclose=None,
+        blocked_at=Stage.BENCHMARK if read.compiles else Stage.COMPILE,
     )
+
+
+def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
+    return tuple(flag for flag in flags if not flag.lstrip("-").startswith(_COMPARING))
+
+
+def _output(value: str) -> Argument:
+    """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
+    return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
 
 
 @lru_cache(maxsize=64)
@@ -203,36 +239,45 @@ def _exported(path: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-def _read(spec: OpSpec) -> tuple[OpInputs | None, list[Problem]]:
+def _read(spec: OpSpec) -> OpInputs:
     files = spec.folder.files
     if FLAGFILE in files and TORCH_FILE in files:
-        return None, [Problem(spec.name, 0, "", f"lies beside a {TORCH_FILE}: which one counts?", "Remove one.")]
+        return _broken(spec, f"lies beside a {TORCH_FILE}: which one counts?", "Remove one.")
     if FLAGFILE in files:
         return _read_flags(spec)
-    found, problems = read_torch_op(spec)
+    if TORCH_FILE not in files:
+        return _broken(spec, f"is of a form before {TORCH_FILE}, which is not read", "Take a newer state of the suite.")
+    found, problems, warnings = read_torch_op(spec)
     if found is None:
-        return None, problems
+        return OpInputs(problems=tuple(problems), compiles=False, warnings=tuple(warnings))
     document, inputs, expected, allclose = found
-    read = OpInputs(
-        document.file_name,
+    compiles = all(problem.field != "file_name" for problem in problems)
+    return OpInputs(
+        document.file_name if compiles else _ANY_PROGRAM,
         inputs,
         expected,
         function=document.function_name,
         benchmark=document.mode == "benchmark",
         allclose=allclose,
+        problems=tuple(problems),
+        compiles=compiles,
+        warnings=tuple(warnings),
     )
-    return read, []
 
 
-def _read_flags(spec: OpSpec) -> tuple[OpInputs | None, list[Problem]]:
+def _broken(spec: OpSpec, message: str, hint: str) -> OpInputs:
+    return OpInputs(problems=(Problem(spec.name, 0, "", message, hint),), compiles=False)
+
+
+def _read_flags(spec: OpSpec) -> OpInputs:
     """A folder with a flagfile."""
     try:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
     except OSError as error:
-        return None, [Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
+        return _broken(spec, f"cannot be read: {error.strerror}", "Check its rights.")
     except UnicodeDecodeError:
-        return None, [Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8.")]
+        return _broken(spec, "is not UTF-8", "Save the file as UTF-8.")
     lines, problems = read_flagfile(text, spec.name)
     programs = [name for name in spec.folder.files if name.endswith(_PROGRAMS)]
     if len(programs) != 1:
@@ -247,13 +292,20 @@ def _read_flags(spec: OpSpec) -> tuple[OpInputs | None, list[Problem]]:
         elif name and name not in spec.folder.files and not Path(spec.folder.path, name).is_file():
             message = f"the file {name} is missing"
             problems.append(Problem(spec.name, line.number, line.name, message, "Put it beside the flagfile."))
-    if problems:
-        return None, problems
-    arguments: dict[str, list[Argument]] = {"input": [], "expected_output": []}
+    arguments: dict[str, list[Argument]] = {"input": [], "expected_output": [], "output": []}
     others = []
     for line in lines:
         if line.name in arguments:
-            arguments[line.name].append(Argument(line.value or ""))
+            value = line.value or ""
+            arguments[line.name].append(_output(value) if line.name == "output" else Argument(value))
         else:
             others.append(line.text)
-    return OpInputs(programs[0], tuple(arguments["input"]), tuple(arguments["expected_output"]), tuple(others)), []
+    return OpInputs(
+        programs[0] if len(programs) == 1 else _ANY_PROGRAM,
+        inputs=tuple(arguments["input"]),
+        expected=tuple(arguments["expected_output"]),
+        outputs=tuple(arguments["output"]),
+        flags=tuple(others),
+        problems=tuple(problems),
+        compiles=len(programs) == 1,
+    )

@@ -20,7 +20,7 @@ from iree_gauntlet.dialects.op_schema import (
     tensor_of,
 )
 from iree_gauntlet.dialects.op_trees import TORCH_FILE
-from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of
+from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
 
 if TYPE_CHECKING:
     from iree_gauntlet.dialects.op_schema import FormulaFields, TensorMeta
@@ -32,23 +32,26 @@ __all__ = ["read_torch_op"]
 _Found = tuple[TorchOp, tuple[Argument, ...], tuple[Argument, ...], Allclose]
 
 
-def read_torch_op(spec: OpSpec) -> tuple[_Found | None, list[Problem]]:
-    """What a `run_module_io.json` says: itself, inputs, expected outputs, and how they are compared."""
+def read_torch_op(spec: OpSpec) -> tuple[_Found | None, list[Problem], list[Problem]]:
+    """What a `run_module_io.json` says: itself, inputs, expected outputs, and how they are compared.
+
+    Returns:
+        That, or None where it cannot be understood; what is wrong with it; what is passed over.
+    """
     content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
     if content is None:
-        return None, problems
+        return None, problems, []
+    content, warnings = without_strange_fields(content, TorchOp, spec.name, text)
     try:
         document = TorchOp.model_validate(content)
     except ValidationError as error:
-        return None, problems_of(error, TorchOp, spec.name, text)
+        return None, problems_of(error, TorchOp, spec.name, text), warnings
     reader = _Reader(spec, text)
     reader.local(["file_name"], document.file_name)
     expected = document.expected_output or [] if document.mode != "benchmark" else []
     outputs = tuple(reader.expected(index, item) for index, item in enumerate(expected))
-    if reader.problems:
-        return None, reader.problems
     allclose = Allclose(document.rtol, document.atol, document.equal_nan)
-    return (document, _inputs(document), outputs, allclose), []
+    return (document, _inputs(document), outputs, allclose), reader.problems, warnings
 
 
 def _inputs(document: TorchOp) -> tuple[Argument, ...]:
@@ -104,13 +107,13 @@ class _Reader:
                 hint = 'Write {"url": …, "meta": {"dtype": …, "shape": […]}}.'
                 self._refuse(["expected_output", index], f"{item} does not say its shape and type", hint)
             return Argument(f"@{item}")
-        if item.url is None:
+        if not item.file:
             return Argument(_scalar(item.value, item.meta))
-        tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.url.endswith(".bin") else ""
-        if is_url(item.url):
-            return Argument(tensor, item.url)
-        self.local(["expected_output", index, "url"], item.url)
-        return Argument(f"{tensor}=@{item.url}" if tensor else f"@{item.url}")
+        tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
+        if is_url(item.file):
+            return Argument(tensor, item.file)
+        self.local(["expected_output", index, "url" if item.url else "value"], item.file)
+        return Argument(f"{tensor}=@{item.file}" if tensor else f"@{item.file}")
 
     def _refuse(self, field: list[str | int], message: str, hint: str) -> None:
         self.problems.append(problem_at(self._spec.name, self._text, field, message, hint))

@@ -14,17 +14,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, aimless_entries, read_config
+from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ["CONFIGS", "FLAGFILE", "TORCH_FILE", "CaseFolder", "OpSpec", "OpSuite", "is_case_folder", "read_op_specs"]
+__all__ = [
+    "CONFIGS",
+    "FLAGFILE",
+    "TORCH_FILE",
+    "CaseFolder",
+    "OpSpec",
+    "OpSuite",
+    "is_case_folder",
+    "read_op_specs",
+]
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"
+# What the suites of torch operators had before it.
+_EARLIER_FILE = "run_module_io_flags.json"
 CONFIGS = "configs"
+_CASE_FILES = (FLAGFILE, TORCH_FILE, _EARLIER_FILE)
 _CONFIG_WORDS = (b"config_name", b"iree_compile_flags", b"iree_run_module_flags")
 
 # The torch variant's cases lie in this folder of the root, and its configs leave it out.
@@ -106,7 +119,7 @@ class OpSpec:
 
 def is_case_folder(files: Iterable[str]) -> bool:
     """Whether a folder with these files is one of a case."""
-    return any(name in (FLAGFILE, TORCH_FILE) for name in files)
+    return any(name in _CASE_FILES for name in files)
 
 
 def read_op_specs(
@@ -142,7 +155,7 @@ def read_op_specs(
         suite = OpSuite(root, tuple(configs[path] for path in used[root]))
         for folder in inside:
             model, _, stem = keys[folder.path][0].rpartition("/")
-            file = FLAGFILE if FLAGFILE in folder.files else TORCH_FILE
+            file = next(name for name in _CASE_FILES if name in folder.files)
             name = f"{folder.path}/{file}".removeprefix(prefix)
             specs.append(OpSpec(suite, folder, name, keys[folder.path], model or Path(root).name, stem))
     return specs
@@ -223,11 +236,14 @@ def _by_entries(
 
 
 def _keys(folder: CaseFolder, root: str) -> tuple[str, ...]:
-    """Names of a case: its path from the root; of the torch variant also without the folder `generated`."""
+    """Names of a case: its path from the root; of the torch variant also without `generated`, and its last two folders.
+
+    The last are what torch_ops/common.py calls a case by, wherever it lies.
+    """
     path = folder.path[len(root) :].lstrip("/")
-    if TORCH_FILE in folder.files and path.startswith(_GENERATED):
-        return (path, path.removeprefix(_GENERATED))
-    return (path,)
+    if TORCH_FILE not in folder.files:
+        return (path,)
+    return tuple(dict.fromkeys((path, path.removeprefix(_GENERATED), "/".join(folder.path.split("/")[-2:]))))
 
 
 def _read_configs(
@@ -241,12 +257,14 @@ def _read_configs(
             raise UsageError(f"the operator suite {root.removeprefix(prefix)} has no config", hint)
         for path in paths:
             roots_of.setdefault(path, []).append(root)
+    for path in roots_of:
+        if not path.is_file():
+            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
+    read = _told_apart({path: read_config(path, str(path).removeprefix(prefix)) for path in roots_of}, used)
     named: dict[tuple[str, str], SuiteConfig] = {}
     configs: dict[Path, SuiteConfig] = {}
     for path, roots in roots_of.items():
-        if not path.is_file():
-            raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
-        config = read_config(path, str(path).removeprefix(prefix))
+        config = read[path]
         known = {key for root in roots for names in keys[root] for key in names}
         problems = list(config.problems)
         name = config.target.config
@@ -259,9 +277,26 @@ def _read_configs(
     return configs
 
 
+def _told_apart(read: Mapping[Path, SuiteConfig], used: Mapping[str, Sequence[Path]]) -> dict[Path, SuiteConfig]:
+    """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files.
+
+    Args:
+        read: the configs, by file.
+        used: files of the configs of each root.
+    """
+    called = dict(read)
+    for paths in used.values():
+        names = Counter(read[path].target.config for path in paths if read[path].document)
+        for path in paths:
+            config = read[path]
+            if names[config.target.config] > 1 and is_config_name(path.stem):
+                called[path] = replace(config, target=replace(config.target, config=path.stem))
+    return called
+
+
 def _is_case(roots: Sequence[str], entry: str) -> bool:
     """Whether an entry is the folder of a case, also one outside of the spec folder."""
     if entry.startswith("/") or ".." in entry.split("/"):
         return False
     paths = [f"{root}/{folder}{entry}" for root in roots for folder in ("", _GENERATED)]
-    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in (FLAGFILE, TORCH_FILE))  # noqa: PTH113
+    return any(os.path.isfile(f"{path}/{file}") for path in paths for file in _CASE_FILES)  # noqa: PTH113

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = ["BRANCH", "FieldError", "load_json", "nearest", "problem_at", "problems_of"]
+__all__ = ["BRANCH", "FieldError", "load_json", "nearest", "problem_at", "problems_of", "without_strange_fields"]
 
 # What a schema's names of the branches of a union begin with: they are no part of a field's path.
 BRANCH = "#branch "
@@ -64,9 +64,12 @@ def load_json(
     try:
         text = _read_text(path)
         text = plain(text) if plain else text
-        return _parse(text), text, []
+        document = _parse(text)
     except _BadFileError as error:
         return None, text, [Problem(name, error.line, error.field, error.message, error.hint)]
+    # For editors: where they find what the fields mean.
+    document.pop("$schema", None)
+    return document, text, []
 
 
 def _read_text(path: Path) -> str:
@@ -135,6 +138,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most like this one, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""
+
+
+def without_strange_fields(
+    content: dict[str, Any], model: type[BaseModel], name: str, text: str
+) -> tuple[dict[str, Any], list[Problem]]:
+    """A document without the fields that its format may have gained since, and a warning of each.
+
+    A field that is spelled nearly as a known one stays, and is an error when the document is validated.
+    """
+    known = list(model.model_fields)
+    strange = [field for field in content if field not in known and not nearest(field, known)]
+    hint = f"Known fields: {', '.join(sorted(known))}."
+    warnings = [problem_at(name, text, [field], "unknown field, which is passed over", hint) for field in strange]
+    return {field: value for field, value in content.items() if field not in strange}, warnings
 
 
 def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:

@@ -47,5 +47,5 @@ def target_of_flags(flags: Iterable[str]) -> Target:
 
 def devices_of_flags(flags: Iterable[str]) -> str:
     """The devices that a run's flags name, for the lock: one may be named several times."""
-    values = [flag.lstrip("-").partition("=")[2] for flag in flags if flag.lstrip("-").startswith("device=")]
+    values = [flag.partition("=")[2].strip('"') for flag in flags if flag.lstrip("-").startswith("device=")]
     return ",".join(dict.fromkeys(values))

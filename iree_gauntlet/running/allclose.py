@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
+from iree_gauntlet.measuring.element_types import TensorError
 from iree_gauntlet.measuring.tolerances import Tolerances
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Allclose
     from iree_gauntlet.measuring.arrays import Tensor
 
-__all__ = ["compare_allclose"]
+__all__ = ["compare_allclose", "with_known_type"]
 
 
 def compare_allclose(
@@ -40,9 +41,25 @@ def compare_allclose(
     )
     for index, (comparison, mine, wanted) in enumerate(zip(found, actual, expected, strict=False)):
         named = replace(comparison, type=str(mine.type), atol=allclose.atol, rtol=allclose.rtol)
-        same = wanted is not None and mine.shape == wanted.shape
+        same = wanted is not None and mine.shape == wanted.shape and not _without_meaning(mine)
         found[index] = _judged(named, mine, wanted, allclose) if wanted is not None and same else named
     return found
+
+
+def with_known_type(expected: Tensor) -> Tensor:
+    """An expected output with the type that its values have; NumPy saves bf16 as two bytes of no known meaning.
+
+    Raises:
+        TensorError: what its values mean cannot be known.
+    """
+    if expected.element_type == "*16":
+        return expected.with_element_type("bf16")
+    if _without_meaning(expected):
+        raise TensorError(
+            f"{expected.source}: nothing says the type of its values of {expected.array.itemsize} bytes each",
+            'store raw bytes as a .bin, and name the type: {"url": …, "meta": {"dtype": …, "shape": […]}}',
+        )
+    return expected
 
 
 def _judged(comparison: OutputComparison, actual: Tensor, expected: Tensor, allclose: Allclose) -> OutputComparison:
@@ -75,7 +92,9 @@ def _judged(comparison: OutputComparison, actual: Tensor, expected: Tensor, allc
 
 
 def _doubles(tensor: Tensor) -> Tensor:
-    """The values in double precision, for figures."""
+    """The values in double precision, for figures; bits without a meaning stay what they are."""
+    if _without_meaning(tensor):
+        return tensor
     return replace(tensor, element_type="f64", array=_values(tensor).astype(np.float64))
 
 
@@ -87,3 +106,8 @@ def _values(tensor: Tensor) -> NDArray[Any]:
     import ml_dtypes  # noqa: PLC0415
 
     return tensor.array.view(ml_dtypes.bfloat16)
+
+
+def _without_meaning(tensor: Tensor) -> bool:
+    """Whether a tensor holds bits that are no numbers to NumPy."""
+    return tensor.array.dtype.type is np.void

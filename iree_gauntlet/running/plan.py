@@ -53,10 +53,17 @@ def _work(case: Case) -> frozenset[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know."""
+    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know.
+
+    Attributes:
+        steps: the steps.
+        problems: flags of whole specs.
+        broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
+    """
 
     steps: tuple[Step, ...]
     problems: tuple[Problem, ...] = ()
+    broken: tuple[Problem, ...] = ()
 
 
 def make_plan(cases: CaseSet, stages: Iterable[Stage], surroundings: Surroundings) -> Plan:
@@ -102,6 +109,7 @@ class _Planner:
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
         self._problems: set[Problem] = set()
+        self._broken: set[Problem] = set()
         self._steps: dict[str, Step] = {}
         self._places = Places(surroundings.run_dir, self._owners)
         self._files: dict[str, StepInput] = {}
@@ -125,7 +133,7 @@ class _Planner:
             self._check(case)
         order = {stage: index for index, stage in enumerate(Stage)}
         steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
-        return Plan(tuple(steps), tuple(sorted(self._problems)))
+        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
 
     def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
         """Whether made-up weights of a case are of use: its check is planned, or they are asked for themselves."""
@@ -207,15 +215,34 @@ class _Planner:
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 
-    def _translated(self, flags: Sequence[str], tool: str, origin: Origin) -> Translation:
-        """Flags as the tool spells them, asked once however many cases have the same."""
+    def _translated(
+        self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
+    ) -> Translation:
+        """Flags as the tool spells them, asked once however many cases have the same.
+
+        Args:
+            flags: as written.
+            tool: its name.
+            origin: where they are written.
+            problems: takes in those that the tool does not know; by default, those of the whole run.
+        """
         key = (tool, tuple(flags))
         result = self._translations.get(key)
         if result is None:
             result = self._translations[key] = self._world.translate(flags, tool)
         for unknown in result.unknown:
-            self._problems.add(Problem(origin.file, 0, "", unknown.message, unknown.hint))
+            problem = Problem(origin.file, 0, "", unknown.message, unknown.hint)
+            (self._problems if problems is None else problems).add(problem)
         return result
+
+    def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        """The flags of a run as the tool spells them, what was changed, and which of its own the tool does not know."""
+        shared = self._translated(case.run_flags, tool, case.flags_origin or case.origin)
+        if not case.own_flags:
+            return shared.flags, shared.notes, ""
+        own = self._translated(case.own_flags, tool, case.origin, self._broken)
+        reasons = "; ".join(unknown.message for unknown in own.unknown)
+        return (*shared.flags, *own.flags), (*shared.notes, *own.notes), reasons
 
     # Steps
 
@@ -278,7 +305,7 @@ class _Planner:
             Stage.COMPILE,
             module.role,
             needs=needs,
-            blocked=case.blocked_reason if blocks else "",
+            blocked=case.blocked(Stage.COMPILE) if blocks else "",
             skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
         )
         step = compile_step(
@@ -336,10 +363,9 @@ class _Planner:
         return (*modules, *made, *(self._file(role, url) for role, url in files if url))
 
     def _threshold(self, case: Case) -> None:
-        translation = self._translated(case.run_flags, "iree-run-module", case.flags_origin or case.origin)
-        notes = tuple(translation.notes)
+        flags, notes, unknown = self._run_flags(case, "iree-run-module")
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
-        argv = threshold_argv(self._world.run_module, case, translation.flags, self._paths, folder)
+        argv = threshold_argv(self._world.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
         actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
@@ -358,7 +384,7 @@ class _Planner:
                 outputs=tuple(actual),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
-                blocked=case.blocked_reason,
+                blocked=case.blocked(Stage.THRESHOLD) or unknown,
                 skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
                 notes=notes,
                 allclose=case.allclose,
@@ -388,8 +414,8 @@ class _Planner:
         )
 
     def _benchmark(self, case: Case) -> None:
-        translation = self._translated(case.run_flags, "iree-benchmark-module", case.flags_origin or case.origin)
-        argv = benchmark_argv(self._world.benchmark_module, case, translation.flags, self._paths)
+        flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
+        argv = benchmark_argv(self._world.benchmark_module, case, flags, self._paths)
         step = self._step(case, Stage.BENCHMARK)
         self._add(
             replace(
@@ -401,8 +427,8 @@ class _Planner:
                 resources=Resources(cores=1, exclusive=True, device=case.device),
                 goldens=tuple(golden for golden in case.goldens if golden.metric is Metric.TIME_MS),
                 golden_keys=case.golden_keys,
-                blocked=case.blocked_reason,
+                blocked=case.blocked(Stage.BENCHMARK) or unknown,
                 skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),
-                notes=tuple(translation.notes),
+                notes=notes,
             )
         )

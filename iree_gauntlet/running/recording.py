@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["Recorded", "record_outputs", "why_not"]
+__all__ = ["Recorded", "WeightEffect", "output_folder", "record_outputs", "weight_effects", "why_not"]
 
 _TIMEOUT_SECONDS = 1800.0
 # Kinds of NumPy's own types: a .npy file holds no others.
@@ -43,6 +43,21 @@ class Recorded:
     path: Path
     source: str
     value: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEffect:
+    """What scaling one tensor of a model by 1.01 does to its outputs.
+
+    Attributes:
+        name: the tensor's.
+        elements: how many values it has.
+        effect: the largest difference in units of what the tolerance allows; above 1 it is seen.
+    """
+
+    name: str
+    elements: int
+    effect: float
 
 
 def why_not(case: Case) -> str:
@@ -81,32 +96,65 @@ def record_outputs(
         ArtifactError: the model or an input cannot be had.
         GauntletError: the recorder failed or refused an output.
     """
-    reason = why_not(case)
-    if reason:
-        raise UsageError(f"{spec.name}: {reason}", "Record with the framework that the program comes from.")
-    program = case.modules[-1].program
-    folder = _output_folder(case, spec)
-    model = _as_named(program.url, folder)
-    argv = [python, script, "--model", str(store.fetch(program.url).path), "--model-url", model]
-    for index, argument in enumerate(case.inputs):
-        argv += _input_flags(case, argument, store, logs / f"input_{index}.npy", folder)
+    folder = output_folder(case, spec)
+    argv = [python, script, *_model_flags(case, store, logs, folder, sources=True)]
     tolerance = parse_tolerances(case.run_flags)
     argv += ["--output-folder", str(folder), "--tolerance", repr(tolerance.f32)]
-    outcome = supervisor.run(
-        Command(tuple(argv), str(Path.cwd())),
-        stdout=logs / "record.stdout.txt",
-        stderr=logs / "record.stderr.txt",
-        timeout=_TIMEOUT_SECONDS,
-    )
-    if outcome.exit_code != 0:
-        lines = (logs / "record.stderr.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
-        raise GauntletError(f"{spec.name}: nothing was recorded: {why}", "docs/add-a-model.md shows each step.")
+    _run(f"{spec.name}: nothing was recorded", argv, supervisor, logs)
     provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     return [
         Recorded(folder / item["source"], _name(folder / item["source"], spec), item.get("value", ""))
         for item in provenance["outputs"]
     ]
+
+
+def weight_effects(
+    case: Case, store: ArtifactStore, supervisor: Supervisor, python: str, logs: Path
+) -> list[WeightEffect]:
+    """What each weight of a quality case's model does to its outputs, in the order of the file.
+
+    Args:
+        case: a case whose last module is of an ONNX program.
+        store: fetches the model and its inputs.
+        supervisor: owns the process.
+        python: interpreter that has onnx, onnxruntime and this package.
+        logs: folder for its output.
+
+    Raises:
+        UsageError, ArtifactError, GauntletError: as of `record_outputs`.
+    """
+    argv = [python, "-m", "iree_gauntlet.worker.golden_sensitivity", *_model_flags(case, store, logs, logs)]
+    tolerances = parse_tolerances(case.run_flags)
+    for element in ("f16", "f32", "f64"):
+        argv += ["--tolerance", f"{element}={tolerances.effective(element)[0]!r}"] if not tolerances.exact else []
+    argv += ["--rtol", repr(tolerances.rtol)]
+    text = _run(f"{case.origin.file}: its weights were not tried", argv, supervisor, logs)
+    return [WeightEffect(item["name"], item["elements"], float(item["effect"])) for item in json.loads(text)]
+
+
+def _model_flags(case: Case, store: ArtifactStore, logs: Path, folder: Path, *, sources: bool = False) -> list[str]:
+    """The flags of a worker for the model and its inputs; with what a provenance names them by, seen from a folder."""
+    reason = why_not(case)
+    if reason:
+        raise UsageError(f"{case.origin.file}: {reason}", "Record with the framework that the program comes from.")
+    url = case.modules[-1].program.url
+    argv = ["--model", str(store.fetch(url).path)] + (["--model-url", _as_named(url, folder)] if sources else [])
+    for index, argument in enumerate(case.inputs):
+        flags = _input_flags(case, argument, store, logs / f"input_{index}.npy", folder)
+        argv += flags if sources else flags[:2]
+    return argv
+
+
+def _run(what: str, argv: list[str], supervisor: Supervisor, logs: Path) -> str:
+    """Runs a worker; its standard output."""
+    out, err = logs / "worker.stdout.txt", logs / "worker.stderr.txt"
+    command = Command(tuple(argv), str(Path.cwd()))
+    outcome = supervisor.run(command, stdout=out, stderr=err, timeout=_TIMEOUT_SECONDS)
+    if outcome.exit_code != 0:
+        lines = err.read_text(encoding="utf-8", errors="replace").splitlines()
+        why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
+        raise GauntletError(f"{what}: {why}", "docs/add-a-model.md shows each step.")
+    return out.read_text(encoding="utf-8")
 
 
 def _as_named(url: str, folder: Path) -> str:
@@ -130,8 +178,12 @@ def _input_flags(case: Case, argument: Argument, store: ArtifactStore, made: Pat
     return ["--input", str(made), "--input-url", source, "--input-value", str(tensors[0].type)]
 
 
-def _output_folder(case: Case, spec: Spec) -> Path:
-    """The folder of the outputs that a spec names, or the one named after the spec."""
+def output_folder(case: Case, spec: Spec) -> Path:
+    """The folder of the outputs that a spec names, or the one named after the spec.
+
+    Raises:
+        UsageError: its outputs are no files of its own, or lie in several folders or outside of the specs.
+    """
     beside = spec.path.with_suffix("")
     hint = f"Remove them from the spec to have outputs recorded in {beside.name}/."
     named = set()

@@ -19,7 +19,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_arguments, read_output
 from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
-from iree_gauntlet.running.allclose import compare_allclose
+from iree_gauntlet.running.allclose import compare_allclose, with_known_type
 from iree_gauntlet.running.reference import with_reference
 from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
@@ -37,6 +37,7 @@ __all__ = ["check_threshold"]
 
 _TOOL = "iree-run-module"
 _EXPECTED = "--expected_output="
+_OUTPUT = "--output="
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
 # A model that passed and whose run takes longer is not run again for its figures.
@@ -80,12 +81,10 @@ def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
 def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        expected = read_arguments(
-            (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED)),
-            Path(command.cwd),
-        )
+        texts = (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED))
+        expected = [item and with_known_type(item) for item in read_arguments(texts, Path(command.cwd))]
         paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
-        kept = [flag for flag in command.argv if not flag.startswith(_EXPECTED)]
+        kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
         # What is run is what the journal says.
         step = replace(step, command=replace(command, argv=(*kept, *(f"--output=@{path}" for path in paths))))
         outcome = processes.run(step)
@@ -93,7 +92,8 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
             return processes.complete(step, outcome, _not_run(step, outcome, processes))
         actual = [_read(path, tensor, complained=True) for path, tensor in zip(paths, expected, strict=True)]
     except GauntletError as error:
-        return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=step.notes)
+        notes = (*step.notes, *filter(None, [error.hint]))
+        return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=notes)
     comparisons = compare_allclose(actual, expected, allclose)
     failing = [comparison for comparison in comparisons if not comparison.passed]
     result = Result(
@@ -124,7 +124,7 @@ def _with_figures(
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
-    kept = [flag for flag in command.argv if not flag.startswith(_EXPECTED)]
+    kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
     argv = (*kept, *(f"--output=@{path}" for path in paths))
     outcome = processes.run(step, replace(command, argv=argv), name="outputs.")
     result = replace(

@@ -31,6 +31,27 @@ def record_task(_context: Any, options: dict[str, Any]) -> None:
 
 
 @gauntlet_task(
+    "sensitivity",
+    (*SELECTION, *CACHE, *RUNNING, Option("write", False, "Write the share into the provenance of the outputs.")),
+)
+def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
+    """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
+
+    Scales each weight by 1.01, one at a time, and runs the model with onnxruntime: whether a spec's tolerance and
+    inputs could tell a wrong result from a right one.
+
+    Example: golden.sensitivity --model dtln --write
+    """
+
+    def work() -> ExitCode:
+        from iree_gauntlet.tasks.golden import sensitivity  # noqa: PLC0415
+
+        return sensitivity(options)
+
+    finish(work)
+
+
+@gauntlet_task(
     "update",
     (
         Option("run", [], "Run whose figures count: its folder or name (repeatable; default: the newest)."),
@@ -110,7 +131,7 @@ def golden_show_task(_context: Any, options: dict[str, Any]) -> None:
 
 def golden_collection() -> Collection:
     """The tasks on goldens under their common name."""
-    return Collection("golden", record_task, update_task, golden_show_task)
+    return Collection("golden", record_task, sensitivity_task, update_task, golden_show_task)
 
 
 def xfail_collection() -> Collection:

@@ -48,8 +48,9 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
     rows: dict[tuple[str, str, str], list[Case]] = {}
     for case in only_shard_of_cases(selection.cases, options):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
-    _report_problems(selection.cases.problems)
-    code = ExitCode.USAGE if selection.cases.problems else ExitCode.OK
+    problems = (*selection.cases.problems, *selection.cases.broken)
+    _report_problems(problems)
+    code = ExitCode.USAGE if problems else ExitCode.OK
     if _format(options) == "json":
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
         return code
@@ -107,23 +108,25 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
     selection = select(options, Defaults(targets=FAMILIES))
     _warn(selection)
-    problems = [*selection.cases.problems, *selection.source_problems()]
+    problems = [*selection.cases.problems, *selection.cases.broken, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
-    warnings = {(case.origin.file, text) for case in cases for text in _missing(case)}
+    broken = {problem.file for problem in selection.cases.broken}
+    warnings = {(case.origin.file, text) for case in cases if case.origin.file not in broken for text in _missing(case)}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)
         problems += more
     for file, text in sorted(warnings):
         sys.stdout.write(f"warning: {file}: {text}\n")
-    for problem in selection.cases.warnings:
+    passed_over = (*selection.cases.warnings, *selection.cases.aimless)
+    for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     files = len({case.origin.file for case in cases} | {problem.file for problem in problems})
     if problems:
         raise SpecError(problems)
-    warned_of = {file for file, _ in warnings} | {problem.file for problem in selection.cases.warnings}
+    warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
     sys.stdout.write(f"{files} spec files are sound{warned}\n")
     return ExitCode.OK
@@ -155,7 +158,7 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     surroundings = make_surroundings(machine, runs_folder() / "lint", options)
     plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return list(plan.problems), notes
+    return [*plan.problems, *plan.broken], notes
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:

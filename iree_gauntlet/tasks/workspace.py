@@ -90,6 +90,8 @@ class Selection:
         known = ", ".join(self.cases.known_markers)
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
         for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
+            found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
+        for file, count in sorted(Counter(problem.file for problem in self.cases.aimless).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             found.append(f"{file}: {entries} no case that is here; `lint` lists them")
         return [*found, *self.not_asked]

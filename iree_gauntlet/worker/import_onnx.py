@@ -186,7 +186,7 @@ def _first_line(error: Exception) -> str:
 def _load(path: Path) -> onnx.ModelProto:
     try:
         import onnx  # noqa: PLC0415
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # noqa: PLC0415
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InputError(f"no module {error.name!r} in {sys.executable}; {_INSTALL}") from error
     try:

@@ -21,31 +21,31 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
-
-from iree_gauntlet.worker.onnx_session import InferenceFailedError, OnnxSession, RefusedError, first_line
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-__all__ = ["check_output", "check_outputs", "main"]
+__all__ = ["InferenceFailedError", "RefusedError", "check_output", "check_outputs", "load_array", "main", "run_model"]
 
 _EXIT_INFERENCE_FAILED = 1
 _EXIT_REFUSED = 2
 _LARGEST_BYTES = 1_000_000
 _CHUNK_BYTES = 1 << 20
+
+
+class RefusedError(Exception):
+    """The command cannot be carried out, or an output is worth nothing as a golden; one line."""
+
+
+class InferenceFailedError(Exception):
+    """onnxruntime could not load or run the model; one line."""
 
 
 def check_output(name: str, array: Array, tolerance: float) -> None:
@@ -102,6 +102,57 @@ def check_outputs(outputs: dict[str, Array], tolerance: float) -> None:
         )
 
 
+def run_model(
+    model: Path | bytes, arrays: Sequence[Array] | Callable[[Sequence[Any]], Sequence[Array]]
+) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Run a model once, from its file or its content; descriptions of its inputs, and its outputs in graph order.
+
+    Args:
+        model: its file or content.
+        arrays: one for each input; or what makes them of onnxruntime's descriptions (`name`, `type`, `shape`).
+
+    Raises:
+        RefusedError: there is no onnxruntime, or the number of inputs is wrong.
+        InferenceFailedError: onnxruntime cannot load or run it.
+    """
+    name = model.name if isinstance(model, Path) else "the model"
+    loaded = str(model) if isinstance(model, Path) else model
+    try:
+        import onnxruntime  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise RefusedError(f"no onnxruntime in {sys.executable}; pip install onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # What onnxruntime raises derives from Exception alone, one class per status code.
+    statuses = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    failures: tuple[type[Exception], ...] = (
+        ValueError,
+        *(value for value in statuses if isinstance(value, type) and issubclass(value, Exception)),
+    )
+    try:
+        session = onnxruntime.InferenceSession(loaded, options, providers=["CPUExecutionProvider"])
+    except failures as error:
+        raise InferenceFailedError(f"onnxruntime cannot load {name}: {_first_line(error)}") from error
+    inputs = session.get_inputs()
+    arrays = arrays(inputs) if callable(arrays) else arrays
+    described = [{"name": value.name, "type": value.type, "declared_shape": list(value.shape)} for value in inputs]
+    if len(inputs) != len(arrays):
+        known = ", ".join(f"{value.name} {value.type} {value.shape}" for value in inputs)
+        raise RefusedError(f"{len(arrays)} inputs were given, the model takes {len(inputs)}: {known}")
+    names = [value.name for value in session.get_outputs()]
+    try:
+        values = session.run(names, {value.name: array for value, array in zip(inputs, arrays, strict=True)})
+    except failures as error:
+        raise InferenceFailedError(f"onnxruntime cannot run {name}: {_first_line(error)}") from error
+    return described, dict(zip(names, values, strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as stream:
@@ -114,11 +165,16 @@ def _content_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def _load(path: Path) -> Array:
+def load_array(path: Path) -> Array:
+    """The array of a .npy file.
+
+    Raises:
+        RefusedError: it cannot be read.
+    """
     try:
         array: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot read input {path}: {first_line(error)}") from error
+        raise RefusedError(f"cannot read input {path}: {_first_line(error)}") from error
     return array
 
 
@@ -177,9 +233,8 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
             raise RefusedError(f"{flag} is given {len(given)} times, --input {len(arguments.input)} times")
     if not arguments.model.is_file():
         raise RefusedError(f"no file {arguments.model}")
-    arrays = [_load(path) for path in arguments.input]
-    session = OnnxSession(arguments.model)
-    inputs, outputs = session.inputs, session.run(arrays)
+    arrays = [load_array(path) for path in arguments.input]
+    inputs, outputs = run_model(arguments.model, arrays)
     check_outputs(outputs, arguments.tolerance)
 
     import onnxruntime  # noqa: PLC0415
@@ -203,8 +258,8 @@ def _record(arguments: argparse.Namespace) -> list[Path]:
         "inputs": [
             {
                 # Of a raw file, the bytes of the array are the file's.
-                **_described(known.name, url, array, _content_sha256(array) if value else _sha256(path)),
-                "declared_shape": list(known.shape),
+                **_described(known["name"], url, array, _content_sha256(array) if value else _sha256(path)),
+                "declared_shape": known["declared_shape"],
                 **({"value": value} if value else {}),
             }
             for known, url, value, path, array in zip(inputs, urls, values, arguments.input, arrays, strict=True)

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
 
-from iree_gauntlet.worker.onnx_session import InferenceFailedError, OnnxSession, RefusedError
+from iree_gauntlet.worker.record_golden import InferenceFailedError, RefusedError, run_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,9 +98,14 @@ def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, b
 def _make(model: Path, output: Path) -> None:
     if not model.is_file():
         raise RefusedError(f"no file {model}")
-    session = OnnxSession(model)
-    inputs = make_inputs(session.inputs)
-    members = _members(inputs, session.run(inputs))
+    inputs: list[Array] = []
+
+    def made(descriptions: Sequence[Any]) -> list[Array]:
+        inputs[:] = make_inputs(descriptions)
+        return inputs
+
+    _, outputs = run_model(model, made)
+    members = _members(inputs, outputs)
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         for name, content in members.items():

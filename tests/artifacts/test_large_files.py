@@ -35,7 +35,7 @@ _LOST = 4 * (16 << 20)
 
 # A run of its own: cache, URL, hash. Prints what is out of the ordinary, and its peak memory in bytes.
 _RUN = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
@@ -45,7 +45,8 @@ fetched = ArtifactStore(Path(root), Registry().with_entries([Entry(local_name(ur
 print(*fetched.notes, sep="; ")
 print(fetched.path)
 print(fetched.sha256)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# Not ru_maxrss, which begins at what the process had that forked this one.
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 """
 
 

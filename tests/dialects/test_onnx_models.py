@@ -185,7 +185,7 @@ def test_outcomes_are_expected_at_their_stage(tmp_path: Path) -> None:
     file.write_text(text.replace("because", "no such op", 2))
     assert not problems_of(tmp_path)
     cases = load(tmp_path)
-    assert not cases.warnings
+    assert not cases.warnings + cases.aimless
     made = plan(cases, RUN)
     for outcome, stage in outcomes.items():
         expected = {step.stage.value for step in made.steps if f"/{outcome}@" in step.id and step.expect_failure}
@@ -252,6 +252,13 @@ def test_configs_that_cannot_be_read(tmp_path: Path, changes: dict[str, Any], me
     assert message in problem
 
 
+def test_fields_that_nobody_knows_are_warnings(tmp_path: Path) -> None:
+    config(suite(tmp_path), added_upstream=True)
+    assert [case.chain for case in load(tmp_path).cases] == [CHAIN]
+    (warning,) = load(tmp_path).warnings
+    assert (warning.field, warning.message) == ("added_upstream", "unknown field, which is passed over")
+
+
 def test_a_broken_config_alone_is_told(tmp_path: Path) -> None:
     config(tmp_path / "onnx_models", file="cpu.json", iree_compile_flags=3)
     assert problems_of(tmp_path) == [
@@ -273,7 +280,7 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     config(suite(tmp_path), tests_and_expected_outcomes={name_of("mnist/model/mnist-13.onnx"): "pass"})
-    (warning,) = load(tmp_path).warnings
+    (warning,) = load(tmp_path).aimless
     assert warning.message == f"names no test; did you mean {name_of('mnist/model/mnist-12.onnx')!r}?"
 
 

@@ -1,4 +1,4 @@
-"""Configs and flagfiles of operator suites: what they say, and every mistake with its place."""
+"""Configs of operator suites and the folders of their cases: what they say, and every mistake with its place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.errors import UsageError
 from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
+from tests.support.spec_trees import plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,20 +105,65 @@ def test_comments_are_reasons(tmp_path: Path) -> None:
     assert cases.cases[1].expectations[0].origin.field == "expected_compile_failures[1]"
 
 
-def test_every_mistake_of_a_config_at_once(tmp_path: Path) -> None:
+def test_an_entry_that_stands_twice_is_warned_of(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     lists = ["node/test_a", "node/test_a"]
+    config(tmp_path, expected_run_failures=lists, expected_compile_crashes=lists)
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [(item.line, item.field) for item in cases.warnings] == [
+        (12, "expected_run_failures[1]"),
+        (16, "expected_compile_crashes[1]"),
+    ]
+    assert "stands in this list before ([0])" in cases.warnings[0].message
+
+
+def test_what_is_skipped_may_be_expected_to_fail_too(tmp_path: Path) -> None:
+    """As in IREE's own configs, whose runner looks at `skip_compile_tests` first."""
+    for name in ("compile", "run", "half"):
+        add_onnx(tmp_path, f"node/{name}")
     config(
         tmp_path,
-        expected_run_failures=lists,
-        skip_compile_tests=["node/test_a"],
-        expected_compile_crashes=["node/test_a"],
+        skip_compile_tests=["node/compile"],
+        skip_run_tests=["node/run", "node/half"],
+        expected_compile_failures=["node/compile", "node/half"],
+        expected_run_failures=["node/run"],
     )
-    crash, first, again = sorted(problems_of_ops(tmp_path), key=lambda text: text.split(": ", 1)[1])
-    contradiction = "'node/test_a' stands in skip_compile_tests too: what does not run cannot fail"
-    assert crash.startswith(f"configs/cpu.json:18: expected_compile_crashes[0]: {contradiction}")
-    assert first.startswith(f"configs/cpu.json:11: expected_run_failures[0]: {contradiction}")
-    assert again.startswith("configs/cpu.json:12: expected_run_failures[1]: 'node/test_a' stands in this list before")
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    why = "too, and is skipped: what does not run cannot fail"
+    assert [(item.line, item.field, item.message) for item in cases.warnings] == [
+        (18, "expected_compile_failures[0]", f"'node/compile' stands in skip_compile_tests {why}"),
+        (22, "expected_run_failures[0]", f"'node/run' stands in skip_run_tests {why}"),
+    ]
+    made = plan(cases, (Stage.COMPILE, Stage.THRESHOLD))
+    assert [step.id.replace("node/", "") for step in made.steps if not step.skip] == [
+        "half@cpu:compile",
+        "run@cpu:compile",
+    ]
+
+
+def test_fields_that_are_new_are_passed_over_and_misspelt_ones_are_not(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    new: dict[str, Any] = {"$schema": "https://host/config.json", "owner": "x"}
+    config(tmp_path, **new, expected_compile_failure=[])
+    (problem,) = problems_of_ops(tmp_path)
+    assert "expected_compile_failure: unknown field; did you mean 'expected_compile_failures'?" in problem
+    config(tmp_path, **new)
+    cases = load_ops(tmp_path)
+    (warning,) = cases.warnings
+    assert (warning.field, warning.message, warning.line) == ("owner", "unknown field, which is passed over", 11)
+    assert [case.chain for case in cases.cases] == ["node/test_a@cpu"]
+    assert not cases.problems
+
+
+def test_golden_times_may_stand_in_quotes(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    config(tmp_path, golden_times_ms={"node/test_a": "12.5"}, tolerance_factor="1.2")
+    (_, benchmark) = load_ops(tmp_path).cases
+    assert benchmark.goldens[0].limit == 15.0
+    config(tmp_path, golden_times_ms={"node/test_a": "fast"})
+    assert 'golden_times_ms.node/test_a: expected a number, found the string "fast"' in problems_of_ops(tmp_path)[0]
 
 
 @pytest.mark.parametrize(
@@ -167,25 +212,46 @@ def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
     )
     cases = load_ops(tmp_path)
     assert not cases.problems
-    assert [(problem.field, problem.line) for problem in cases.warnings] == [
+    assert not cases.warnings
+    assert [(problem.field, problem.line) for problem in cases.aimless] == [
         ("expected_run_failures[1]", 12),
         ("golden_times_ms.node/none", 15),
         ("expected_run_crashes[0]", 18),
         ("expected_run_crashes[1]", 19),
     ]
-    assert "did you mean 'node/test_abs'?" in cases.warnings[0].message
+    assert "did you mean 'node/test_abs'?" in cases.aimless[0].message
     # One that is outside of the spec folder is a case all the same.
     add_onnx(tmp_path, "other/test_asb")
     path.write_text(path.read_text().replace("node/test_asb", "other/test_asb"))
-    assert len(load_ops(tmp_path / "node").warnings) == 3
+    assert len(load_ops(tmp_path / "node").aimless) == 3
 
 
-def test_two_configs_of_one_name(tmp_path: Path) -> None:
+def test_configs_of_one_name_are_called_by_their_files(tmp_path: Path) -> None:
     add_onnx(tmp_path)
-    config(tmp_path)
-    config(tmp_path, "other", config_name="cpu")
-    (problem,) = problems_of_ops(tmp_path)
-    assert problem.startswith("configs/other.json:2: config_name: 'cpu' is the name of configs/cpu.json too")
+    config(tmp_path, "cpu_O0", config_name="cpu")
+    config(tmp_path, "cpu_O2", config_name="cpu", expected_run_failures=["node/test_a"])
+    config(tmp_path, "gpu")
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [(case.chain, bool(case.expectations)) for case in cases.cases] == [
+        ("node/test_a@cpu_O0", False),
+        ("node/test_a@cpu_O2", True),
+        ("node/test_a@gpu", False),
+    ]
+    # By itself, one keeps its own name.
+    (alone,) = load_ops(tmp_path, configs=(tmp_path / "configs" / "cpu_O2.json",)).cases
+    assert alone.chain == "node/test_a@cpu"
+
+
+def test_two_configs_that_cannot_be_told_apart(tmp_path: Path) -> None:
+    add_onnx(tmp_path)
+    named = (config(tmp_path), config(tmp_path / "elsewhere"))
+    (problem,) = load_ops(tmp_path, configs=named).problems
+    assert (
+        str(problem)
+        .replace(f"{tmp_path}/", "")
+        .startswith("elsewhere/configs/cpu.json:2: config_name: 'cpu' is the name of configs/cpu.json too")
+    )
 
 
 def test_where_configs_are_found(tmp_path: Path) -> None:
@@ -222,74 +288,6 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("--input=1xf32=1", []),
-        ("  --input=4xf32=1 2 3 4  # five\n// six\n# seven\n\n--function=f", []),
-        ("input=1", ["1: expected a flag such as --input=3x4xf32=@input_0.bin, found 'input=1'"]),
-        ("\n-input=1", ["2: expected a flag"]),
-        ("--input 3xf32", ["1: expected a flag"]),
-        ("--input=", ["1: input: has no value"]),
-        ("--input", ["1: input: has no value"]),
-        ("--expected_output=3xq32=@a.bin", ["1: expected_output: expected a tensor type such as 3x4xf32 before '=@'"]),
-        ("--flagfile=more.txt", ["1: flagfile: a flagfile inside a flagfile is not read"]),
-    ],
-)
-def test_lines_of_a_flagfile(text: str, expected: list[str]) -> None:
-    _, problems = read_flagfile(text, "f")
-    assert len(problems) == len(expected)
-    for problem, beginning in zip(problems, expected, strict=True):
-        assert str(problem).startswith(f"f:{beginning}")
-
-
-_NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda name: name != "flagfile")
-_FLAG_VALUES = st.text("ab1 =x#/", min_size=1, max_size=8).map(str.strip).filter(bool)
-_FLAGS = st.tuples(_NAMES, st.none() | _FLAG_VALUES)
-
-
-@given(st.lists(_FLAGS, max_size=6), st.data())
-def test_flags_come_back_in_their_order(flags: list[tuple[str, str | None]], data: st.DataObject) -> None:
-    lines = []
-    for name, value in flags:
-        lines.append(data.draw(st.sampled_from(["", "   ", "# --no=flag", "// --no=flag"])))
-        quoted = f'"{value}"' if value and data.draw(st.booleans()) else value
-        lines.append(f"  --{name}" + (f"={quoted}" if quoted else ""))
-    read, problems = read_flagfile("\n".join(lines), "f")
-    assert [(flag.name, flag.value) for flag in read] == flags
-    assert {problem.field for problem in problems} <= {"input", "expected_output"}
-    assert [flag.text for flag in read] == [f"--{name}" + (f"={value}" if value else "") for name, value in flags]
-
-
-@given(st.text(max_size=60))
-def test_no_flagfile_makes_the_reader_fail(text: str) -> None:
-    flags, problems = read_flagfile(text, "f")
-    lines = [line for line in text.split("\n") if line.strip() and not line.strip().startswith(("#", "//"))]
-    assert len(flags) + len([problem for problem in problems if not problem.field]) == len(lines)
-
-
-@pytest.mark.parametrize(
-    ("line", "file"),
-    [
-        ("--input=2xf32=@a.bin", "a.bin"),
-        ("--input=@a.npy", "a.npy"),
-        ("--expected_output=+a b.npy", "a b.npy"),
-        ("--expected_output=2xf32=1 2", ""),
-        ("--output=@a.npy", ""),
-        ("--input=(null)", ""),
-    ],
-)
-def test_files_of_arguments(line: str, file: str) -> None:
-    (flag,), _ = read_flagfile(line, "f")
-    assert file_of(flag) == file
-
-
-def test_files_outside_of_a_folder() -> None:
-    assert [name for name in ("a", "a/b", "/a", "../a", "a/../../b", ".", "a\\b", "./a", "..a") if outside(name)] == [
-        *("/a", "../a", "a/../../b", ".", "a\\b")
-    ]
-
-
-@pytest.mark.parametrize(
     ("files", "expected"),
     [
         ({"run_module_io_flags.txt": "--input=2xf32=@none.bin"}, "1: input: the file none.bin is missing"),
@@ -311,13 +309,24 @@ def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str],
     config(tmp_path)
     (problem,) = problems_of_ops(tmp_path)
     assert problem.startswith(f"node/test_a/run_module_io_flags.txt:{expected}")
-    assert [case.submodel for case in load_ops(tmp_path).cases] == ["test_b"]
+    # It is an error of this case alone.
+    cases = load_ops(tmp_path)
+    assert not cases.problems
+    assert [(case.submodel, bool(case.blocked_reason)) for case in cases.cases] == [("test_a", True), ("test_b", False)]
+    steps = {step.id: step for step in plan(cases, (Stage.COMPILE, Stage.THRESHOLD)).steps}
+    blocked = [name for name, step in steps.items() if step.blocked]
+    at = "threshold" if "missing" in expected or "leaves" in expected else "compile"
+    assert blocked == [f"node/test_a@cpu:{at}"]
+    assert problem.partition("\n")[0].endswith(steps[blocked[0]].blocked)
+    assert at == "threshold" or "node/test_a@cpu:compile" in steps["node/test_a@cpu:threshold"].needs
 
 
 def test_a_folder_without_a_program(tmp_path: Path) -> None:
     (add_onnx(tmp_path) / "model.mlir").unlink()
-    config(tmp_path)
+    config(tmp_path, golden_times_ms={"node/test_a": 1.0})
     assert "found none" in problems_of_ops(tmp_path)[0]
+    made = plan(load_ops(tmp_path), (Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK))
+    assert [step.id for step in made.steps if step.blocked] == ["node/test_a@cpu:compile"]
 
 
 def test_what_is_expected_by_stage(tmp_path: Path) -> None:
@@ -333,6 +342,7 @@ def test_what_is_expected_by_stage(tmp_path: Path) -> None:
     )
     cases = load_ops(tmp_path)
     assert not cases.problems
+    assert not cases.warnings
     found = {
         case.submodel: [(item.stage, item.crash) for item in case.expectations if item.stage is not Stage.BENCHMARK]
         for case in cases.cases

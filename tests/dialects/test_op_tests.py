@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.dialects.load import load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.targets import Target
 from iree_gauntlet.tasks.options import SELECTION
@@ -170,6 +172,37 @@ def test_a_flag_that_no_tool_knows_is_said_once_and_of_the_config(tmp_path: Path
     assert len(asked) == 2
 
 
+def test_flags_of_a_flagfile_are_that_cases_own(tmp_path: Path) -> None:
+    add_onnx(tmp_path, "n/a", '--device="hip://1"\n--strange=1\n--expected_f32_threshold="0.5"\n')
+    add_onnx(tmp_path, "n/b")
+    config(tmp_path, golden_times_ms={"n/a": 1.0}, iree_run_module_flags=["--output=@x/out.npy"])
+
+    def translate(flags: Sequence[str], _tool: str) -> Translation:
+        strange = [UnknownFlag(flag, f"unknown: {flag}", "") for flag in flags if "strange" in flag]
+        return Translation(tuple(flags), (), tuple(strange))
+
+    cases = load_ops(tmp_path)
+    # A device is the same one without its quotes.
+    assert {case.device for case in cases.cases if case.submodel == "a"} == {"hip://1"}
+    made = plan(cases, RUN, translate=translate)
+    assert not made.problems
+    assert [(item.file, item.message) for item in made.broken] == [
+        (f"{tmp_path}/n/a/run_module_io_flags.txt", "unknown: --strange=1")
+    ]
+    blocked = {step.id: step.blocked for step in made.steps if step.blocked}
+    assert blocked == {f"n/a@cpu:{stage}": "unknown: --strange=1" for stage in ("threshold", "benchmark")}
+    own = ['--device="hip://1"', "--strange=1", '--expected_f32_threshold="0.5"']
+    written = "--output=@/run/steps/n/a.cpu/threshold/out.npy"
+    assert argv_of(made, "n/a@cpu:threshold")[2:] == [written, *own]
+    assert argv_of(made, "n/a@cpu:benchmark")[3:] == own[:2]
+    # A device that is asked for stands for all that are written.
+    asked = load_cases(read_specs([tmp_path]), [Include()], (CPU,), device="local-task").cases
+    assert {(case.device, case.own_flags) for case in asked if case.submodel == "a"} == {
+        ("local-task", ("--strange=1", '--expected_f32_threshold="0.5"')),
+        ("local-task", ("--strange=1",)),
+    }
+
+
 def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
     add_onnx(tmp_path / "ops")
     chosen = config(tmp_path / "elsewhere", "chosen")
@@ -228,7 +261,7 @@ def test_the_corpus_reads_without_problems(corpus: Path) -> None:
     assert skipped[Stage.THRESHOLD] == len(set.union(*entries.values()))
     # The config is the whole suite's, of which the corpus is a part.
     lists = (entries for name, entries in stated.items() if name.endswith(("_tests", "_failures")))
-    assert len(cases.warnings) == sum(entry not in here for entries in lists for entry in entries)
+    assert len(cases.aimless) == sum(entry not in here for entries in lists for entry in entries)
 
 
 @pytest.mark.corpus

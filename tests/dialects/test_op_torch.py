@@ -15,10 +15,11 @@ from hypothesis.extra.numpy import arrays
 from iree_gauntlet.artifacts.seeded import parse_seeded
 from iree_gauntlet.cases import Allclose, Argument, Kind, Stage
 from iree_gauntlet.dialects.op_schema import ELEMENT_TYPES
-from iree_gauntlet.measuring.arrays import Tensor
-from iree_gauntlet.running.allclose import compare_allclose
+from iree_gauntlet.measuring.arrays import Tensor, read_npy
+from iree_gauntlet.measuring.element_types import TensorError
+from iree_gauntlet.running.allclose import compare_allclose, with_known_type
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, add_torch, config, load_ops, problems_of_ops
-from tests.support.spec_trees import argv_of, plan, step_of
+from tests.support.spec_trees import argv_of, plan, step_of, write_tree
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def test_expected_outputs_that_are_no_files_of_the_folder(tmp_path: Path) -> Non
             {"value": 2, "meta": {"dtype": "float32", "shape": [3]}},
             {"value": True},
             {"value": 7},
+            {"value": "e.npy", "url": None},
+            {"value": "e.bin", "meta": meta},
         ],
     )
     (tmp_path / "generated" / "AB" / "small" / "e.bin").write_bytes(bytes(64))
@@ -121,6 +124,8 @@ def test_expected_outputs_that_are_no_files_of_the_folder(tmp_path: Path) -> Non
         Argument("3xf32=2"),
         Argument("i1=1"),
         Argument("i64=7"),
+        Argument("@e.npy"),
+        Argument("16x2xbf16=@e.bin"),
     )
 
 
@@ -132,6 +137,53 @@ def test_a_case_that_is_only_measured(tmp_path: Path) -> None:
     made = plan(load_ops(tmp_path), (*RUN, Stage.FETCH))
     assert [(step.stage, bool(step.skip)) for step in made.steps] == [(Stage.COMPILE, False), (Stage.BENCHMARK, True)]
     assert "--function=f-1" in argv_of(made, "generated/AB/small@cpu:benchmark")
+
+
+def test_a_case_is_named_by_its_last_two_folders(tmp_path: Path) -> None:
+    """Wherever it lies, as `qualified_name` of upstream's torch_ops/common.py."""
+    add_torch(tmp_path, "generated/gemm/AB/small")
+    add_torch(tmp_path, "AB/large")
+    config(tmp_path, skip_run_tests=["AB/small"], expected_run_failures=["AB/large", "generated/gemm/AB/small"])
+    cases = load_ops(tmp_path)
+    assert not cases.aimless
+    assert [(case.chain, bool(case.skips), bool(case.expectations)) for case in cases.cases] == [
+        ("AB/large@cpu", False, True),
+        ("generated/gemm/AB/small@cpu", True, True),
+    ]
+    outside = config(tmp_path / "elsewhere", skip_run_tests=["AB/small"])
+    (tmp_path / "configs" / "cpu.json").unlink()
+    skips = {case.submodel: bool(case.skips) for case in load_ops(tmp_path, configs=(outside,)).cases}
+    assert skips == {"large": False, "small": True}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "f8e4m3fn", "f8E4M3FN"])
+def test_types_of_8_bits(tmp_path: Path, dtype: str) -> None:
+    formula = {"Formula": {"shape": [2], "dtype": dtype}}
+    output = {"url": "https://host/e.bin", "meta": {"dtype": dtype, "shape": [2]}}
+    add_torch(tmp_path, flat_args=[formula], expected_output=[output])
+    config(tmp_path)
+    (case,) = load_ops(tmp_path).cases
+    assert parse_seeded(case.inputs[0].url).element_type == case.expected_outputs[0].value[2:] == "f8E4M3FN"
+
+
+def test_cases_of_an_earlier_form_are_refused_each_by_itself(tmp_path: Path) -> None:
+    write_tree(tmp_path / "test_a_b", {"run_module_io_flags.json": {"inputs": ["a.npy"]}, "test.mlir": "module {}\n"})
+    add_torch(tmp_path)
+    config(tmp_path)
+    (problem,) = problems_of_ops(tmp_path)
+    assert problem.startswith("test_a_b/run_module_io_flags.json: is of a form before run_module_io.json")
+    assert not load_ops(tmp_path).problems
+
+
+def test_fields_that_are_new_are_passed_over(tmp_path: Path) -> None:
+    add_torch(tmp_path, dynamic_shapes=None, **{"$schema": "https://host/case.json"})
+    config(tmp_path)
+    cases = load_ops(tmp_path)
+    assert (cases.problems, cases.broken) == ((), ())
+    assert [(item.field, item.message) for item in cases.warnings] == [
+        ("dynamic_shapes", "unknown field, which is passed over")
+    ]
+    assert [case.submodel for case in cases.cases] == ["small"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +207,9 @@ def test_a_case_that_is_only_measured(tmp_path: Path) -> None:
         ({"expected_output": ["/e.npy"]}, "expected_output[0]: '/e.npy' leaves the case's folder"),
         ({"expected_output": [{"url": "../e.npy"}]}, "expected_output[0].url: '../e.npy' leaves the case's folder"),
         ({"expected_output": [{"url": "x.bin"}]}, "expected_output[0].meta: is missing"),
+        ({"expected_output": [{"value": "x.bin"}]}, "expected_output[0].meta: is missing"),
+        ({"expected_output": [{"value": "no.npy"}]}, "expected_output[0].value: the file no.npy is missing"),
+        ({"expected_output": [{"value": "../e.npy"}]}, "expected_output[0].value: '../e.npy' leaves the case's"),
         ({"expected_output": [{}]}, "expected_output[0].url: expected one of 'url' and 'value'"),
     ],
 )
@@ -209,9 +264,38 @@ def test_other_shapes_and_counts_fail() -> None:
     ].passed
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_what_numpy_saves_without_a_type(tmp_path: Path, dtype: str) -> None:
+    array = np.array([1.0, 2.0]).astype(np.dtype(dtype))
+    np.save(tmp_path / "e.npy", array)
+    read = read_npy(tmp_path / "e.npy")
+    if dtype == "bfloat16":
+        rule = Allclose(1e-3, 0.0, equal_nan=False)
+        assert compare_allclose([_tensor(array, "bf16")], [with_known_type(read)], rule)[0].passed
+        return
+    with pytest.raises(TensorError, match="nothing says the type of its values of 1 bytes each") as error:
+        with_known_type(read)
+    assert '"meta"' in error.value.hint
+
+
+def test_bits_of_another_type_fail_with_both_types() -> None:
+    bits = Tensor("*8", (4,), np.zeros(4, "V1"))
+    (found,) = compare_allclose([bits], [_tensor(np.zeros(2, np.float32), "f32")], Allclose(1.0, 1.0, equal_nan=False))
+    assert not found.passed
+    assert "*8" in found.message
+
+
 _ADD = """func.func @main(%a: tensor<4x4xbf16>, %b: tensor<4x4xbf16>) -> tensor<4x4xbf16> {
   %0 = arith.addf %a, %b : tensor<4x4xbf16>
   return %0 : tensor<4x4xbf16>
+}
+"""
+
+
+_ADD_F32 = """func.func @main(%a: tensor<4x4xbf16>, %b: tensor<4x4xbf16>) -> tensor<4x4xf32> {
+  %0 = arith.addf %a, %b : tensor<4x4xbf16>
+  %1 = arith.extf %0 : tensor<4x4xbf16> to tensor<4x4xf32>
+  return %1 : tensor<4x4xf32>
 }
 """
 
@@ -227,7 +311,13 @@ def test_a_run_compares_by_allclose(tmp_path: Path) -> None:
     np.random.seed(5)  # noqa: NPY002
     first, second = ((2 * np.random.rand(4, 4) + 0.5).astype(ml_dtypes.bfloat16) for _ in range(2))  # noqa: NPY002
     near = ((first + second).astype(np.float32) * 1.1).astype(ml_dtypes.bfloat16)
-    for name, values in (("right", first + second), ("near", near), ("wrong", first - second)):
+    # As `numpy.save` writes them: without a type, and in other orders.
+    saved = {
+        "saved": first + second,
+        "turned": np.asfortranarray((first + second).astype(">f4")),
+        "unsaid": (first + second).astype(ml_dtypes.float8_e4m3fn),
+    }
+    for name, values in (("right", first + second), ("near", near), ("wrong", first - second), *saved.items()):
         output = {"url": "e.bin", "meta": {"dtype": "bfloat16", "shape": [4, 4]}}
         rtol = 0.2 if name == "near" else 0.01
         folder = add_torch(
@@ -236,17 +326,29 @@ def test_a_run_compares_by_allclose(tmp_path: Path) -> None:
             mode="quality",
             flat_args=[formula, formula],
             seed=5,
-            expected_output=[output],
+            expected_output=["e.npy"] if name in saved else [output],
             rtol=rtol,
         )
-        (folder / "test.mlir").write_text(_ADD)
+        (folder / "test.mlir").write_text(_ADD_F32 if name == "turned" else _ADD)
         (folder / "e.bin").write_bytes(values.tobytes())
+        np.save(folder / "e.npy", values)
     done = project.gauntlet("run", "--spec-dir", "ops")
-    assert done.code == 0, done.text
+    assert done.code == 3, done.text
     verdicts = {
-        name: project.result(f"generated/AB/{name}@cpu:threshold")["verdict"] for name in ("right", "near", "wrong")
+        name: project.result(f"generated/AB/{name}@cpu:threshold")["verdict"]
+        for name in ("right", "near", "wrong", *saved)
     }
-    assert verdicts == {"right": "passed", "near": "passed", "wrong": "xfailed"}
+    assert verdicts == {
+        "right": "passed",
+        "near": "passed",
+        "wrong": "xfailed",
+        "saved": "passed",
+        "turned": "passed",
+        "unsaid": "error",
+    }
+    unsaid = project.result("generated/AB/unsaid@cpu:threshold")
+    assert "nothing says the type of its values" in unsaid["reason"]
+    assert any('"meta"' in note for note in unsaid["notes"])
     wrong = project.result("generated/AB/wrong@cpu:threshold")
     assert wrong["reason"].startswith("output 0: 16 of 16 values (100 %) differ by more than 1e-08 + 0.01·|expected|")
 

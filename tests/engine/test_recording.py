@@ -181,3 +181,28 @@ def test_weights_outside_of_the_model_are_refused(project: TorchProject) -> None
     weights = [{"type": "splat", "module": MODULE, "value": 1, "scope": ""}]
     quality(project, weights=weights)
     assert "its weights lie outside of the .onnx file" in record(project, 2)
+
+
+def test_weights_that_could_be_wrong_unseen_are_named_and_the_share_is_kept(project: TorchProject) -> None:
+    kinds, helper = onnx.TensorProto, onnx.helper
+    names = {"large": 100.0, "small": 5e-3}
+    nodes = [helper.make_node("Add", ["x", "large"], ["a"]), helper.make_node("Add", ["a", "small"], ["y"])]
+    values = [helper.make_tensor_value_info(name, kinds.FLOAT, [2, 4]) for name in "xy"]
+    weights = [onnx.numpy_helper.from_array(np.full((4,), value, np.float32), name) for name, value in names.items()]
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, project.suite / "net" / "modules" / "net.onnx")
+    quality(project, inputs=[{"url": "x.npy"}])
+    unwritten = project.gauntlet("golden.sensitivity", "--model=net", "--write")
+    assert unwritten.code == 2
+    assert "Record the outputs first" in unwritten.err
+    record(project)
+    done = project.gauntlet("golden.sensitivity", "--model=net", "--write")
+    assert done.code == 0, done.text
+    assert "1 of 2 weights would be seen if they were 1 % wrong; 0 have no effect" in done.out
+    assert "not seen: small (4 values)" in done.out
+    found = provenance(project.suite / "net" / "net_quality_cpu")
+    assert found["sensitivity"] == {"scaled_by": 1.01, "weights": 2, "seen": 1, "without_effect": 0}
+    assert found["made_by"] == "onnxruntime"
+    unnamed = project.gauntlet("golden.sensitivity")
+    assert (unnamed.code, "name the models" in unnamed.err) == (2, True)

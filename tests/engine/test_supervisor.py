@@ -220,7 +220,8 @@ def test_cancel_ends_all_and_starts_no_more(
 
 def test_second_cancel_does_not_wait(supervisor: Supervisor, tmp_path: Path, never: Path, ready: Path) -> None:
     outcomes: list[Outcome] = []
-    script = f"trap ': > asked' TERM; : > ready; while :; do cat {never}; done"
+    # A shell that waits for what is behind it meets a signal at once, also one that comes before it waits.
+    script = f"trap ': > asked' TERM; : > ready; while :; do cat {never} & wait; done"
     thread = threading.Thread(target=lambda: outcomes.append(run_in(supervisor, tmp_path, "sh", "-c", script)))
     thread.start()
     wait_until(ready.exists)

@@ -9,7 +9,9 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
 from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
@@ -146,6 +148,62 @@ def test_expected_failures_are_strict_by_stage_and_kind(warm: OperatorSuite) -> 
     done = suite.run("-j", "1", "--submodel", "zero")
     assert (done.code, suite.verdicts["zero:compile"]) == (3, "error"), done.text
     assert "crash" in _reason(suite, "zero:compile")
+
+
+def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
+    suite, project = warm, warm.project
+    suite.unary("abs")
+    (suite.unary("neg", "Neg", "1 -2 3 -4") / "input_0.bin").unlink()
+    (suite.unary("wrong") / "more.mlir").touch()
+    strange = suite.unary("refused") / "run_module_io_flags.txt"
+    strange.write_text(f"{strange.read_text()}--no_such_flag=1\n")
+    (suite.misspelt("misspelt") / "run_module_io_flags.txt").write_bytes(b"\xff")
+    done = suite.run("-j", "1")
+    assert done.code == 3, done.text
+    assert suite.verdicts == {
+        "abs:compile": "passed",
+        "abs:threshold": "passed",
+        "misspelt:compile": "error",
+        "misspelt:threshold": "skipped",
+        "neg:compile": "passed",
+        "neg:threshold": "error",
+        "refused:compile": "passed",
+        "refused:threshold": "error",
+        "wrong:compile": "error",
+        "wrong:threshold": "skipped",
+    }
+    reasons = {
+        "misspelt:compile": "is not UTF-8",
+        "neg:threshold": "input: the file input_0.bin is missing",
+        "refused:threshold": "iree-run-module does not know --no_such_flag=1",
+        "wrong:compile": "one program belongs beside it, *.mlir or *.mlirbc; found model.mlir and more.mlir",
+    }
+    assert {step: _reason(suite, step) for step in reasons} == reasons
+    errors = ET.parse(project.newest / "junit.xml").iterfind(".//testcase/error")
+    assert sorted(error.get("message", "") for error in errors) == sorted(reasons.values())
+    # What `lint` finds it finds as before; a tool's flags are known with a toolchain.
+    found = project.gauntlet("lint", "--spec-dir", "ops")
+    assert (found.code, found.text.count("run_module_io_flags.txt")) == (2, 3), found.text
+    found = project.gauntlet("lint", "--spec-dir", "ops", "--submodel", "refused", "--toolchain")
+    assert (found.code, "--no_such_flag" in found.text) == (2, True), found.text
+
+
+def test_a_run_writes_nothing_into_the_suite(warm: OperatorSuite) -> None:
+    """As flagfiles of upstream's pytorch_ops have it: `--output=@expected_result0.npy`."""
+    suite = warm
+    folder = suite.unary("abs")
+    flags = folder / "run_module_io_flags.txt"
+    flags.write_text(f"{flags.read_text()}--output=@expected_result0.npy\n--output=@../configs/other.npy\n")
+    before = sorted(suite.root.rglob("*"))
+    done = suite.run()
+    assert done.code in (0, 1), done.text
+    assert sorted(suite.root.rglob("*")) == before
+    flags.write_text("--input=4xf32=@input_0.bin\n--output=@expected_result0.npy\n")
+    done = suite.run()
+    assert done.code == 0, done.text
+    assert sorted(suite.root.rglob("*")) == before
+    (written,) = suite.project.newest.rglob("expected_result0.npy")
+    assert np.load(written).tolist() == [1, 2, 3, 4]
 
 
 def test_what_wants_too_much_hurts_itself_alone(warm: OperatorSuite) -> None:

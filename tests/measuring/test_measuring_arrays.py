@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -92,15 +93,30 @@ def test_npy_versions(version: tuple[int, int], tmp_path: Path) -> None:
     assert read_npy(tmp_path / "a.npy").array.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", ["?", ">i2", "<i8", ">u4", ">f4", ">f8", ">c8", ">c16"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (0, 2)])
+def test_npy_of_any_order_is_read_as_numpy_reads_it(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Which iree-run-module refuses, and suites that compare by NumPy's rule have."""
+    array = np.asfortranarray(np.arange(math.prod(shape)).reshape(shape).astype(dtype))
+    np.save(tmp_path / "a.npy", array)
+    tensor = read_npy(tmp_path / "a.npy")
+    assert tensor.array.dtype == storage_dtype(tensor.element_type)
+    assert tensor.array.flags.c_contiguous
+    assert np.array_equal(tensor.array, array)
+    # What follows in the file is found all the same.
+    with (tmp_path / "b.npy").open("wb") as file:
+        np.save(file, array)
+        np.save(file, np.arange(2.0))
+    assert len(read_arguments(["*b.npy"], tmp_path)) == 2
+
+
 def damaged(tmp_path: Path) -> dict[str, bytes]:
     np.save(tmp_path / "good.npy", np.arange(6, dtype="f4").reshape(2, 3))
     good = (tmp_path / "good.npy").read_bytes()
-    np.save(tmp_path / "fortran.npy", np.asfortranarray(np.ones((2, 2), "f4")))
-    np.save(tmp_path / "big.npy", np.ones(2, ">f4"))
     np.save(tmp_path / "record.npy", np.ones(2, [("a", "f4")]))
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.save(tmp_path / "object.npy", np.array([None]), allow_pickle=True)
-    cases = {name: (tmp_path / f"{name}.npy").read_bytes() for name in ("fortran", "big", "record", "text", "object")}
+    cases = {name: (tmp_path / f"{name}.npy").read_bytes() for name in ("record", "text", "object")}
     return cases | {
         "empty": b"",
         "not npy": b"PK\x03\x04 something else",

@@ -53,5 +53,6 @@ def load_ops(folder: Path, *targets: Target, configs: tuple[Path, ...] = (), inc
 
 
 def problems_of_ops(folder: Path) -> list[str]:
-    """What is wrong with a tree, as lines without its path."""
-    return [str(problem).replace(f"{folder}/", "") for problem in load_ops(folder).problems]
+    """What is wrong with a tree, as lines without its path: with all of it, then with single cases."""
+    found = load_ops(folder)
+    return [str(problem).replace(f"{folder}/", "") for problem in (*found.problems, *found.broken)]

@@ -251,6 +251,28 @@ def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(proj
     assert _lists(project)["run_failures"] == ["AB/two"]
 
 
+def test_configs_of_one_name_each_follow_their_own_outcome(project: Path) -> None:
+    configs = project / "ops" / "configs"
+    text = _CONFIG.replace(", // the only one", ",")
+    (configs / "cpu.json").unlink()
+    for level in ("O0", "O2"):
+        (configs / f"cpu_{level}.json").write_text(text)
+    builder = JournalBuilder(run="one")
+    steps = [
+        builder.step("node", "half", "threshold", target=f"cpu_{level}", dialect="op_tests") for level in ("O0", "O2")
+    ]
+    selection = {"suite": "", "spec_dir": ["ops"], "config": []}
+    defaults = {"model": "*", "targets": ["cpu"], "sku": "", "suite": ""}
+    builder.begin(run="one", suite="custom", asked={"selection": selection, "defaults": defaults, "stages": None})
+    builder.result(steps[0], "xfailed", "output 0 differs")
+    builder.result(steps[1], "xpassed", "passed, but is expected to fail")
+    builder.end(1)
+    builder.write(project / "runs" / "one")
+    update(_options())
+    assert (configs / "cpu_O0.json").read_text() == text
+    assert (configs / "cpu_O2.json").read_text() == text.replace('["node/half"]', "[]")
+
+
 @pytest.mark.iree
 def test_a_real_suite_is_put_right_once_and_for_all(tmp_path: Path) -> None:
     project = Project(tmp_path / "toy")

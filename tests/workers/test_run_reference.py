@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.worker import run_reference
-from iree_gauntlet.worker.onnx_session import RefusedError
+from iree_gauntlet.worker.record_golden import RefusedError
 from iree_gauntlet.worker.run_reference import make_inputs
 from tests.support.onnx_suite import write_models
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.worker import import_onnx, record_golden
 from iree_gauntlet.worker.import_onnx import InputError, imported_functions, parse_shape, prepare
-from iree_gauntlet.worker.onnx_session import RefusedError
-from iree_gauntlet.worker.record_golden import check_output, check_outputs
+from iree_gauntlet.worker.record_golden import RefusedError, check_output, check_outputs
 
 if TYPE_CHECKING:
     from pathlib import Path

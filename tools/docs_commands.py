@@ -1,0 +1,178 @@
+"""Runs the command lines of README and docs as they are printed, in fresh environments with just the extras they name.
+
+    python tools/docs_commands.py [PAGE …]
+
+Each page has a clone of the checkout and an empty home; its environment is what its own `pip install` lines make of
+an empty one, or the README's first where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits
+with 1 where a command fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "commands_of", "why_not_run"]
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((CHECKOUT / "docs").glob("*.md"))))
+_MODELS = "downloads models"
+_EARLIER = "goes on with what an earlier run left"
+_BESIDE = "names what lies beside the checkout"
+_TORCH = "needs torch, gigabytes of it"
+# Pages, commands, and why they are not run; the first that fits counts.
+NOT_RUN = (
+    ("*", r"\bnox\b", "nox sessions are run by themselves"),
+    ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _BESIDE),
+    ("docs/add-a-model.md", r"gauntlet cache.lock", "finds nothing to record there"),
+    ("docs/add-a-recipe.md", "", _TORCH),
+    ("docs/add-a-transformers-model.md", "", _TORCH),
+    ("docs/add-an-architecture.md", "", _TORCH),
+    ("docs/add-a-benchmark-model.md", "", _TORCH),
+    ("docs/bench*.md", "", _TORCH),
+    ("README.md", r"gauntlet (bench|micro)\b|\bmodels\]", _TORCH),
+    (
+        "*",
+        r"gauntlet (run|matrix) (--resume|--last-failed)|gauntlet (report|xfail\.update)|gauntlet compare --resume",
+        _EARLIER,
+    ),
+    ("docs/add-a-model.md", r"gauntlet", ""),
+    ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
+    ("*", r"^pytest (?!.*--collect-only)", _MODELS),
+    ("*", r"^gauntlet toolchain\.(install|remove)", "downloads IREEs"),
+    ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that are made up"),
+    ("docs/locks.md", r"^(install|export)", "is for a machine's administrator"),
+)
+_INSTALL = re.compile(r"^pip install ")
+_HEREDOC = re.compile(r"<<'(\w+)'")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line of a page.
+
+    Attributes:
+        page: relative to the checkout.
+        line: where it begins, 1-based.
+        text: as it is printed, without the prompt; over several lines where it goes on.
+    """
+
+    page: str
+    line: int
+    text: str
+
+
+def commands_of(page: str) -> Iterator[Command]:
+    """The commands of a page's blocks of `bash` and `console`, in their order."""
+    for token in MarkdownIt().parse((CHECKOUT / page).read_text(encoding="utf-8")):
+        if token.type == "fence" and token.info.strip() in ("bash", "console"):
+            assert token.map is not None
+            yield from _split(page, token.map[0] + 2, token.content, prompt=token.info.strip() == "console")
+
+
+def _split(page: str, first: int, block: str, *, prompt: bool) -> Iterator[Command]:
+    lines = block.splitlines()
+    index = 0
+    while index < len(lines):
+        begin, text = index, lines[index]
+        index += 1
+        if prompt and not text.startswith("$ "):
+            continue
+        text = text.removeprefix("$ ") if prompt else text
+        while index < len(lines) and _goes_on(text):
+            text += f"\n{lines[index]}"
+            index += 1
+        if text.strip() and not text.startswith("#"):
+            yield Command(page, first + begin, text)
+
+
+def _goes_on(text: str) -> bool:
+    """Whether a command is not over at the end of its line."""
+    heredoc = _HEREDOC.search(text)
+    if heredoc:
+        return not text.endswith(f"\n{heredoc[1]}")
+    without_comment = re.sub(r"\s#.*", "", text)
+    return text.endswith("\\") or without_comment.count("'") % 2 == 1
+
+
+def why_not_run(command: Command) -> str:
+    """The reason; empty where it is run."""
+    fitting = (why for page, words, why in NOT_RUN if fnmatch(command.page, page) and re.search(words, command.text))
+    return next(fitting, "")
+
+
+def main(pages: Sequence[str]) -> int:
+    """Runs the commands and says what came of them; the exit code."""
+    unknown = [page for page in pages if page not in PAGES]
+    if unknown:
+        sys.stderr.write(f"error: there is no page {unknown[0]}\n  Pages are README.md, docs/run.md, …\n")
+        return 2
+    run = lost = 0
+    with tempfile.TemporaryDirectory(prefix="docs-commands-") as folder:
+        environments = _Environments(Path(folder))
+        for page in pages or PAGES:
+            commands = [command for command in commands_of(page) if not why_not_run(command)]
+            installs = [command for command in commands if _INSTALL.match(command.text)]
+            others = [command for command in commands if command not in installs]
+            if not others:
+                continue
+            environment = environments.made_by(installs)
+            done = _run(others, environment, Path(tempfile.mkdtemp(dir=folder))) if environment else 0
+            run, lost = run + done, lost + len(others) - done
+    sys.stdout.write(f"{run} commands of {run + lost} did what they should\n")
+    return 1 if lost or not run else 0
+
+
+class _Environments:
+    """Environments by the lines that install into them, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[tuple[str, ...], Path | None] = {}
+
+    def made_by(self, installs: Sequence[Command]) -> Path | None:
+        """The environment; None where a line failed. Pages without such a line have the README's."""
+        installs = installs or [command for command in commands_of("README.md") if _INSTALL.match(command.text)][:1]
+        key = tuple(re.sub(r"\s+#.*", "", command.text) for command in installs)
+        if key not in self._made:
+            place = Path(tempfile.mkdtemp(dir=self._folder))
+            environment = place / "venv"
+            venv.create(environment, with_pip=True)
+            self._made[key] = environment if _run(installs, environment, place) == len(installs) else None
+        return self._made[key]
+
+
+def _run(commands: Sequence[Command], environment: Path, place: Path) -> int:
+    """Runs commands in one shell and a clone, up to the first that fails, and prints them; how many were right."""
+    home, clone, codes = place / "home", place / "iree-gauntlet", place / "codes"
+    home.mkdir()
+    subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+    after = 'code=$?; echo $code >> "$CODES"; [ $code = 0 ] || exit $code'
+    script = "\n".join(f"{command.text}\n{after}" for command in commands)
+    kept = ("LANG", "PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+    environ = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    environ |= {"HOME": str(home), "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "CODES": str(codes)}
+    subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=clone, env=environ, check=False)
+    ended = [int(line) for line in codes.read_text().split()] if codes.exists() else []
+    for index, command in enumerate(commands):
+        word = "not run" if index >= len(ended) else "ok" if ended[index] == 0 else f"exit code {ended[index]}"
+        sys.stdout.write(f"{word:<12} {command.page}:{command.line}: {command.text.splitlines()[0]}\n")
+    sys.stdout.flush()
+    return ended.count(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
