@@ -305,6 +305,7 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
+        notes: what is said of its spec beside its results.
         reference: whether its inputs are made up and run by onnxruntime, with the main module's ONNX program.
         origin: where it is written.
     """
@@ -340,6 +341,7 @@ class Case:
     flags_origin: Origin | None = None
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
+    notes: tuple[str, ...] = ()
     reference: bool = False
 
     def blocked(self, stage: Stage) -> str:

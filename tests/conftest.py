@@ -21,10 +21,13 @@ from tests.support.toy_project import Project
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# How long one test may take. In pyproject.toml it would be an unknown option to who runs model tests with pytest alone.
+_SECONDS = 600
 # What a user has set must not reach the tests.
 _USERS_OWN = ("IREE_GAUNTLET_", "GITHUB_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout looks
 def pytest_configure(config: pytest.Config) -> None:
     """Give the processes of this session a folder, each of them locks of its own, and Ctrl-C back.
 
@@ -41,11 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # No settings of the user's; those of a test's project are read.
     os.environ["XDG_CONFIG_HOME"] = str(Path(os.environ[SESSION_FOLDER_VARIABLE]) / "config")
     register_budgets()
+    if config.getoption("timeout", None) is None:
+        config.option.timeout = _SECONDS
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Pytest rewrites the modules of a package that brings a plugin, in whichever thread imports one first. Commands
-    # import some in threads, and CPython 3.11 can fail to parse in two at once ("AST constructor recursion depth").
-    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("iree_gauntlet")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

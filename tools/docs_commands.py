@@ -43,6 +43,7 @@ NOT_RUN = (
     ("docs/add-an-architecture.md", "", _TORCH),
     ("docs/add-a-benchmark-model.md", "", _TORCH),
     ("docs/bench*.md", "", _TORCH),
+    ("docs/from-pybuda.md", "", _TORCH),
     ("README.md", r"gauntlet (bench|micro)\b|\bmodels\]", _TORCH),
     (
         "*",

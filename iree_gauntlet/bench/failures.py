@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from iree_gauntlet.bench.registry import shown
+from iree_gauntlet.bench.registry import FROM_PYBUDA, shown
 from iree_gauntlet.errors import Problem
 
 __all__ = ["INSTALL_HINT", "failure_problem"]
@@ -40,9 +40,13 @@ def failure_problem(error: BaseException, folder: Path, file: Path, line: int, n
 
 
 def _hint(error: BaseException, folder: Path) -> str:
+    if isinstance(error, ImportError) and "beyond top-level package" in str(error):
+        return f"a models folder is the top: from .name import …; {FROM_PYBUDA}"
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     root = error.name.partition(".")[0]
+    if root == "pybuda":
+        return FROM_PYBUDA
     if root in _EXTRA:
         return INSTALL_HINT
     if (folder / f"{root}.py").is_file() or (folder / root).is_dir():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.failures import INSTALL_HINT, failure_problem
-from iree_gauntlet.bench.registry import Generative, ModelError, OnDevice, OnHost
+from iree_gauntlet.bench.registry import FROM_PYBUDA, Generative, ModelError, OnDevice, OnHost
 from iree_gauntlet.errors import GauntletError, UsageError
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ def arrange(model: BenchmarkModel, returned: object, module_type: type, tensor_t
     if isinstance(returned, Generative):
         return _check_generative(model, returned, module_type, tensor_type)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
-        raise model.problem(f"it returned {_kind(returned)}", _SHAPE)
+        pybudas = isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], dict)
+        raise model.problem(f"it returned {_kind(returned)}", f"{_SHAPE}; {FROM_PYBUDA}" if pybudas else _SHAPE)
     modules, inputs = returned
     if not isinstance(modules, list | tuple) or not 1 <= len(modules) <= 3:
         raise model.problem(f"it returned {_kind(modules)} where one to three modules are expected", _SHAPE)

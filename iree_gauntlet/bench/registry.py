@@ -1,7 +1,8 @@
 """Benchmark models: the decorator that declares one, its record, and the checks of how it is declared.
 
-The form is that of PyBuda's `benchmark.py`, so that its model functions work here. A file of a models folder
-is imported for `--list` too, in a Python that may lack torch: nothing here imports more than the standard library.
+The form is that of the document of PyBuda's `benchmark.py`; its own model files are brought over by hand
+(docs/from-pybuda.md). A file of a models folder is imported for `--list` too, in a Python that may lack torch:
+nothing here imports more than the standard library.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "FROM_PYBUDA",
     "PASSED",
     "BenchmarkModel",
     "Generative",
@@ -38,6 +40,9 @@ __all__ = [
 PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+# Of what stands in PyBuda's own model files alone.
+FROM_PYBUDA = "docs/from-pybuda.md says what becomes of a model file of PyBuda"
+_PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
 _DOCUMENTED = "see docs/add-a-benchmark-model.md"
 _DECLARED: ContextVar[list[BenchmarkModel] | None] = ContextVar("_DECLARED", default=None)
 
@@ -221,9 +226,8 @@ def _record(
     accepts, required = _signature(function, names, messages)
     counts = _parameters(parameters, names, messages)
     if messages:
-        raise ModelError(
-            [Problem(str(shown(file)), line, function.__name__, message, _DOCUMENTED) for message in messages]
-        )
+        hint = _DOCUMENTED if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else FROM_PYBUDA
+        raise ModelError([Problem(str(shown(file)), line, function.__name__, message, hint) for message in messages])
     return BenchmarkModel(
         function.__name__, function, names, counts, accepts, required, file, line, function.__module__
     )

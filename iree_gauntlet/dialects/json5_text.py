@@ -1,4 +1,4 @@
-"""JSON with comments and trailing commas, which is what operator suites' configs use of JSON5.
+"""JSON with comments and trailing commas, which is what operator suites' configs use of JSON5; torch models comment.
 
 The text becomes plain JSON of the same length, every value in its place, so that the standard library reads it,
 messages name its lines, and edits can keep every other byte. That takes a millisecond for a config of a thousand
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["comments_of", "plain_json"]
+__all__ = ["comments_of", "plain_json", "without_comments"]
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = r"//[^\n]*|/\*.*?(?:\*/|\Z)"
@@ -25,9 +25,14 @@ def plain_json(text: str) -> str:
 
     A comment that does not end swallows the rest, so that the JSON that is left does not end either.
     """
+    return _without_last_commas(without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """The same values in the same places; a comment becomes spaces."""
     if "//" in text or "/*" in text:
         text = _WORDS.sub(lambda match: _blank(match[0]) if match["comment"] else match[0], text)
-    return _without_last_commas(text)
+    return text
 
 
 def comments_of(text: str) -> dict[int, str]:

@@ -7,6 +7,8 @@ import re
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.dialects.json5_text import without_comments
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,9 +22,10 @@ def line_of(text: str, path: Sequence[str | int]) -> int:
     """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
 
     Args:
-        text: a JSON text that parses.
+        text: a JSON text that parses, or does without its comments.
         path: keys of objects and indices of arrays from the top.
     """
+    text = without_comments(text)
     position = _skip(text, 0)
     for part in path:
         found = _child(text, position, part)
@@ -106,13 +109,14 @@ def with_string(text: str, path: Sequence[str | int], value: str) -> str:
 
 
 def _with_scalar(text: str, path: Sequence[str | int], kinds: tuple[type, ...], written: str) -> str:
-    position = _skip(text, 0)
+    plain = without_comments(text)
+    position = _skip(plain, 0)
     for part in path:
-        found = _child(text, position, part)
+        found = _child(plain, position, part)
         if found is None:
             raise KeyError(part)
         position = found
-    before, end = json.JSONDecoder().raw_decode(text, position)
+    before, end = json.JSONDecoder().raw_decode(plain, position)
     if not isinstance(before, kinds) or isinstance(before, bool):
         raise KeyError(path[-1] if path else "")
     return text[:position] + written + text[end:]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.dialects.op_schema import OpConfig
@@ -103,6 +104,14 @@ def read_config(path: Path, name: str) -> SuiteConfig:
     found = target_of_flags(document.iree_compile_flags)
     target = Target(found.family, found.chip, config=document.config_name)
     reason = _reasons(text, comments) if comments else lambda where, _: f"in {where}"
+    known = {CASE_FOLDER: "", **flag_variables()}
+    strange = [
+        _problem(name, text, "iree_compile_flags", index, what, hint)
+        for index, flag in enumerate(document.iree_compile_flags)
+        for what, hint in strange_variables(flag, known)
+    ]
+    if strange:
+        return SuiteConfig(path, name, problems=tuple(strange))
     skips: dict[str, tuple[tuple[Stage, str], ...]] = {}
     for where, stages in _SKIPS.items():
         for index, entry in enumerate(getattr(document, where)):

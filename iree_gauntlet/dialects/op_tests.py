@@ -22,6 +22,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
+from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, with_variables
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE
@@ -132,6 +133,9 @@ def _cases(
     assert document is not None, "only configs that were read are chosen"
     target = _with_sku(config.target, sku)
     flags = tuple(document.iree_compile_flags)
+    if any("${" in flag for flag in flags):
+        values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
+        flags = tuple(with_variables(flag, values) for flag in flags)
     flags_origin = Origin(config.name)
     module = Module(f"{spec.model}/{spec.stem}", "main", target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.

@@ -58,11 +58,13 @@ class SpecTree:
         folder: as the user named it, resolved.
         external: the folder in which files named by specs are looked up (tuner files, pipelines).
         modules: the folder of module definitions; None for the root of a spec, or the folder above it.
+        variables: names and values of what may stand as `${NAME}` in flags.
     """
 
     folder: Path
     external: Path
     modules: Path | None = None
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.fields import ImportOptions
+from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside, problem
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.target_flags import target_of_flags
@@ -64,7 +65,10 @@ class TorchModules:
     def find(self, spec: Spec, field: Sequence[str | int], name: str) -> DefinedModule | tuple[Problem, ...]:
         """The module that a test names, or what is wrong with the name or with the definition."""
         folders = _module_folders(spec)
-        path = next((path for folder in folders if _is_file(path := folder / f"{name}.json")), None)
+        # iree-test-suites takes what follows a dot for a suffix: `clip.v2` is its `clip.json`.
+        files = (f"{name}.json", PurePosixPath(name).with_suffix(".json"))
+        places = (folder / file for file in files for folder in folders)
+        path = next((path for path in places if _is_file(path)), None)
         if path is None:
             return (self._missing(spec, field, name, folders),)
         if path in self._unread:
@@ -121,7 +125,10 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
     url = file_beside(spec, ["mlir"], document.mlir, folders if document.type == "git-lfs" else ())
     if isinstance(url, Problem):
         return (url,)
-    target = target_of_flags(document.compiler_flags)
+    flags, problems = resolved_flags(spec, "compiler_flags", document.compiler_flags)
+    if problems:
+        return tuple(problems)
+    target = target_of_flags(flags)
     model, _, submodel = name.rpartition("/")
     model = model or folder.name
     module = Module(
@@ -129,7 +136,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         role="main",
         target=target,
         program=Program(url, _onnx_import(document)),
-        flags=tuple(document.compiler_flags),
+        flags=flags,
         origin=Origin(spec.name, "mlir"),
     )
     case = Case(

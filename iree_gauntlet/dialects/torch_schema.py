@@ -6,9 +6,18 @@ it ignores.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from iree_gauntlet.dialects.fields import (
     TENSOR_TYPE,
@@ -24,6 +33,9 @@ from iree_gauntlet.dialects.fields import (
 )
 from iree_gauntlet.dialects.spec_file import FieldError, nearest
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = [
     "TEST_TYPES",
     "ArgumentSpec",
@@ -33,6 +45,7 @@ __all__ = [
     "QualityTest",
     "TorchDocument",
     "Weight",
+    "sound_markers",
     "torch_document",
 ]
 
@@ -63,7 +76,15 @@ def _run_flag(text: str) -> str:
     return text
 
 
+def _only_one(value: object) -> object:
+    """The document of iree-test-suites says that a compstat's module is an array; its program takes a name."""
+    if isinstance(value, list) and len(value) != 1:
+        raise ValueError(f"expected one module, found {len(value)}")
+    return value[0] if isinstance(value, list) else value
+
+
 Marker = Annotated[Word, AfterValidator(_marker)]
+_MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
 ModuleName = Annotated[Text, AfterValidator(_module_name)]
 RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
 
@@ -137,9 +158,12 @@ class OutputSpec(Document):
 
 
 class Weight(Document):
-    """An archive of parameters: fetched, or made up for the parameters that a module names."""
+    """An archive of parameters: fetched, or made up for the parameters that a module names.
 
-    type: Literal["url", "random", "splat"]
+    The first generation of iree-test-suites has no `type`: it fetches all of them.
+    """
+
+    type: Literal["url", "random", "splat"] = "url"
     scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
     url: Text | None = None
     module: ModuleName | None = None
@@ -173,10 +197,14 @@ class _Test(Document):
 
 
 class _RunTest(_Test):
+    """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
+
     modules: Annotated[list[ModuleName], Field(min_length=1)]
     weights: list[Weight] = Field(default_factory=list)
-    inputs: list[ArgumentSpec]
+    inputs: list[ArgumentSpec] = Field(default_factory=list)
     run_args: list[RunFlag] = Field(default_factory=list)
+    pipeline_mlir: Text | None = None
+    pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _modules_differ(self) -> _RunTest:
@@ -190,15 +218,19 @@ class QualityTest(_RunTest):
     """Runs modules and compares their outputs with the expected ones."""
 
     type: Literal["quality"]
-    expected_outputs: list[ArgumentSpec]
+    expected_outputs: list[ArgumentSpec] = Field(default_factory=list)
     outputs: list[OutputSpec] = Field(default_factory=list)
 
 
 class BenchmarkTest(_RunTest):
-    """Measures modules: the fastest repetition is held against golden × factor."""
+    """Measures modules: the fastest repetition is held against golden × factor.
+
+    The first generation of iree-test-suites holds the mean against `golden_time`, without a factor.
+    """
 
     type: Literal["benchmark"]
     golden_time_ms: Positive | None = None
+    golden_time: Positive | None = None
     tolerance_factor: Positive = 1.1
     sku: Word | None = None  # ours
 
@@ -207,7 +239,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"]
-    module: ModuleName
+    module: Annotated[ModuleName, BeforeValidator(_only_one)]
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_compiler: Text | None = None  # ours
@@ -228,10 +260,21 @@ _OF_TESTS = frozenset(
         "run_args",
         "expected_outputs",
         "golden_time_ms",
+        "golden_time",
         "golden_dispatch_count",
         "golden_binary_size",
     }
 )
+
+
+def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The markers of a test, and its type, where other fields or some of them are wrong."""
+    words = content.get("markers")
+    found = []
+    for word in (*(words if isinstance(words, list) else ()), content.get("type")):
+        with contextlib.suppress(ValidationError):
+            found.append(_MARKER.validate_python(word))
+    return tuple(found)
 
 
 def torch_document(content: dict[str, Any]) -> type[TorchDocument] | str | None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from iree_gauntlet.dialects.flag_variables import flag_variables
+from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
 from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
@@ -114,7 +116,7 @@ def read_torch_specs(
 def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     """Reads a file as a module definition, whatever it looks like."""
     name = _shown(path)
-    content, text, problems = load_json(path, name)
+    content, text, problems = load_json(path, name, without_comments)
     document = None
     if content is not None:
         document, problems = _validated(ModuleDefinition, content, name, text)
@@ -126,7 +128,8 @@ def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree
         found = "is a file" if folder.exists() else "does not exist"
         raise UsageError(f"spec folder {folder} {found}", "Give --spec-dir a folder that holds spec files.")
     external = (external or _external_folder(folder)).resolve()
-    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None)
+    variables = tuple(flag_variables().items())
+    return SpecTree(folder.resolve(), external, modules.resolve() if modules else None, variables)
 
 
 def _external_folder(folder: Path) -> Path:
@@ -210,7 +213,7 @@ def _holds_torch_models(root: Path, *, named: bool) -> bool:
 def _has_type(path: Path) -> bool:
     try:
         content = path.read_bytes()
-        document = json.loads(content) if b'"type"' in content else None
+        document = json.loads(without_comments(content.decode("utf-8-sig"))) if b'"type"' in content else None
     except (OSError, ValueError, RecursionError):
         # It is reported when it is read as a spec.
         return False
@@ -237,7 +240,7 @@ def _torch_specs(tree: SpecTree, root: Path, without: Path | None = None) -> Ite
 def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     """A test or module definition; None for a JSON file that is neither."""
     name = _shown(path)
-    content, text, problems = load_json(path, name)
+    content, text, problems = load_json(path, name, without_comments)
     document: Document | None = None
     if content is not None:
         kind = torch_document(content)

@@ -38,7 +38,6 @@ def read_shapes(fields: Fields, registry: Registry, *, sizes_known: bool) -> tup
     needed = "nothing says which shapes are measured"
     listed: list[tuple[int, int, int]] = []
     shapes: list[Shape] = []
-    lines: dict[str, int] = {}
     for path, entry in fields.items("matrix_shapes", "sets of shapes", needed=needed, hint=_EXAMPLE):
         asked = Fields(entry, path, fields.report)
         if not asked.usable:
@@ -51,11 +50,7 @@ def read_shapes(fields: Fields, registry: Registry, *, sizes_known: bool) -> tup
             asked.finish()
         elif not name:
             asked.add("name", "it is missing: nothing says which set is meant", _EXAMPLE)
-        elif name in lines:
-            message = f"{name} is listed at line {lines[name]} already"
-            asked.add("name", message, "Their shapes would have the same names; only custom may be there twice.")
         else:
-            lines[name] = asked.line
             found = fields.report.asked(asked.line_of("name"), asked.path("name"), registry.shapes, name)
             if found is not None:
                 shapes += _of_set(asked, found)

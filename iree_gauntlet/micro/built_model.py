@@ -122,6 +122,8 @@ def blaming(declared: Activation | Architecture | Recipe, hint: str) -> Iterator
 
 def _applied(asked: AskedRecipe, module: Any) -> Any:
     recipe = asked.recipe
+    if recipe.refusal:
+        raise UsageError(f"{asked.text}: {recipe.refusal}")
     missing = [name for name in recipe.requires if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.registry import Proof, compiler_recipe, recipe
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "block",
     "float8dq",
     "float8wo",
-    "gemlitewo",
     "int4wo",
     "int8dq",
     "int8wo",
@@ -89,14 +87,13 @@ def int8dq(model: Any) -> Any:
     about="weights in four bits, two in a byte, with a step for each group of inputs of an output",
     proof=Proof(parameter_types=("i8",), parameter_share=0.4),
     flags=_NARROW,
+    check=lambda group: "" if group and not group % 2 else "a group is an even number of inputs",
 )
 def int4wo(model: Any, group: int = 32) -> Any:
     """Symmetric; torchao's own needs kernels of a GPU library."""
     from iree_gauntlet.micro.linear_layers import replace_linear_layers  # noqa: PLC0415
     from iree_gauntlet.micro.quantized_linear import Int4Linear, unfit_for_groups  # noqa: PLC0415
 
-    if group < 2 or group % 2:
-        raise UsageError(f"int4wo-{group}: a group is an even number of inputs")
     return replace_linear_layers(
         model, lambda layer: Int4Linear(layer, group), lambda layer: unfit_for_groups(layer, group)
     )
@@ -134,17 +131,6 @@ def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> An
     return replace_linear_layers(model, lambda layer: Float8DynamicLinear(layer, granularity))
 
 
-@recipe("gemlitewo", kind="quantization", about="refused: GemLite is a library of CUDA kernels; use int4wo or int8wo")
-def gemlitewo(model: Any, bits: int = 4, group: int = 64) -> Any:
-    """GemLite's kernels are Triton's, and nothing of them can be compiled by IREE."""
-    del model
-    instead = f"int4wo-{group}" if bits == 4 else "int8wo"
-    raise UsageError(
-        f"gemlitewo-{bits}-{group}: GemLite is a library of CUDA kernels, which IREE has no part in",
-        f"{instead} has weights of that kind; there is int4wo-<group> and int8wo",
-    )
-
-
 @recipe(
     "semi-sparse",
     kind="sparsity",
@@ -174,14 +160,13 @@ def two_of_four(model: Any) -> Any:
     "block",
     kind="sparsity",
     about="half of the square blocks of weights are zero; IREE computes with the zeros: the numbers, and no speed",
+    check=lambda size: "" if size else "a block has a size of 1 or more",
 )
 def block(model: Any, size: int = 64) -> Any:
     """The blocks of the largest sum of squares stay."""
     from iree_gauntlet.micro.linear_layers import prune_linear_layers  # noqa: PLC0415
     from iree_gauntlet.micro.sparse_weights import keep_blocks, unfit_for_blocks  # noqa: PLC0415
 
-    if size < 1:
-        raise UsageError(f"block-{size}: a block has a size of 1 or more")
     return prune_linear_layers(
         model, lambda weight: keep_blocks(weight, size), lambda layer: unfit_for_blocks(layer, size)
     )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -64,6 +65,11 @@ class Variant:
         return (*self.quantization.recipe.flags, *(self.sparsity.recipe.flags if self.sparsity else ()))
 
     @property
+    def refusal(self) -> str:
+        """Why it is not made here; empty where it is."""
+        return self.quantization.recipe.refusal
+
+    @property
     def is_baseline(self) -> bool:
         """Whether it changes nothing."""
         return self.quantization.recipe.name == BASELINE and self.sparsity is None
@@ -74,7 +80,7 @@ class ModelParams:
     """An entry of `model_params`.
 
     Attributes:
-        name: of the entry.
+        name: of the entry; where it has none, its model type's.
         shapes: that the model is measured at.
         dtype: of the weights and inputs of the baseline.
         torch_compile: whether torch.compile is measured, where torch is there.
@@ -226,7 +232,7 @@ def _models(fields: Fields, file: Path, registry: Registry) -> tuple[ModelParams
         entries = fields.items("model_params", "models", needed="there is nothing to measure", hint=_EXAMPLE)
     models = [_model(Fields(entry, path, fields.report), file, registry) for path, entry in entries]
     _refuse_same_names(models, [path for path, _ in entries], fields.report)
-    return tuple(model for model in models if model is not None)
+    return _named([model for model in models if model is not None])
 
 
 def _model(fields: Fields, file: Path, registry: Registry) -> ModelParams | None:
@@ -236,8 +242,8 @@ def _model(fields: Fields, file: Path, registry: Registry) -> ModelParams | None
     text = fields.text("model_type", "linear")
     line, path = fields.line_of("model_type"), fields.path("model_type")
     model_type = fields.report.asked(line, path, registry.model_type, text)
-    name = fields.text("name", text)
-    if not _NAME.fullmatch(name):
+    name = fields.text("name", "")
+    if name and not _NAME.fullmatch(name):
         fields.add("name", f"{name!r} is no name; letters, digits and _ . + - make one")
     config = read_config(fields, file, model_type)
     compiles, mode = read_torch_compile(fields)
@@ -279,9 +285,22 @@ def _refuse_same_names(models: Sequence[ModelParams | None], paths: Sequence[str
     """Results are told apart by the names of entries."""
     lines: dict[str, int] = {}
     for model, path in zip(models, paths, strict=True):
-        if model is None:
+        if model is None or not model.name:
             continue
         if model.name in lines:
             message = f"{model.name} is the name of the entry at line {lines[model.name]} already"
             report.add(model.line, f"{path}.name", message, "Give each entry a name of its own.")
         lines.setdefault(model.name, model.line)
+
+
+def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
+    """The entries; those without a name are called by their model type, a second one `linear-2`."""
+    taken = {model.name for model in models}
+    found = []
+    for model in models:
+        text = model.model_type.text
+        names = (text if number == 1 else f"{text}-{number}" for number in count(1))
+        name = model.name or next(name for name in names if name not in taken)
+        taken.add(name)
+        found.append(replace(model, name=name))
+    return tuple(found)

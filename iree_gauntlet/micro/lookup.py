@@ -6,11 +6,14 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.bench.failures import failure_problem
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.refused_recipes import refused_recipe
+from iree_gauntlet.micro.registry import PluginError
 from iree_gauntlet.micro.signatures import read_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.micro.registry import Activation, Architecture, Recipe, ShapeSet
@@ -69,19 +72,26 @@ class Registry:
     def recipe(self, text: str) -> AskedRecipe:
         """The recipe that a text asks for: the longest name that it is, or that it begins with before a dash.
 
+        One of torchao's that is not made here is found too, with its `refusal`; a declared one goes before it.
+
         Raises:
             UsageError: there is none, or its arguments are not what it takes.
+            PluginError: its check of them fails.
         """
         found = max((name for name in self.recipes if f"{text}-".startswith(f"{name}-")), key=len, default=None)
+        if found is not None:
+            asked = self.recipes[found]
+            values, wrong = read_arguments(text.removeprefix(found).split("-")[1:], asked.arguments)
+            wrong = wrong or _checked(asked, values or ())
+            if values is not None and not wrong:
+                return AskedRecipe(text, asked, values)
+        refused = refused_recipe(text)
+        if refused is not None and refused.name not in self.recipes:
+            return AskedRecipe(text, refused)
         if found is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
             raise _unknown(f"there is no recipe {text!r}", text, self.recipes, usages)
-        asked = self.recipes[found]
-        words = text.removeprefix(found).split("-")[1:]
-        values, wrong = read_arguments(words, asked.arguments)
-        if values is None:
-            raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
-        return AskedRecipe(text, asked, values)
+        raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
         """The architecture that a text asks for, with the activation that it ends with.
@@ -117,6 +127,15 @@ class Registry:
             names = sorted([*self.shape_sets, "custom"])
             raise _unknown(f"there is no shape set {name!r}", name, names, names)
         return self.shape_sets[name]
+
+
+def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
+    """What is wrong with arguments; empty where nothing is."""
+    try:
+        return recipe.check(*arguments) if recipe.check else ""
+    except Exception as error:  # a function of a user may raise anything, and is named for it
+        problem = failure_problem(error, recipe.file, recipe.file, recipe.line, recipe.name)
+        raise PluginError([problem]) from error
 
 
 def _unknown(what: str, text: str, names: Iterable[str], shown_as: Iterable[str]) -> UsageError:

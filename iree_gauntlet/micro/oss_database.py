@@ -87,7 +87,7 @@ def oss_records(
     Args:
         rows: of all points.
         header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
-            `name` and `memory_bytes`.
+            `name` and `memory_bytes`; `state`, which stands in every record where it is not `complete`.
         targets: what a metric should come to, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0 for
             those that are not named, which dashboards read as none.
         mode: `inference`.
@@ -97,6 +97,7 @@ def oss_records(
     for row in rows:
         shapes.setdefault(row.label, set()).add(_point(row))
     dependencies = _dependencies(header)
+    state = str(header.get("state") or "complete")
     records = []
     for row in rows:
         model = row.label if len(shapes[row.label]) == 1 else f"{row.name} {row.label}"
@@ -108,7 +109,7 @@ def oss_records(
                 wanted = (targets or {}).get(metric.name, {})
                 records.append(
                     {
-                        "benchmark": _benchmark(row, backend, runner["type"], mode),
+                        "benchmark": _benchmark(row, backend, runner["type"], mode, state),
                         "model": {
                             "name": model,
                             "type": _TYPE,
@@ -176,14 +177,15 @@ def _iree_metrics(row: Row) -> list[_Metric]:
     return found
 
 
-def _benchmark(row: Row, backend: str, arch: str, mode: str) -> dict[str, Any]:
+def _benchmark(row: Row, backend: str, arch: str, mode: str, state: str) -> dict[str, Any]:
     facts = {
         "device": _device(row),
         "iree_device": row.device,
         "arch": arch,
         "torch_compile_mode": row.torch_compile_mode,
-        # Dashboards ask for it by this name; without it they take a series for an eager one.
-        "use_compile": "false" if backend == "eager" else "true",
+        # Of torch.compile alone: dashboards take a series without it for an eager one.
+        "use_compile": "true" if backend == "inductor" else None,
+        "sweep": None if state == "complete" else state,
         "high_precision_dtype": row.dtype,
         "quantization": row.quantization,
         "sparsity": row.sparsity or "",

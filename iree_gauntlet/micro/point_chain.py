@@ -80,8 +80,12 @@ class PointChain:
         return f"{self.point.name}@{self.target.name}"
 
     def exports(self) -> tuple[Step, ...]:
-        """Makes and exports the models, each once."""
-        return tuple(self._export(label) for label in torch_sides(self.point.variants))
+        """Makes and exports the models, each once; one that is refused is skipped with the reason."""
+        refusals = {torch_side(variant).label: variant.refusal for variant in self.point.variants}
+        return tuple(
+            replace(self.step(Stage.EXPORT, label), skip=refusals[label]) if refusals[label] else self._export(label)
+            for label in torch_sides(self.point.variants)
+        )
 
     def export_plan(self, label: str, folder: str) -> dict[str, object]:
         """What the builder is told."""

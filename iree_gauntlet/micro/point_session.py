@@ -123,6 +123,8 @@ class PointSession:
 
     def _standing(self, variant: Variant) -> VariantFigures:
         """What the steps before came to: the first that did not pass says why there is nothing to measure."""
+        if variant.refusal:
+            return VariantFigures(status="skipped", reason=variant.refusal)
         side = torch_side(variant).label
         roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
         found = VariantFigures()

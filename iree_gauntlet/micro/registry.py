@@ -125,6 +125,8 @@ class Recipe(Declaration):
         beside: the quantization recipes that a sparsity recipe is combined with.
         flags: of the compiler, beside the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
+        check: takes the arguments, says what is wrong with them; None where any will do.
+        refusal: why it is not made here; empty where it is.
     """
 
     kind: Kind
@@ -136,6 +138,8 @@ class Recipe(Declaration):
     beside: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     contraction_type: str = ""
+    check: Callable[..., str] | None = field(default=None, repr=False)
+    refusal: str = ""
 
     @property
     def usage(self) -> str:
@@ -213,6 +217,7 @@ def recipe(
     requires: Sequence[str] = (),
     beside: Sequence[str] = (BASELINE,),
     flags: Sequence[str] = (),
+    check: Callable[..., str] | None = None,
 ) -> Callable[[Function], Function]:
     """Declare a function as a recipe: it takes a torch module, and returns it changed, or another.
 
@@ -228,6 +233,7 @@ def recipe(
         requires: Python modules that the function needs beside torch.
         beside: the quantization recipes that a sparsity recipe is combined with; each runs without it too.
         flags: of the compiler, that the recipe is compiled with beside the baseline's.
+        check: takes the arguments, says what is wrong with them, "" for nothing; called when a configuration is read.
 
     Raises:
         PluginError: where the function cannot be called so, or something else is not what it should be.
@@ -251,6 +257,7 @@ def recipe(
             requires=words_of("requires", requires, messages),
             beside=words_of("beside", beside, messages) if kind == "sparsity" else (),
             flags=_flags(flags, messages),
+            check=check,
         )
 
     return _decorator(name, about, build, _RECIPES)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from iree_gauntlet.micro.report_rows import Ratio, Row, Side
 
@@ -40,8 +40,15 @@ CSV_COLUMNS = (
 )
 
 
-def results_csv(rows: Sequence[Row]) -> str:
-    """The whole file, with its header; lines end as RFC 4180 has it."""
+def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) -> str:
+    """The whole file, with its header; lines end as RFC 4180 has it.
+
+    A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
+
+    Args:
+        rows: of all points that came to an end.
+        header: of the run, with the points that are `missing`.
+    """
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
@@ -49,6 +56,11 @@ def results_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = csv_cells(row, baselines.get(_point(row)))
         writer.writerow([_cell(cells[column]) for column in CSV_COLUMNS])
+    for item in (header or {}).get("missing") or ():
+        name, _, label = item["point"].rpartition("/")
+        sizes = dict(zip("mkn", label.split("-"), strict=True))
+        missing = {"name": name, **sizes, "status": item["status"], "reason": item["reason"]}
+        writer.writerow([missing.get(column, "") for column in CSV_COLUMNS])
     return stream.getvalue()
 
 

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEGEND",
+    "NOT_MEASURED",
     "SUMMARY_COLUMNS",
+    "UNREACHED",
     "RecipeSummary",
     "decibels",
     "doubts",
     "heading_facts",
     "ratio_text",
+    "remarks",
     "size_text",
     "speedup_text",
     "summaries",
@@ -33,6 +36,13 @@ __all__ = [
 
 # What a ratio says, where it is not plain from its size.
 _MARKS = {"inconclusive": " ?", "same": " ="}
+# Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
+NOT_MEASURED = "not measured"
+UNREACHED = {
+    "interrupted": "the sweep was interrupted",
+    "unfinished": "the sweep was killed, or is still under way",
+    "complete": "nothing says what became of it",
+}
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
     "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
@@ -170,6 +180,26 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
         f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
     )
     return tuple(fact for fact in facts if fact)
+
+
+def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a reader must know before the figures: that a sweep did not come to its end, and what has none and why.
+
+    Args:
+        header: of the run, with its `state` and the points that are `missing`.
+        rows: of all points that came to an end.
+    """
+    header = header or {}
+    points: dict[tuple[str, str], list[str]] = {}
+    for item in header.get("missing") or ():
+        points.setdefault((item["status"], item["reason"]), []).append(item["point"])
+    said = [f"{status}: {reason} ({_some(names)})" for (status, reason), names in points.items()]
+    state = header.get("state", "complete")
+    if state == "complete":
+        return tuple(said)
+    measured = len({(row.name, row.label) for row in rows})
+    total = measured + sum(map(len, points.values()))
+    return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume goes on with it", *said)
 
 
 def without_empty(head: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -15,6 +15,7 @@ from iree_gauntlet.micro.results_figures import (
     doubts,
     heading_facts,
     ratio_text,
+    remarks,
     size_text,
     speedup_text,
     summaries,
@@ -52,6 +53,7 @@ th {{ background: var(--head); }}
 th:first-child, td:first-child {{ text-align: left; }}
 td.text {{ text-align: left; }}
 td.faster {{ color: var(--faster); font-weight: 600; }}
+p.remark {{ border-left: 3px solid var(--slower); padding-left: 0.6rem; }}
 td.slower {{ color: var(--slower); }}
 td.inconclusive, td.none {{ color: var(--faint); }}
 summary {{ cursor: pointer; margin: 0.8rem 0; }}
@@ -89,6 +91,7 @@ def results_html(rows: Sequence[Row], header: Mapping[str, Any] | None = None, p
         f"<style>{_STYLE}</style></head>",
         f'<body><h1>{_TITLE}</h1><p class="facts">{_text(" · ".join(heading_facts(header, rows)))}</p>',
     ]
+    parts += [f'<p class="remark">{_text(remark)}</p>' for remark in remarks(header, rows)]
     number = 0
     for entry in entries(rows):
         own = [plot for plot in plots if plot.entry == entry.title]

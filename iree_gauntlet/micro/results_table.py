@@ -12,6 +12,7 @@ from iree_gauntlet.micro.results_figures import (
     SUMMARY_COLUMNS,
     doubts,
     heading_facts,
+    remarks,
     speedup_text,
     summaries,
     time_text,
@@ -42,6 +43,7 @@ def results_markdown(rows: Sequence[Row], header: Mapping[str, Any] | None = Non
         header: of the run; what it lacks is left out.
     """
     parts = ["# IREE Gauntlet: micro-benchmarks", " · ".join(map(escape, heading_facts(header, rows)))]
+    parts += [f"> {escape(remark)}" for remark in remarks(header, rows)]
     for entry in entries(rows):
         columns, cells = without_empty(SUMMARY_COLUMNS, [summary.cells() for summary in summaries(entry)])
         head, lines = speedup_table(entry)
@@ -59,12 +61,19 @@ def results_markdown(rows: Sequence[Row], header: Mapping[str, Any] | None = Non
 
 
 def print_results(
-    rows: Sequence[Row], reports: str, stream: TextIO, *, environ: Mapping[str, str], width: int = _WIDTH
+    rows: Sequence[Row],
+    header: Mapping[str, Any] | None,
+    reports: str,
+    stream: TextIO,
+    *,
+    environ: Mapping[str, str],
+    width: int = _WIDTH,
 ) -> None:
     """Print the end of a run: for each entry what its recipes came to, and their speed-ups at each shape.
 
     Args:
         rows: of all points.
+        header: of the run; what it lacks is left out.
         reports: where the rest is, for the user (`runs/…/results.md`).
         stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
         environ: the environment.
@@ -73,6 +82,8 @@ def print_results(
     with printing(stream, environ) as console:
         for text, style in _printed(rows, reports, width):
             console.print(Text(clean(text).rstrip(), style=style), soft_wrap=True)
+        for remark in remarks(header, rows):
+            console.print(Text(f"note: {one_line(remark)}", style="yellow"), soft_wrap=True)
 
 
 def speedup_table(entry: Entry) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -25,7 +25,8 @@ class Shape:
     """A shape of a set.
 
     Attributes:
-        name: of the set, with the number or the name of the shape in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`.
+        name: of the set, with the number or the name of the shape in it: `pow2_0`, `llama_attn.wqkv`, `custom_0`;
+            several shapes may have one.
         m: rows; of a model of language, tokens.
         k: input features; 0 for what the model's own configuration says.
         n: output features; likewise.
@@ -77,8 +78,8 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
             messages.append(f"it gave {row!r}: expected (m, k, n) or (name, m, k, n), whole numbers above 0")
     if not given:
         messages.append("it gave no shapes")
-    elif len({shape.name for shape in shapes}) < len(shapes):
-        messages.append("it gave two shapes of one name")
+    elif len(set(shapes)) < len(shapes):
+        messages.append("it gave a shape twice")
     if messages:
         where = str(shown(declared.file))
         raise PluginError(

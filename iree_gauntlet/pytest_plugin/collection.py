@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
     from iree_gauntlet.reporting.step_outcome import StepOutcome
 
-__all__ = ["PLUGIN_NAME", "ModelTest", "SpecFile", "SpecFolder"]
+__all__ = ["PLUGIN_NAME", "ModelTest", "SpecFile", "SpecFolder", "UnreadableTest"]
 
 PLUGIN_NAME = "iree_gauntlet_models"
+
+
+# Markers by which pytest judges.
+_VERDICTS = ("skip", "xfail")
 
 
 class SpecFolder(pytest.Directory):
@@ -47,16 +51,44 @@ class SpecFile(pytest.File):
         self._suite = suite
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Its one test.
+        """Its one test."""
+        found = self._suite.tests[self.path]
+        name = self.path.relative_to(self._suite.folder).as_posix()
+        if found.test is None or found.problems:
+            what = str(SpecError(list(found.problems)))
+            yield UnreadableTest.from_parent(self, name=name, what=what, markers=found.markers)
+        else:
+            yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
+
+
+class UnreadableTest(pytest.Item):
+    """A file that cannot be used: an error where it is selected, and of nobody else.
+
+    Attributes:
+        what: everything that is wrong with it.
+    """
+
+    def __init__(self, *, what: str, markers: tuple[str, ...], **others: Any) -> None:
+        super().__init__(**others)
+        self.what = what
+        for marker in markers:
+            if marker not in _VERDICTS:
+                _add_marker(self, marker)
+
+    def setup(self) -> None:
+        """Say what is wrong.
 
         Raises:
-            CollectError: with everything that is wrong with the file.
+            Failed: always.
         """
-        found = self._suite.tests[self.path]
-        if found.test is None or found.problems:
-            raise self.CollectError(str(SpecError(list(found.problems))))
-        name = self.path.relative_to(self._suite.folder).as_posix()
-        yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
+        pytest.fail(self.what, pytrace=False)
+
+    def runtest(self) -> None:
+        """Nothing: setting up has failed."""
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the test is written, and its name."""
+        return self.path, 0, self.name.removesuffix(".json")
 
 
 class ModelTest(pytest.Item):
@@ -84,9 +116,7 @@ class ModelTest(pytest.Item):
             reason = self.case.expectations[0].reason
             self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
         else:
-            # Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers.
-            self.config.addinivalue_line("markers", f"{marker}: of model tests")
-            self.add_marker(marker)
+            _add_marker(self, marker)
 
     def setup(self) -> None:
         """Fetch, import, compile and make up weights, as far as nobody has yet.
@@ -118,7 +148,7 @@ class ModelTest(pytest.Item):
         for metric in ("dispatch_count", "binary_size_bytes"):
             if metric in outcome.statistics:
                 self.user_properties.append((metric, outcome.statistics[metric]))
-        self.user_properties += [(f"golden_{metric}", value) for metric, value in outcome.goldens]
+        self.user_properties += [(f"golden_{golden.metric}", golden.value) for golden in outcome.goldens]
 
     def _session(self) -> ModelTestSession:
         plugin = self.config.pluginmanager.get_plugin(PLUGIN_NAME)
@@ -130,3 +160,9 @@ class ModelTest(pytest.Item):
         """Where the test is written, and its name."""
         # Pytest would write a dot as '::'.
         return self.path, 0, self.name.removesuffix(".json")
+
+
+def _add_marker(item: pytest.Item, marker: str) -> None:
+    # Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers.
+    item.config.addinivalue_line("markers", f"{marker}: of model tests")
+    item.add_marker(marker)

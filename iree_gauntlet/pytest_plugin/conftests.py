@@ -1,7 +1,8 @@
-"""The suites' own conftest.py files: where one defines our options, ours is used in its place.
+"""Which conftest.py files are loaded where model tests run: those of the tests, and nobody else's options.
 
-A checkout of iree-test-suites has one beside its tests. Two definitions of one option would end pytest with an
-error, so that file is left out; every other conftest.py is loaded as always.
+A checkout of iree-test-suites has one beside its tests that defines our options. Two definitions of one option would
+end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model tests, those of
+the project's own Python tests are, too: they may import what is not there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,23 @@ if TYPE_CHECKING:
 
     import pytest
 
-__all__ = ["stand_in_for_other_definitions"]
+__all__ = ["look_at_the_model_tests_alone", "stand_in_for_other_definitions"]
 
 _OPTION = b"--test-file-directory"
+
+
+def look_at_the_model_tests_alone(config: pytest.Config) -> None:
+    """Has pytest look for conftest.py files around the model tests and the working folder, not where its own tests are.
+
+    Args:
+        config: before the first conftest.py is loaded; nothing is changed where it names files or folders.
+    """
+    options = config.known_args_namespace
+    if not options.file_or_dir:
+        # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
+        here = Path(config.invocation_params.dir)
+        own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
+        options.file_or_dir = [options.test_file_directory, *own[:1]]
 
 
 def stand_in_for_other_definitions(config: pytest.Config) -> None:

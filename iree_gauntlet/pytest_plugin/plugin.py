@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder
+from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
 from iree_gauntlet.pytest_plugin.records import new_run_folder, write_session_reports
 from iree_gauntlet.pytest_plugin.session import ModelTestSession
 from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
@@ -47,6 +46,8 @@ class ModelTestPlugin:
         self._command = self._worker.get("gauntlet_command") or ["pytest", *map(str, config.invocation_params.args)]
         self.session: ModelTestSession | None = None
         self._reported = False
+        # What is said at the end: a warning would be an error to a project that makes errors of all.
+        self._notices: list[str] = []
         self._set_arguments()
 
     def _set_arguments(self) -> None:
@@ -95,13 +96,11 @@ class ModelTestPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put benchmarks last, so that they wait for nothing; warn of markers that no test has."""
-        self._warn_of_markers([item for item in items if isinstance(item, ModelTest)])
+        """Put benchmarks last, so that they wait for nothing; notice markers that no test has."""
+        self._notice_markers([item for item in items if isinstance(item, ModelTest)])
         items.sort(key=lambda item: isinstance(item, ModelTest) and item.case.kind == "benchmark")
 
-    def _warn_of_markers(self, tests: Sequence[ModelTest]) -> None:
-        if self._worker.get("workerid", "gw0") != "gw0":
-            return
+    def _notice_markers(self, tests: Sequence[ModelTest]) -> None:
         known = {marker for test in tests for marker in test.case.markers}
         registered = {line.split(":")[0].split("(")[0].strip() for line in self._config.getini("markers")}
         try:
@@ -112,7 +111,14 @@ class ModelTestPlugin:
         unknown = sorted(words - known - registered)
         if unknown:
             text = f"no test has the marker {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-            warnings.warn(pytest.PytestUnknownMarkWarning(text), stacklevel=1)
+            self._notices.append(text)
+            for word in unknown:
+                # Newer releases of pytest end with an error where one is not registered.
+                self._config.addinivalue_line("markers", f"{word}: of no model test")
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Say what is wrong with files that are not selected: nothing else will."""
+        self._notices += [item.what for item in items if isinstance(item, UnreadableTest)]
 
     # Running
 
@@ -123,6 +129,8 @@ class ModelTestPlugin:
         Raises:
             UsageError: there is no IREE, its tools do not know a flag, or the folder for runs cannot be made.
         """
+        if self._config.option.collectonly:
+            self.pytest_deselected(session.items)
         tests = [item for item in session.items if isinstance(item, ModelTest)]
         stopped = session.testsfailed and not self._config.option.continue_on_collection_errors
         # Pytest calls this also where collecting ended in an error, such as a wrong expression.
@@ -161,20 +169,30 @@ class ModelTestPlugin:
         """Tell a process of xdist where the session's files go."""
         node.workerinput |= {"gauntlet_run": str(self.run_folder()), "gauntlet_command": self._command}
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take in what a process of xdist noticed; one that died says nothing."""
+        noticed = getattr(node, "workeroutput", {}).get("gauntlet_notices", [])
+        self._notices = list(dict.fromkeys([*self._notices, *noticed]))
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         """End what still runs, and write the reports, once for all processes."""
         if self.session is not None:
             self.session.close()
+        if self._worker:
+            self._config.workeroutput["gauntlet_notices"] = self._notices  # type: ignore[attr-defined] # xdist's
         if self._worker or self._run_folder is None or self._config.option.collectonly:
             return
         try:
             self._reported = write_session_reports(self._run_folder, _folder(self._config, "job_summary_path"))
         except GauntletError as error:
-            warnings.warn(pytest.PytestWarning(str(error)), stacklevel=1)
+            self._notices.append(str(error))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say where the reports are."""
+        """Say what was noticed, and where the reports are."""
+        for notice in self._notices:
+            terminalreporter.write_line(f"warning: {notice}", yellow=True)
         if self._reported:
             summary = _folder(self._config, "job_summary_path") / "job_summary.md"
             terminalreporter.write_line(f"job summary: {summary}; logs and reports: {self._run_folder}")

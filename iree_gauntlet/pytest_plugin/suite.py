@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
-from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
 from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.targets import FAMILIES, Target
 
@@ -28,7 +30,7 @@ class FoundTest:
     Attributes:
         test: what it means; None where its problems leave nothing to run.
         problems: what is wrong with it, or with the module definitions that it names.
-        markers: as it lists them, then its type.
+        markers: as it lists them, then its type; where it has problems, as far as they can be read.
     """
 
     test: TorchTest | None
@@ -63,7 +65,8 @@ class ModelTestSuite:
             if spec.defines_module:
                 continue
             if spec.document is None:
-                found[spec.path] = FoundTest(None, spec.problems, ())
+                content, _, _ = load_json(spec.path, spec.name, without_comments)
+                found[spec.path] = FoundTest(None, spec.problems, sound_markers(content or {}))
                 continue
             test, problems = build_test(spec, modules, targets)
             assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"

@@ -10,7 +10,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.reporting.markdown import escape, table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
 _HEADERS = {
     "quality": ["Name", "Status"],
-    "benchmark": ["Name", "Current Time (ms)", "Golden Time (ms)", "Status"],
+    "benchmark": ["Name", "Current Time (ms)", "Golden Time (ms)", "Tolerance Factor", "Threshold (ms)", "Status"],
     "compstat": [
         "Name",
         "Golden Dispatch Count",
@@ -71,14 +71,20 @@ def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     name = f"{step.model}/{step.submodel}.json"
     if kind == "quality":
         return [name, status]
-    goldens = dict(step.goldens)
+    goldens = {golden.metric: golden for golden in step.goldens}
     if kind == "benchmark":
-        measured = step.samples.min_ms if step.samples else math.nan
-        return [name, _milliseconds(measured), _milliseconds(goldens.get("time_ms", math.nan)), status]
+        golden = goldens.get(Metric.TIME_MS)
+        by_mean = golden is not None and golden.statistic == Statistic.MEAN
+        measured = math.nan if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
+        limit = [_NOT_KNOWN] * 3
+        if golden:
+            limit = [_milliseconds(golden.value), str(golden.factor), _milliseconds(golden.value * golden.factor)]
+        return [name, _milliseconds(measured), *limit, status]
+    values = {metric: golden.value for metric, golden in goldens.items()}
     figures = [
         figure
         for metric in ("dispatch_count", "binary_size_bytes")
-        for figure in (_whole(goldens.get(metric)), _whole(step.statistics.get(metric)))
+        for figure in (_whole(values.get(metric)), _whole(step.statistics.get(metric)))
     ]
     return [name, *figures, status]
 

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["BAD_VERDICTS", "CacheCount", "ChainOutcome", "RunOutcome", "exit_meaning", "lock_remark", "outcome_of"]
+__all__ = [
+    "BAD_VERDICTS",
+    "CacheCount",
+    "ChainOutcome",
+    "RunOutcome",
+    "exit_meaning",
+    "lock_remark",
+    "outcome_of",
+    "state_of",
+]
 
 # Worst first; the same order as the exit codes'.
 _WORST_FIRST = (
@@ -173,8 +182,8 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
             f"{record.path}: the journal cannot be read: {type(error).__name__}: {error}",
             f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
         ) from error
-    interrupted = bool(record.end and record.end.get("interrupted"))
-    state = "unfinished" if record.end is None else "interrupted" if interrupted else "complete"
+    state = state_of(record)
+    interrupted = state == "interrupted"
     return RunOutcome(
         run=str(run.get("run", record.path.parent.name)),
         suite=str(run.get("suite", "")),
@@ -203,6 +212,13 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         remarks=_remarks(record, state),
         markers=str(run.get("markers") or ""),
     )
+
+
+def state_of(record: JournalRecord) -> str:
+    """`complete`, `interrupted`, or `unfinished` (killed, or still under way)."""
+    if record.end is None:
+        return "unfinished"
+    return "interrupted" if record.end.get("interrupted") else "complete"
 
 
 def _behind_failures(steps: list[StepOutcome], record: JournalRecord) -> list[StepOutcome]:

@@ -13,7 +13,17 @@ from iree_gauntlet.reporting.records import CacheUse, Check, Fetched, OutputComp
 if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["StepOutcome", "step_name", "step_outcome"]
+__all__ = ["PlannedGolden", "StepOutcome", "step_name", "step_outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGolden:
+    """A figure that a step is held against: metric, value, tolerance factor, and which figure of the repetitions."""
+
+    metric: str
+    value: float
+    factor: float
+    statistic: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class StepOutcome:
         statistics: the compiler's, such as `dispatch_count`.
         log: path of its full output, relative to the run's folder.
         tail: last lines of its output.
-        goldens: figures that it is held against: metric and value.
+        goldens: figures that it is held against.
         origin: where its case is written.
     """
 
@@ -78,7 +88,7 @@ class StepOutcome:
     log: str
     tail: tuple[str, ...]
     fetched: tuple[Fetched, ...]
-    goldens: tuple[tuple[str, float], ...]
+    goldens: tuple[PlannedGolden, ...]
     origin: Origin
 
     @property
@@ -150,7 +160,15 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         log=str(result.get("log") or ""),
         tail=tuple(str(line) for line in result.get("tail") or ()),
         fetched=tuple(Fetched.from_json(file) for file in result.get("fetched") or ()),
-        goldens=tuple((str(golden["metric"]), float(golden["value"])) for golden in step.get("goldens") or ()),
+        goldens=tuple(
+            PlannedGolden(
+                str(golden["metric"]),
+                float(golden["value"]),
+                float(golden["factor"]),
+                str(golden["statistic"]),
+            )
+            for golden in step.get("goldens") or ()
+        ),
         origin=Origin(str(step["origin"]["file"]), str(step["origin"].get("field") or "")),
     )
 

@@ -236,13 +236,13 @@ class _Planner:
         return result
 
     def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """The flags of a run as the tool spells them, what was changed, and which of its own the tool does not know."""
+        """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
         shared = self._translated(case.run_flags, tool, case.flags_origin or case.origin)
         if not case.own_flags:
-            return shared.flags, shared.notes, ""
+            return shared.flags, (*case.notes, *shared.notes), ""
         own = self._translated(case.own_flags, tool, case.origin, self._broken)
         reasons = "; ".join(unknown.message for unknown in own.unknown)
-        return (*shared.flags, *own.flags), (*shared.notes, *own.notes), reasons
+        return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
 
     # Steps
 
@@ -410,6 +410,7 @@ class _Planner:
                 goldens=tuple(golden for golden in case.goldens if golden.metric is not Metric.TIME_MS),
                 blocked=case.blocked_reason,
                 skip=case.skip_reason,
+                notes=case.notes,
             )
         )
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
@@ -98,10 +99,10 @@ def _headroom(text: float) -> float | None:
 
 def _changed(file: str, proposals: Sequence[Proposal]) -> FileChange:
     path = Path(file)
-    document, text, problems = load_json(path, file)
+    document, _, problems = load_json(path, file, without_comments)
     if document is None:
         raise GauntletError(f"{file}: {problems[0].message}", problems[0].hint or "The runs have named this spec.")
-    after = text
+    after = text = path.read_bytes().decode("utf-8-sig")
     for proposal in proposals:
         golden, field = proposal.golden, proposal.golden.origin.field
         try:

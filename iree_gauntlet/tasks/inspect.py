@@ -111,7 +111,8 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     problems = [*selection.cases.problems, *selection.cases.broken, *selection.source_problems()]
     cases = (*selection.cases.cases, *selection.cases.required)
     broken = {problem.file for problem in selection.cases.broken}
-    warnings = {(case.origin.file, text) for case in cases if case.origin.file not in broken for text in _missing(case)}
+    sound = [case for case in cases if case.origin.file not in broken]
+    warnings = {(case.origin.file, text) for case in sound for text in (*case.notes, *_missing(case))}
     notes: list[str] = []
     if options["toolchain"] and not problems:
         more, notes = _flag_problems(options, selection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from iree_gauntlet.micro.refused_recipes import REFUSED
 from iree_gauntlet.micro.registry import CUSTOM
 from iree_gauntlet.reporting.console import write_text
 
@@ -21,6 +22,7 @@ def print_registry(registry: Registry, stream: TextIO) -> None:
     for kind in ("quantization", "sparsity", "compiler"):
         rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
         _print(f"recipes ({kind})", rows, stream)
+    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
     types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
     _print("model types", types, stream)
     shapes = [(item.name, item.about) for item in registry.shape_sets.values()]

@@ -15,8 +15,10 @@ from iree_gauntlet.micro.oss_database import oss_json
 from iree_gauntlet.micro.plots import draw_plots
 from iree_gauntlet.micro.report_rows import read_rows
 from iree_gauntlet.micro.results_csv import results_csv
+from iree_gauntlet.micro.results_figures import NOT_MEASURED, UNREACHED
 from iree_gauntlet.micro.results_html import results_html
 from iree_gauntlet.micro.results_table import print_results, results_markdown
+from iree_gauntlet.reporting.outcome import state_of
 from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.tasks.workspace import shown
 
@@ -40,13 +42,13 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     asked = record.runs[-1]["micro"]
     records = _records(record, asked["points"])
     rows = read_rows(records)
-    header = _header(record)
+    header = _header(record) | {"missing": _missing(record, asked)}
     targets = read_targets(asked["targets"])
     oss = oss_json(rows, header, targets=targets)
     plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
-        "results.csv": results_csv(rows),
+        "results.csv": results_csv(rows, header),
         "results.md": results_markdown(rows, header),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
         "results.html": results_html(rows, header, plots),
@@ -55,7 +57,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
     _write(folder, files)
-    print_results(rows, str(shown(folder)), stream, environ=os.environ)
+    print_results(rows, header, str(shown(folder)), stream, environ=os.environ)
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
     stream.write(f"results in {shown(folder)}: {', '.join(name for name in files if name.startswith('results.'))}\n")
@@ -128,10 +130,30 @@ def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any
     ]
 
 
+def _missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The points without a record: what became of each, and why."""
+    # Journals of older versions have none that were refused.
+    refused = asked.get("refused") or {}
+    found = [{"point": name, "status": "skipped", "reason": reason} for name, reason in refused.items()]
+    for chain in asked["points"]:
+        result = record.results.get(step_id(chain, Stage.BENCHMARK))
+        if result is None:
+            found.append({"point": _name(chain), "status": NOT_MEASURED, "reason": UNREACHED[state_of(record)]})
+        elif "micro" not in (result["statistics"] or {}):
+            found.append({"point": _name(chain), "status": result["verdict"], "reason": result["reason"]})
+    return found
+
+
+def _name(chain: str) -> str:
+    """Of a point, which its chain has a target behind."""
+    return chain.rpartition("@")[0]
+
+
 def _header(record: JournalRecord) -> dict[str, Any]:
     run = record.runs[-1]
     return {
         "run": run["run"],
+        "state": state_of(record),
         "started": record.runs[0].get("time", ""),
         "config": Path(run["micro"]["config"]).name,
         "toolchain": run["toolchain"],

@@ -15,7 +15,7 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.session import Doors
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.micro.configuration import iree_device
@@ -37,6 +37,8 @@ from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_surroundings
+from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.tasks.micro_resume import Earlier
     from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["MicroRun"]
 
@@ -85,6 +88,7 @@ class MicroRun:
     earlier: Earlier | None
     run_dir: Path = field(init=False)
     _session: PointSession | None = field(init=False, default=None)
+    _refused: dict[str, str] = field(init=False, default_factory=dict)
 
     def measure(self, *, replace_disturbed: bool) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
@@ -92,7 +96,7 @@ class MicroRun:
         assert toolchain is not None, "asked for"
         assert self.machine.known is not None, "of every toolchain"
         require_importer(toolchain)
-        points = points_of(self.config)
+        points = self._reachable(points_of(self.config), toolchain)
         for device in dict.fromkeys(iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
             chosen_target(device, self.options["target"])
@@ -114,8 +118,33 @@ class MicroRun:
             doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
             engine = model_engine(self.run_dir, self.machine, supervisor, locks, cancelled, journal, self, performers)
+            recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
+            for said in dict.fromkeys((*self._refused.values(), *recipes)):
+                self.console.message(f"not measured: {said}")
             with interruptible(engine.cancel):
                 self._points(todo, len(points), chains, doors, engine, journal, replace_disturbed=replace_disturbed)
+
+    def _reachable(self, points: Sequence[Point], toolchain: Toolchain) -> list[Point]:
+        """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
+
+        Raises:
+            UsageError: there are none.
+        """
+        if self.options["device"]:
+            # Nothing of the sweep goes on without it, and who names it is told by its name.
+            return list(points)
+        found = []
+        for point in points:
+            available = device_available(toolchain, iree_device(point.model.device))
+            if available.ok:
+                found.append(point)
+                continue
+            where = f"{shown(self.config.file)}:{point.model.line}: {point.model.name}"
+            reason = f"{where}: no device {point.model.device!r} here: {available.reason}"
+            self._refused[point.name] = f"{reason}; --device cpu measures it on this machine's CPU"
+        if not found:
+            raise UsageError(next(iter(self._refused.values())), available.hint)
+        return found
 
     def _points(
         self,
@@ -196,6 +225,7 @@ class MicroRun:
         kept = {name: self.options[name] for name in _KEPT}
         return event | {
             "resumed": self.earlier is not None,
+            "remarks": list(dict.fromkeys(self._refused.values())),
             "gpus": [gpu.as_dict() for gpu in self._gpus(chains.values())],
             "steps": [step for steps in done.values() for step in steps],
             "micro": {
@@ -205,6 +235,7 @@ class MicroRun:
                 "torch_python": self.torch.path,
                 "versions": dict(self.torch.versions),
                 "points": [chain.id for chain in chains.values()],
+                "refused": self._refused,
                 "output_dir": self.config.output_dir,
                 **kept,
                 "iree": {name: self.options[name] for name in ("iree", "iree_compiler", "iree_runtime", "cache_dir")},

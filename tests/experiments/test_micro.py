@@ -208,6 +208,48 @@ def test_a_model_that_cannot_be_made_is_an_error_and_says_why(micro: Micro, monk
     assert micro.result("benchmark")["verdict"] == "skipped"
 
 
+def test_recipes_that_are_not_made_here_are_refused_each_by_itself(micro: Micro) -> None:
+    micro.write(recipes="gemlitewo-4-64, O3, int4wo-32-hqq")
+    done = micro.sweep()
+    assert done.code == 0, done.text
+    assert micro.builds == []
+    assert "not measured: gemlitewo-4-64: GemLite's kernels are made for CUDA" in done.out
+    assert {item["label"]: item["status"] for item in micro.record()["variants"]} == {
+        "baseline": "measured",
+        "gemlitewo-4-64": "skipped",
+        "O3": "measured",
+        "int4wo-32-hqq": "skipped",
+    }
+    assert micro.variant("int4wo-32-hqq")["reason"].startswith("HQQ, which searches")
+    assert micro.result("export.gemlitewo-4-64")["verdict"] == "skipped"
+    page = (micro.results / "results.md").read_text()
+    assert "gemlitewo-4-64: skipped: GemLite's kernels are made for CUDA" in page
+
+
+def test_a_device_that_is_not_there_keeps_nobody_else_from_running(micro: Micro) -> None:
+    micro.write("here", "there", recipes="O3")
+    config = micro.folder / "lin.yml"
+    cpu, other = config.read_text().rsplit("device: cpu", 1)
+    config.write_text(f"{cpu}device: mps{other}")
+    done = micro.sweep("--output", "oss.json")
+    assert done.code == 0, done.text
+    assert micro.record("here/4-64-128")["blocks"] == 6
+    refused = "lin.yml:16: there: no device 'mps' here: the runtime"
+    assert f"not measured: {refused}" in done.out
+    for report in (micro.results / name for name in ("results.md", "results.html", "results.csv", "results.json")):
+        assert "device &#x27;mps&#x27;" in report.read_text() or "device 'mps'" in report.read_text(), report.name
+    rows = list(csv.DictReader((micro.results / "results.csv").read_text().splitlines()))
+    assert [(row["name"], row["status"]) for row in rows][-1] == ("there", "skipped")
+    assert "--device cpu measures it on this machine's CPU" in rows[-1]["reason"]
+    assert "no device 'mps' here" in (micro.run / "junit.xml").read_text()
+    # Where there is nothing else, it is the sweep's.
+    config.write_text(config.read_text().replace("device: cpu", "device: mps"))
+    done = micro.sweep()
+    assert done.code == 2, done.text
+    assert "lin.yml:6: here: no device 'mps' here: " in done.err
+    assert "--device cpu measures it on this machine's CPU" in done.err
+
+
 _ODD = """
 from iree_gauntlet.micro.registry import compiler_recipe
 
@@ -237,6 +279,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     process.kill()
     process.wait()
     before = (micro.run / "journal.jsonl").read_text().splitlines()
+    said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume goes on with it"
+    assert said in micro.gauntlet("report", "latest").out
     micro.measuring.goes_on("b.baseline")
     micro.measuring.takes("baseline", 7.0)
     resumed = micro.gauntlet("micro", "--resume")
@@ -273,8 +317,20 @@ def test_an_interrupted_sweep_says_so_and_keeps_what_it_has(micro: Micro) -> Non
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert micro.record("a/4-64-128")["blocks"] == 6
-    points = json.loads((micro.results / "results.json").read_text())["points"]
-    assert [point["point"]["name"] for point in points] == ["a"]
+    results = json.loads((micro.results / "results.json").read_text())
+    assert [point["point"]["name"] for point in results["points"]] == ["a"]
+    assert results["header"]["state"] == "interrupted"
+    said = "the sweep was interrupted: 1 of 3 points measured; micro --resume goes on with it"
+    assert said in (micro.results / "results.md").read_text()
+    assert said in (micro.results / "results.html").read_text()
+    assert said in micro.gauntlet("report", "latest").out
+    rows = list(csv.DictReader((micro.results / "results.csv").read_text().splitlines()))
+    left = [(row["name"], row["m"], row["k"], row["n"], row["status"]) for row in rows[2:]]
+    assert left == [("b", "4", "64", "128", "not measured"), ("c", "4", "64", "128", "not measured")]
+    assert rows[-1]["reason"] == "the sweep was interrupted"
+    records = json.loads((micro.results / "benchmark_results.json").read_text())
+    assert {item["benchmark"]["extra_info"]["sweep"] for item in records} == {"interrupted"}
+    assert "the run was interrupted" in (micro.run / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +363,7 @@ def test_the_module_is_a_door_too(tmp_path: Path) -> None:
     done = run_here(["--list"], tmp_path, os.environ, package="iree_gauntlet.micro")
     assert done.code == 0, done.text
     assert "model types:" in done.out
+    assert "  gemlitewo*  " in done.out
 
 
 def test_what_a_configuration_can_name_is_listed_with_a_plugin(tmp_path: Path) -> None:

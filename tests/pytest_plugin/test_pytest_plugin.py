@@ -12,6 +12,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -96,6 +97,16 @@ def test_another_conftest_is_loaded(project: TorchProject) -> None:
     assert "seen it" in project.pytest("--collect-only").out
 
 
+def test_a_conftest_above_the_working_folder_counts_where_the_tests_are_elsewhere(project: TorchProject) -> None:
+    (project.folder / "own" / "deep").mkdir(parents=True)
+    (project.folder / "own" / "pytest.ini").write_text("[pytest]\n")
+    (project.folder / "own" / "conftest.py").write_text("def pytest_report_header():\n    return 'seen it'\n")
+    options = ["--test-file-directory=../../suite", "--external-file-directory=../../files", "--collect-only"]
+    done = project.plain_pytest(options, project.folder / "own" / "deep")
+    assert "seen it" in done.out
+    assert "3 tests collected" in done.out
+
+
 def test_folders_of_any_name_and_depth_are_collected(project: TorchProject) -> None:
     project.compstat("build/dist/deep_compstat", golden_dispatch_count=1)
     done = project.pytest("--collect-only", "-q", "-k", "deep")
@@ -107,7 +118,7 @@ def test_what_earlier_sessions_left_below_the_tests_is_no_test(project: TorchPro
     left.mkdir(parents=True)
     (left / "data.json").write_text('{"type": "quality"}')
     done = project.plain_pytest([word.replace("./suite", "./") for word in project.options("--collect-only", "-q")])
-    assert "3 errors" in done.out
+    assert "3 tests collected" in done.out
     assert "data.json" not in done.out
 
 
@@ -121,8 +132,8 @@ def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProjec
     (project.suite / "toy" / "broken.json").write_text('{"type": "quality",')
     project.test("toy/nomodule", type="benchmark", inputs=[], modules=["toy/modules/ad_cpu"])
     project.test("toy/typo", type="quality", inputs=[], expectd_outputs=[])
-    done = project.pytest("-q")
-    assert done.code == pytest.ExitCode.INTERRUPTED
+    done = project.pytest("-q", "-k", "not benchmark_cpu and not quality_cpu")
+    assert outcomes(done) == {"errors": 3, "passed": 1, "deselected": 2}
     assert "suite/toy/broken.json:1: ends in the middle of a value" in done.out
     assert "suite/toy/nomodule.json:6: modules[0]: there is no module definition toy/modules/ad_cpu.json" in done.out
     assert "Did you mean 'toy/modules/add_cpu'?" in done.out
@@ -130,11 +141,81 @@ def test_bad_files_are_errors_that_name_file_line_and_field(project: TorchProjec
     assert "Traceback" not in done.text
 
 
+def test_a_bad_file_that_is_not_selected_is_said_and_stops_nobody(project: TorchProject) -> None:
+    project.test("toy/typo", type="quality", markers=["hip", "a b", "xfail"], inputs=[], expectd_outputs=[])
+    (project.suite / "toy" / "broken.json").write_text('{"type": "quality",')
+    done = project.pytest("-q", "-m", "compstat")
+    assert outcomes(done) == {"passed": 1, "deselected": 4}
+    assert "broken.json:1: ends in the middle of a value" in done.out
+    assert "expectd_outputs: unknown field" in done.out
+    # Markers that can be read select it, like any other test; it is no failure that was expected.
+    assert outcomes(project.pytest("-q", "-m", "hip and quality")) == {"error": 1, "deselected": 4}
+    listed = project.pytest("-q", "--collect-only", "-m", "quality")
+    assert "2/5 tests collected (3 deselected)" in listed.out
+    assert "expectd_outputs: unknown field" in listed.out
+
+
+# As this repository's own: what pytest would load and refuse there, were it not told that model tests are meant.
+STRICT = """
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+addopts = "--strict-markers --strict-config -m 'not slow'"
+filterwarnings = ["error"]
+markers = ["slow: takes long"]
+"""
+
+
+@pytest.mark.parametrize("selection", ["hip or cpu", "hip or quality", "not hip"])
+def test_a_project_of_python_tests_that_makes_errors_of_warnings(project: TorchProject, selection: str) -> None:
+    (project.folder / "pyproject.toml").write_text(STRICT)
+    (project.folder / "tests").mkdir()
+    (project.folder / "tests" / "conftest.py").write_text("import a_package_that_is_not_here\n")
+    (project.folder / "conftest.py").write_text("def pytest_report_header():\n    return 'seen it'\n")
+    done = project.pytest("-m", selection, "--collect-only")
+    assert done.code == 0, done.text
+    assert "seen it" in done.out
+    assert "warning: no test has the marker hip; known: benchmark, compstat, cpu, quality" in done.out
+    # Where its own tests are asked for too, all of it counts.
+    assert "a_package_that_is_not_here" in project.pytest("-m", selection, "--collect-only", "tests").err
+
+
+def test_a_summary_that_cannot_be_written_is_said(project: TorchProject) -> None:
+    (project.folder / "pyproject.toml").write_text(STRICT)
+    (project.folder / "tests").mkdir()
+    (project.folder / "taken").write_text("a file")
+    done = project.pytest("-q", "-k", "compstat", "--job-summary-path=taken/summary")
+    assert outcomes(done) == {"passed": 1, "deselected": 2}
+    assert "warning: " in done.out
+    assert "taken/summary: cannot make the folder" in done.out
+
+
+def test_the_toolkits_modules_are_imported_as_they_are_written(tmp_path: Path) -> None:
+    # Installed, as far as pytest looks: it rewrites every module of a distribution that brings a plugin.
+    facts = tmp_path / "site" / "other_gauntlet-1.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: other-gauntlet\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[pytest11]\niree_gauntlet = iree_gauntlet.pytest_plugin\n")
+    (facts / "RECORD").write_text("iree_gauntlet/__init__.py,,\n")
+    lines = [
+        "import iree_gauntlet.cases",
+        "def test_it():",
+        "    found = type(iree_gauntlet.cases.__loader__).__name__",
+    ]
+    (tmp_path / "test_loader.py").write_text("\n".join([*lines, "    assert found == 'SourceFileLoader'\n"]))
+    environ = TorchProject.environment()
+    environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path / 'site'}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_loader.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--module-directory=suite"], "--module-directory needs --test-file-directory"),
         (["--force-recompile"], "--force-recompile needs --test-file-directory"),
+        (["--cache-modules"], "--cache-modules needs --test-file-directory"),
+        (["--test-file-directory=suite", "--cache-modules", "--force-recompile"], "--cache-modules beside"),
         (["--test-file-directory=gone"], "--test-file-directory: gone is no folder"),
         (["--test-file-directory=suite", "--module-directory=gone"], "--module-directory: gone is no folder"),
     ],
@@ -150,7 +231,15 @@ def test_options_that_do_not_fit(project: TorchProject, arguments: list[str], me
 
 
 def test_all_of_it_passes_and_is_reported(project: TorchProject) -> None:
-    options = ("-v", "--junitxml=junit.xml", "--log-cli-level=info", "--job-summary-path=out/summary", "-m", "cpu")
+    options = (
+        "-v",
+        "--cache-modules",
+        "--junitxml=junit.xml",
+        "--log-cli-level=info",
+        "--job-summary-path=out/summary",
+        "-m",
+        "cpu",
+    )
     done = project.pytest(*options)
     assert done.code == 0, done.text
     assert outcomes(done) == {"passed": 3}
@@ -325,8 +414,12 @@ def test_two_processes_compile_a_module_once_and_run_benchmarks_beside_nothing_e
     real = {"run_module": find_installed().run_module, "benchmark_module": find_installed().benchmark_module}
     noting = {name: NOTING.format(name=name, log=log, real=shlex.quote(tool)) for name, tool in real.items()}
     use_tools(project, **noting)
-    done = project.pytest_process("-q", "-n", "2")
+    (project.suite / "toy" / "broken.json").write_text("{")
+    done = project.pytest_process("-q", "-n", "2", "-m", "cpu or hip")
     assert done.code == 0, done.text
+    # Said once, by whichever process notices it.
+    assert done.out.count("no test has the marker hip") == 1
+    assert done.out.count("broken.json:1: ") == 1
     made = [event for event in compiles(project) if not event["cache"]["hit"]]  # type: ignore[index]
     assert len(made) == 1
     assert project.journal()[-1]["exit_code"] == 0

@@ -49,8 +49,15 @@ def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None
     assert json.loads(job_summary_json(summary)) == {
         "quality": {"headers": ["Name", "Status"], "rows": [["m/a_quality.json", "PASSED"]]},
         "benchmark": {
-            "headers": ["Name", "Current Time (ms)", "Golden Time (ms)", "Status"],
-            "rows": [["m/a_benchmark.json", "1.250", "2.000", "PASSED"]],
+            "headers": [
+                "Name",
+                "Current Time (ms)",
+                "Golden Time (ms)",
+                "Tolerance Factor",
+                "Threshold (ms)",
+                "Status",
+            ],
+            "rows": [["m/a_benchmark.json", "1.250", "2.000", "1.1", "2.200", "PASSED"]],
         },
         "compstat": {
             "headers": [
@@ -116,7 +123,21 @@ def test_what_did_not_run_is_not_available_and_what_was_killed_has_failed(tmp_pa
     journal.begin()
     journal.start(begun)
     rows = job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
-    assert rows == [["m/begun.json", "N/A", "N/A", "FAILED"], ["m/waiting.json", "N/A", "2.000", "N/A"]]
+    assert rows == [
+        ["m/begun.json", "N/A", "N/A", "N/A", "N/A", "FAILED"],
+        ["m/waiting.json", "N/A", "2.000", "1.1", "2.200", "N/A"],
+    ]
+
+
+def test_a_golden_of_the_first_generation_is_shown_beside_the_mean(tmp_path: Path) -> None:
+    journal = JournalBuilder()
+    goldens = [golden("time_ms", 550) | {"factor": 1.0, "statistic": "mean"}]
+    step = journal.step("sdxl", "old", "benchmark", dialect=DIALECT, goldens=goldens)
+    journal.begin()
+    journal.result(step, samples={"unit": "ms", "real_time": [500.0, 400.0], "cpu_time": [1.0, 1.0], "name": "x"})
+    journal.end()
+    rows = job_summary(outcome(journal, tmp_path))["benchmark"]["rows"]
+    assert rows == [["sdxl/old.json", "450.000", "550.000", "1.0", "550.000", "PASSED"]]
 
 
 def test_other_runs_have_none(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from iree_gauntlet.micro.oss_schema import check_oss_records, fits_float32, oss_
 from iree_gauntlet.micro.report_rows import read_rows
 from tests.support.budgets import part_of_the_examples
 from tests.support.micro_records import HEADER, point, ratio, record, records, squares, variant
+from tests.support.places import ROOT
 
 # Columns of `benchmark.oss_ci_benchmark_v3` that a record fills, and the fields of their tuples.
 TABLE = {
@@ -57,7 +58,6 @@ def test_a_record_says_what_dashboards_read() -> None:
             "iree_device": "local-task",
             "arch": "AMD EPYC 7763",
             "torch_compile_mode": "default",
-            "use_compile": "true",
             "high_precision_dtype": "f32",
             "quantization": "int8wo",
             "recipe_kind": "quantization",
@@ -132,8 +132,55 @@ def test_one_record_a_metric() -> None:
     assert SPEEDUP not in baseline
     # Infinite: nothing differs.
     assert "SQNR (dB)" not in baseline
-    eager = {item["benchmark"]["extra_info"]["use_compile"] for item in found if item["model"]["backend"] == "eager"}
-    assert eager == {"false"}
+
+
+def test_torch_compile_is_said_to_be_used_where_it_was_measured() -> None:
+    for compiled in (True, False):
+        found = made(
+            pair() if compiled else record(point(8, 8, 8), [variant("baseline", 2.0, None, torch_compile=None)])
+        )
+        used = {item["model"]["backend"]: item["benchmark"]["extra_info"].get("use_compile") for item in found}
+        assert used == {"iree": None, "eager": None} | ({"inductor": "true"} if compiled else {})
+
+
+# The record of torchao's guide to its benchmarks, of a GPU.
+GUIDE: dict[str, dict[str, Any]] = {
+    "benchmark": {
+        "name": "micro-benchmark api",
+        "mode": "inference",
+        "dtype": "int8wo",
+        "extra_info": {"device": "cuda", "arch": "NVIDIA A100-SXM4-80GB"},
+    },
+    "model": {"name": "1024-1024-1024", "type": "micro-benchmark custom layer", "origins": ["torchao"]},
+    "metric": {"name": "speedup(wrt bf16)", "benchmark_values": [1.25], "target_value": 0.0},
+    "runners": {},
+    "dependencies": {},
+}
+
+
+def test_the_page_names_every_field_that_is_not_the_guides() -> None:
+    page = (ROOT / "docs" / "micro-ci.md").read_text(encoding="utf-8")
+    table = page.partition("### What differs from torchao's guide")[2].partition("A recipe that is refused")[0]
+    own = next(item for item in made(pair()) if item["metric"]["name"] == SPEEDUP)
+    assert set(GUIDE) <= set(own)
+    for name, part in own.items():
+        theirs = GUIDE.get(name, {})
+        if name in ("runners", "dependencies", "inputs"):
+            assert f"`{name}`" in table
+            continue
+        assert set(theirs) <= set(part)
+        for field, value in part.items():
+            assert value == theirs.get(field) or f"`{name}.{field}`" in table, field
+    for field in own["benchmark"]["extra_info"]:
+        assert f"`{field}`" in table or f"extra_info.{field}`" in table, field
+
+
+def test_a_sweep_that_was_interrupted_says_so_in_every_record() -> None:
+    def states(header: dict[str, Any]) -> set[str | None]:
+        return {item["benchmark"]["extra_info"].get("sweep") for item in made(pair(), header=HEADER | header)}
+
+    assert states({"state": "interrupted"}) == {"interrupted"}
+    assert states({"state": "complete"}) == states({}) == {None}
 
 
 def test_the_baselines_time_is_named_by_its_type_as_torchao_does() -> None:

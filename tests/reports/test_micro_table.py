@@ -26,7 +26,7 @@ from tests.support.micro_records import HEADER, grid, point, ratio, record, reco
 
 def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
     stream = io.StringIO()
-    print_results(rows, "runs/x/results.md", stream, environ={}, width=width)
+    print_results(rows, HEADER, "runs/x/results.md", stream, environ={}, width=width)
     return stream.getvalue().splitlines()
 
 

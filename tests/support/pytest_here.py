@@ -56,7 +56,11 @@ def _imports_undone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:], sys.meta_path[:] = paths, finders
+        sys.path[:] = paths
+        # pytest's own; those that a library brought stay with it (`six.moves`).
+        sys.meta_path[:] = [
+            it for it in sys.meta_path if it in finders or not type(it).__module__.startswith("_pytest")
+        ]
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).is_relative_to(folder):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -121,6 +122,37 @@ def test_every_problem_of_every_file_is_said_at_once(folder: Path) -> None:
         "models/d.py:2: SystemExit: 3",
         "models/e.py:1: ZeroDivisionError: division by zero",
     ]
+
+
+def page_files(part: str) -> dict[str, str]:
+    """The model files of a folder that the page about PyBuda's shows."""
+    page = (ROOT / "docs" / "from-pybuda.md").read_text(encoding="utf-8")
+    return dict(re.findall(rf"```python\n# {part}/(\w+\.py)\n(.*?)```", page, re.DOTALL))
+
+
+def test_what_is_still_pybudas_names_the_page_about_it(folder: Path) -> None:
+    (text,) = page_files("theirs").values()
+    hint = "docs/from-pybuda.md says what becomes of a model file of PyBuda"
+    write(folder, {"a.py": text})
+    assert refused(folder) == [f"models/a.py:2: ModuleNotFoundError: No module named 'pybuda'\n    {hint}"]
+    # Imports of PyBuda's; torch need not be here.
+    text = re.sub(r"^(?:import|from) (?:pybuda|torch).*\n", "", text, flags=re.MULTILINE)
+    write(folder, {"a.py": text})
+    (problem,) = refused(folder)
+    assert problem.startswith("models/a.py:3: ImportError: attempted relative import beyond top-level package\n")
+    assert problem.endswith(hint)
+    write(folder, {"a.py": text.replace("..common", "iree_gauntlet.bench")})
+    problems = refused(folder)
+    for name in ("arch", "data_type", "devtype", "math_fidelity"):
+        assert f"nothing gives the parameter {name};" in "".join(problems)
+    assert all(problem.endswith(hint) for problem in problems)
+
+
+def test_a_model_of_pybudas_that_was_brought_over(folder: Path) -> None:
+    write(folder, page_files("ours"))
+    model = discover([folder])["two_layers"]
+    assert model.configs == ("narrow", "wide")
+    assert sorted(model.required) == ["config", "training"]
 
 
 def test_the_users_line_is_named_and_not_the_librarys(folder: Path) -> None:

@@ -311,3 +311,11 @@ def test_the_models_of_the_documentation(tmp_path: Path) -> None:
     assert (small.parameter_count, small.samples) == (203_530, 16)
     assert output(pipeline(small)).shape == (16, 10)
     assert output(pipeline(instantiate(models["brightness"], BuildOptions()))).shape == (8, 10)
+
+
+def test_the_model_that_was_brought_over_from_pybuda(tmp_path: Path) -> None:
+    page = (SHIPPED.parents[1] / "docs" / "from-pybuda.md").read_text(encoding="utf-8")
+    ((name, text),) = re.findall(r"```python\n# ours/(\w+\.py)\n(.*?)```", page, re.DOTALL)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    model = discover([tmp_path])["two_layers"]
+    assert output(pipeline(instantiate(model, BuildOptions(config="narrow")))).shape == (32, 10)

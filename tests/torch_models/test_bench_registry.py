@@ -273,6 +273,14 @@ def test_wrong_return_values_name_the_function_and_its_line(returned: Any, said:
     (problem,) = caught.value.problems
     assert said in problem.message
     assert (problem.line, problem.field) == (model.line, "model")
+
+
+def test_what_pybudas_functions_return_names_the_page_about_them() -> None:
+    with pytest.raises(ModelError) as caught:
+        arrange(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
+    (problem,) = caught.value.problems
+    assert problem.message == "it returned a tuple of 4"
+    assert problem.hint.endswith("; docs/from-pybuda.md says what becomes of a model file of PyBuda")
     assert problem.hint
 
 

@@ -209,7 +209,7 @@ def test_configurations_that_do_not_fit(
         ({"quantization": "int4wo-x"}, "group"),
         ({"quantization": "int4wo-7"}, "even number"),
         ({"quantization": "int4wo-48"}, "64 inputs are no groups of 48"),
-        ({"quantization": "gemlitewo-4-32"}, "GemLite is a library of CUDA kernels"),
+        ({"quantization": "gemlitewo-4-32"}, "GemLite's kernels are made for CUDA"),
         ({"sparsity": "block-48"}, "not made of blocks of 48 x 48"),
         ({"sparsity": "2:4", "k": 63}, "63 inputs are no multiple of 4"),
         ({"model_type": "transformer_block", "k": 60}, "k = 60 is no multiple of 8 heads"),

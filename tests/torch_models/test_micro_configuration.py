@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.micro.configuration import MicroConfig, ModelParams, iree_device, read_micro_config
 from iree_gauntlet.micro.plugins import BUILTIN_FILES, load_registry
+from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.shapes import Shape
 from iree_gauntlet.micro.yaml_values import read_yaml
 from tests.support.budgets import part_of_the_examples
@@ -520,13 +521,57 @@ def test_single_fields_of_an_entry(folder: Path, registry: Registry, field: str,
         ("{name: custom, shapes: [[1, 2, 3.0]]}", "found [1, 2, 3.0]"),
         ("{name: custom, shapes: [[1, 2, 2147483648]]}", "found [1, 2, 2147483648]"),
         ("{name: custom, shapes: [[1, 2, 3, 4, 5, 6, 7]]}", "found a list of 7"),
-        ("{name: pow2}, {name: pow2, min_power: 3}", "[1].name: pow2 is listed at line 2 already"),
     ],
 )
 def test_shapes_that_are_none(folder: Path, registry: Registry, shapes: str, said: str) -> None:
     (message,) = refused(folder, registry, f"model_params:\n  matrix_shapes: [{shapes}]\n")
     assert message.startswith("x.yml:2: model_params.matrix_shapes[")
     assert said in message
+
+
+def test_a_set_may_be_listed_twice(folder: Path, registry: Registry) -> None:
+    # As torchao has it: two ranges of one set, of which a shape that both have is measured once.
+    text = "model_params:\n  matrix_shapes:\n"
+    for least, most in ((4, 5), (5, 6)):
+        text += f"    - {{name: pow2, min_power: {least}, max_power: {most}}}\n"
+    config = read(folder, registry, text)
+    assert [shape.label for shape in config.models[0].shapes] == ["16-16-16", "32-32-32", "32-32-32", "64-64-64"]
+    assert [point.shape.m for point in points_of(config)] == [16, 32, 64]
+
+
+def test_entries_without_names_have_names_of_their_own(folder: Path, registry: Registry) -> None:
+    entry = "  - {{{0}matrix_shapes: [{{name: llama}}]}}\n"
+    kinds = ("", "model_type: ln_linear_gelu, ", "", "name: linear-2, ", "")
+    config = read(folder, registry, "model_params:\n" + "".join(map(entry.format, kinds)))
+    assert [model.name for model in config.models] == ["linear", "ln_linear_gelu", "linear-3", "linear-2", "linear-4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gemlitewo-4-64", "GemLite's kernels are made for CUDA"),
+        ("gemlitewo", "GemLite's"),
+        ("int4wo-128-hqq", "HQQ, which searches"),
+        ("int4wo-64-gptq", "calibrated"),
+        ("marlin", "Marlin's kernels"),
+        ("marlin-qqq", "Marlin's kernels"),
+        ("fp6", "floats of six bits"),
+        ("uintx-2-64", "torchao packs one to eight bits"),
+        ("uintx-4-64-hqq", "torchao packs"),
+        ("int8adq-int4w-symm", "CUTLASS's"),
+        ("int8_dynamic_activation_intx_weight-4-32-false", "kernels for ARM"),
+        ("int8dq_prefill_wo_decode", "int8dq is the one"),
+        ("float8_a1x128_w128x128", "float8dq-row"),
+    ],
+)
+def test_recipes_of_torchao_that_are_not_made_here_are_refused_each_by_itself(
+    folder: Path, registry: Registry, text: str, said: str
+) -> None:
+    listed = f'quantization_config_recipe_names: [int8wo, "{text}"]\nsparsity_config_recipe_names: ["2:4"]\n'
+    config = read(folder, registry, listed + MODELS)
+    baseline, int8wo, refused = config.variants
+    assert (baseline.refusal, int8wo.refusal, refused.label) == ("", "", text)
+    assert said in refused.refusal
 
 
 def test_a_shape_set_that_fails_is_its_plugins_problem(folder: Path, registry: Registry) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.micro.lookup import Registry
+from iree_gauntlet.micro.plugins import load_registry
 from iree_gauntlet.micro.registry import (
     Activation,
     Architecture,
@@ -190,6 +191,23 @@ def test_recipes_with_their_arguments(text: str, name: str, arguments: tuple[int
 )
 def test_recipes_that_are_none(text: str, said: str) -> None:
     assert said in unknown(REGISTRY.recipe, text)
+
+
+def test_arguments_that_a_recipe_cannot_do_with_are_refused_when_they_are_read() -> None:
+    registry = load_registry()
+    assert unknown(registry.recipe, "int4wo-7").startswith("recipe 'int4wo-7': a group is an even number of inputs\n")
+    assert unknown(registry.recipe, "block-0").startswith("recipe 'block-0': a block has a size of 1 or more\n")
+    assert registry.recipe("int4wo-48").arguments == (48,)
+
+
+def test_a_check_that_fails_is_its_plugins_problem() -> None:
+    with declarations() as found:
+
+        @recipe("mine", kind="quantization", check=lambda size: str(1 / size))
+        def mine(model: Any, size: int) -> Any: ...
+
+    with pytest.raises(PluginError, match=r"test_micro_registry\.py:.*: mine: ZeroDivisionError"):
+        Registry(by_name(found, Recipe), {}, {}, {}).recipe("mine-0")
 
 
 def test_the_longest_name_wins() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BUILTIN: Mapping[str, ShapeSet] = load_registry(builtin=BUILTIN_FILES[:1]).shape_sets
 NAMES = ("llama", "pow2", "pow2_extended", "small_sweep", "sweep")
+NEWER = ("deepseek_v3_236b", "deepseek_v3_671b", "gemma3_27b", "llama4", "qwen3_32b")
 POWERS = st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
@@ -34,7 +35,7 @@ def declared(function: Callable[..., Any], powers: tuple[int, int] | tuple[None,
 
 
 def test_the_documents_own_defaults() -> None:
-    assert tuple(BUILTIN) == NAMES
+    assert sorted(BUILTIN) == sorted(NAMES + NEWER)
     assert [shape.m for shape in made("pow2")] == [1024, 2048, 4096, 8192, 16384]
     assert [shape.m for shape in made("pow2_extended")][:4] == [1024, 1536, 2048, 3072]
     assert len(made("sweep")) == 8**3
@@ -45,6 +46,27 @@ def test_the_documents_own_defaults() -> None:
         Shape("llama_ffn.w13", 16384, 8192, 7168),
         Shape("llama_ffn.w2", 16384, 3584, 8192),
     ]
+
+
+def test_newer_models_have_each_layer_for_two_lengths_of_text() -> None:
+    found = {name: [(shape.name, shape.label) for shape in made(name)] for name in NEWER}
+    assert found["llama4"] == [
+        ("llama4_FFN", "16384-8192-5120"),
+        ("llama4_QO_proj", "16384-8192-8192"),
+        ("llama4_KV_proj", "16384-8192-1024"),
+        ("llama4_FFN", "128000-8192-5120"),
+        ("llama4_QO_proj", "128000-8192-8192"),
+        ("llama4_KV_proj", "128000-8192-1024"),
+    ]
+    layers = {
+        "deepseek_v3_236b": {"FFN": "1536-5120", "QKVO_proj": "7168-7168"},
+        "deepseek_v3_671b": {"FFN": "2048-7168", "QKVO_proj": "7168-7168"},
+        "gemma3_27b": {"QO_proj": "4096-4096", "KV_proj": "4096-1024"},
+        "qwen3_32b": {"QO_proj": "5120-5120", "KV_proj": "5120-640"},
+    }
+    for name, sizes in layers.items():
+        expected = [(f"{name}_{label}", f"{m}-{size}") for m in (16384, 128000) for label, size in sizes.items()]
+        assert found[name] == expected
 
 
 def test_names_and_labels() -> None:
@@ -78,6 +100,8 @@ def test_sets_of_a_user() -> None:
     assert shapes_of(with_powers) == (Shape("mine_0", 1, 2, 3),)
     named = declared(lambda_free([("query", 1, 2, 3), [4, 5, 6]]))
     assert shapes_of(named) == (Shape("mine_query", 1, 2, 3), Shape("mine_1", 4, 5, 6))
+    twice = declared(lambda_free([("query", 1, 2, 3), ("query", 4, 5, 6)]))
+    assert shapes_of(twice) == (Shape("mine_query", 1, 2, 3), Shape("mine_query", 4, 5, 6))
 
 
 def lambda_free(rows: Any, *names: str) -> Callable[..., Any]:
@@ -102,7 +126,7 @@ def lambda_free(rows: Any, *names: str) -> Callable[..., Any]:
         ([(True, 2, 3)], "it gave (True, 2, 3)"),
         ([("", 1, 2, 3)], "it gave ('', 1, 2, 3)"),
         ([(1, 2, 3, 4)], "it gave (1, 2, 3, 4)"),
-        ([("a", 1, 2, 3), ("a", 4, 5, 6)], "two shapes of one name"),
+        ([("a", 1, 2, 3), ("a", 1, 2, 3)], "a shape twice"),
     ],
 )
 def test_what_is_no_shape(rows: Any, said: str) -> None:

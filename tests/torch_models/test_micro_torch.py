@@ -92,7 +92,7 @@ def test_a_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     wrong = variant(plan_of(tmp_path / "0", quantization="gemlitewo-4-32"))
     found = answer(measured(tmp_path, [wrong, variant(gone), variant(plan)], outputs=""))
     first, second, third = found["variants"]
-    assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite is a library of CUDA kernels")
+    assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite's kernels are made for CUDA")
     assert set(first) == {"label", "mode", "error"}
     assert second["error"].startswith("FileNotFoundError: ")
     assert third["outputs"] == []

@@ -128,6 +128,15 @@ def test_the_diff_is_one_that_git_applies(project: Path) -> None:
     assert json.loads(patched)["golden_time_ms"] == {"desk": 3.1}
 
 
+def test_comments_and_line_ends_stay(project: Path) -> None:
+    commented = _SPEC.replace("2.50}", "2.50}  // on my desk: 2.50").replace("\n", "\r\n")
+    (project / _FILE).write_bytes(commented.encode())
+    _run(project, "run-1")
+    update(_options(write=True))
+    expected = commented.replace("2.50}", "3.1}").replace('{"cpu": 19', '{"cpu": 20')
+    assert (project / _FILE).read_bytes().decode() == expected
+
+
 def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, time in enumerate((2.0, 2.2, 2.1), start=1):
         _run(project, f"run-{number}", times=(time, time))
