@@ -53,13 +53,15 @@ class Stage(StrEnum):
     IMPORT = "import"
     PARAMETERS = "parameters"
     COMPILE = "compile"
+    REFERENCE = "reference"
     THRESHOLD = "threshold"
     COMPSTAT = "compstat"
     BENCHMARK = "benchmark"
 
 
-# Those of spec files. A model that is a Python function is exported first, by a command of its own.
-SPEC_STAGES = tuple(stage for stage in Stage if stage is not Stage.EXPORT)
+# Those that specs and options name. A model that is a Python function is exported first, by a command of its own; a
+# reference is made where a threshold step needs one.
+SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stage.REFERENCE))
 
 
 class ArgumentOrder(StrEnum):
@@ -110,11 +112,13 @@ class OnnxImport:
 
     Attributes:
         opset: opset version to convert to; None keeps the file's.
+        least_opset: opset version to convert to where the file's is lower; None for none.
         shapes: static shape of each graph input that is to be fixed, by input name.
     """
 
     opset: int | None = None
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    least_opset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +306,7 @@ class Case:
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
         notes: what is said of its spec beside its results.
+        reference: whether its inputs are made up and run by onnxruntime, with the main module's ONNX program.
         origin: where it is written.
     """
 
@@ -337,6 +342,7 @@ class Case:
     skips: tuple[tuple[Stage, str], ...] = ()
     allclose: Allclose | None = None
     notes: tuple[str, ...] = ()
+    reference: bool = False
 
     def blocked(self, stage: Stage) -> str:
         """What keeps a stage from running; empty where nothing does."""

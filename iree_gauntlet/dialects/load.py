@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Stage
+from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
 from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from iree_gauntlet.cases import Origin
+    from iree_gauntlet.dialects.onnx_models import ModelsSuite
     from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.targets import Target
 
@@ -110,7 +112,7 @@ class _Library:
 
 
 def load_cases(
-    specs: Sequence[Spec | OpSpec],
+    specs: Sequence[Spec | OpSpec | ModelSpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
     expected_failures: Sequence[ExpectedFailure] = (),
@@ -129,8 +131,8 @@ def load_cases(
     loader = _Loader(specs, includes, targets, expected_failures, device)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
-        if isinstance(spec, OpSpec):
-            loader.add_operator(spec, chosen)
+        if isinstance(spec, OpSpec | ModelSpec):
+            loader.add_of_suite(spec, chosen)
         elif spec.torch:
             loader.add_torch(spec, chosen)
         else:
@@ -143,7 +145,7 @@ class _Loader:
 
     def __init__(
         self,
-        specs: Sequence[Spec | OpSpec],
+        specs: Sequence[Spec | OpSpec | ModelSpec],
         includes: Sequence[Include],
         targets: Sequence[Target],
         expected_failures: Sequence[ExpectedFailure],
@@ -157,7 +159,7 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._suites: set[tuple[OpSuite, bool]] = set()
+        self._suites: set[tuple[OpSuite | ModelsSuite, bool]] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
@@ -200,22 +202,25 @@ class _Loader:
         elif self._add(test.case, chosen):
             self._require(test.required)
 
-    def add_operator(self, spec: OpSpec, chosen: Sequence[Include]) -> None:
-        """Adds the cases of a folder of an operator suite, one for each config."""
-        if (spec.suite, bool(chosen)) not in self._suites:
-            self._suites.add((spec.suite, bool(chosen)))
-            configs = spec.suite.configs
-            found = [problem for config in configs for problem in config.problems]
-            (self._problems if chosen else self._left_out).update(spec.suite.problems, found)
-            self._warnings.update(*(config.warnings for config in configs if chosen))
-            self._aimless.update(*(config.aimless for config in configs if chosen))
+    def add_of_suite(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
+        """Adds the cases of an operator's folder, or of a test of an ONNX model, one for each config."""
+        suite, problems = spec.suite, self._problems if chosen else self._left_out
+        if (suite, bool(chosen)) not in self._suites:
+            self._suites.add((suite, bool(chosen)))
+            problems.update(suite.problems, *(config.problems for config in suite.configs))
+            self._warnings.update(*(config.warnings for config in suite.configs if chosen))
+            self._aimless.update(*(config.aimless for config in suite.configs if chosen))
+        if isinstance(spec, ModelSpec):
+            problems.update(spec.problems)
         if not chosen:
             return
-        read = build_op_cases(spec, self._targets)
-        self._broken.update(read.problems)
-        self._warnings.update(read.warnings)
-        self._elsewhere.update(read.elsewhere)
-        for case in read.cases:
+        found = (
+            build_op_cases(spec, self._targets) if isinstance(spec, OpSpec) else build_model_cases(spec, self._targets)
+        )
+        self._broken.update(found.problems)
+        self._warnings.update(found.warnings)
+        self._elsewhere.update(found.elsewhere)
+        for case in found.cases:
             self._add(case, chosen)
 
     def _require(self, cases: Sequence[Case]) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "FormulaArgument",
     "FormulaFields",
     "OpConfig",
+    "SuiteDocument",
     "TorchOp",
     "is_config_name",
     "tensor_of",
@@ -105,15 +106,20 @@ Factor = Annotated[Positive, BeforeValidator(_unquoted)]
 Entries = Annotated[list[Text], Field(default_factory=list)]
 
 
-class OpConfig(Document):
+class SuiteDocument(Document):
+    """How what a suite holds is compiled and run."""
+
+    config_name: ConfigName
+    iree_compile_flags: list[Flag]
+    iree_run_module_flags: list[Flag]
+
+
+class OpConfig(SuiteDocument):
     """How the cases of a suite are compiled and run, and what is expected of them.
 
     The lists name case folders, relative to the suite's root.
     """
 
-    config_name: ConfigName
-    iree_compile_flags: list[Flag]
-    iree_run_module_flags: list[Flag]
     skip_compile_tests: Entries
     skip_run_tests: Entries
     expected_compile_failures: Entries

@@ -26,6 +26,7 @@ from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, w
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE
+from iree_gauntlet.dialects.target_flags import devices_of_flags
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _cases(
         inputs=read.inputs,
         expected_outputs=read.expected,
         outputs=(*(_output(flag.removeprefix(_OUTPUT)) for flag in written), *read.outputs),
-        device=_device((*run_flags, *read.flags)),
+        device=devices_of_flags((*run_flags, *read.flags)),
         run_flags=(*_function_flags(read), *run_flags),
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
@@ -230,12 +231,6 @@ def _with_sku(target: Target, sku: str) -> Target:
 
 def _function_flags(read: OpInputs) -> tuple[str, ...]:
     return (f"--function={read.function}",) if read.function else ()
-
-
-def _device(flags: Sequence[str]) -> str:
-    """The devices of a run, for the lock: one may be named several times."""
-    values = [flag.partition("=")[2].strip('"') for flag in flags if flag.lstrip("-").startswith("device=")]
-    return ",".join(dict.fromkeys(values))
 
 
 def _exported(path: str) -> str:

@@ -10,7 +10,7 @@ from iree_gauntlet.targets import Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["target_of_flags"]
+__all__ = ["devices_of_flags", "target_of_flags"]
 
 _TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -43,3 +43,9 @@ def target_of_flags(flags: Iterable[str]) -> Target:
     flags_of_family = _CHIP_FLAGS.get(found.family, ())
     chip = next((values[name].split(":")[0] for name in flags_of_family if values.get(name)), "")
     return target_of(f"{found.family}-{chip}") or found
+
+
+def devices_of_flags(flags: Iterable[str]) -> str:
+    """The devices that a run's flags name, for the lock: one may be named several times."""
+    values = [flag.partition("=")[2].strip('"') for flag in flags if flag.lstrip("-").startswith("device=")]
+    return ",".join(dict.fromkeys(values))

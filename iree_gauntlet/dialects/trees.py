@@ -18,6 +18,8 @@ from pydantic import ValidationError
 
 from iree_gauntlet.dialects.flag_variables import flag_variables
 from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
+from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
@@ -49,7 +51,8 @@ def read_specs(
     external: Path | None = None,
     modules: Path | None = None,
     configs: Sequence[Path] = (),
-) -> list[Spec | OpSpec]:
+    model_root: str = "",
+) -> list[Spec | OpSpec | ModelSpec]:
     """Reads every spec file of some folders, each once, in a stable order.
 
     Args:
@@ -58,13 +61,14 @@ def read_specs(
             the spec folder or beside it.
         modules: where module definitions of torch models are; by default the root of a spec, or the folder
             above it.
-        configs: of operator suites; by default those in the folder `configs` of each.
+        configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
+        model_root: where ONNX models are fetched from, in place of the URLs of their suite.
 
     Raises:
         UsageError: a folder or config does not exist or is none.
     """
     specs: dict[Path, Spec] = {}
-    operators = _Operators({}, [])
+    operators = _Operators({}, [], [])
     for folder in folders:
         tree = _tree(folder, external, modules)
         for root in _roots(tree.folder, operators):
@@ -74,14 +78,21 @@ def read_specs(
                 found = _sharktank_specs(tree, root)
             for spec in found:
                 specs.setdefault(spec.path, spec)
-    if configs and not operators.cases:
-        hint = "Leave --config out, or give --spec-dir the folder of an operator suite."
-        raise UsageError(f"--config {configs[0]}: there is no operator suite in {', '.join(map(str, folders))}", hint)
-    if not operators.cases:
-        return list(specs.values())
     asked = list(dict.fromkeys(Path(os.path.abspath(path)) for path in configs))  # noqa: PTH100 - links stay as named
-    cases = list(operators.cases.values())
-    return [*specs.values(), *read_op_specs(cases, operators.with_configs, asked, str(Path.cwd()))]
+    cases, roots = list(operators.cases.values()), operators.models
+    of_operators = [path for path in asked if cases and not has_word(path, OUTCOMES)]
+    of_models = [path for path in asked if path not in of_operators]
+    if (of_models or model_root) and not roots:
+        named = f"--config {of_models[0]}" if of_models else f"--model-root {model_root}"
+        what = "operator suite" if of_models and not has_word(of_models[0], OUTCOMES) else "suite of ONNX models"
+        hint = f"Leave it out, or give --spec-dir the folder of the {what}."
+        raise UsageError(f"{named}: there is no {what} in {', '.join(map(str, folders))}", hint)
+    here = str(Path.cwd())
+    return [
+        *specs.values(),
+        *(read_op_specs(cases, operators.with_configs, of_operators, here) if cases else ()),
+        *read_model_specs(roots, of_models, model_root, here),
+    ]
 
 
 def read_torch_specs(
@@ -131,10 +142,14 @@ def _external_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """What of operator suites is met on the way: folders of cases by path, and folders that may hold configs."""
+    """What of operator suites is met on the way: folders of cases by path, and folders that may hold configs.
+
+    And roots of suites of ONNX models.
+    """
 
     cases: dict[str, CaseFolder]
     with_configs: list[str]
+    models: list[Path]
 
     def add(self, path: str, files: Iterable[str], found_from: Path) -> None:
         """Takes in the folder of a case.
@@ -162,6 +177,10 @@ def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
             subfolders.clear()
             has_cases = True
             continue
+        if is_models_suite(Path(current), named=current == str(folder)):
+            operators.models.append(Path(current))
+            subfolders.clear()
+            continue
         for name in subfolders:
             # Folders behind links are not walked through, but a case may be one.
             place = f"{current}/{name}"
@@ -176,7 +195,7 @@ def _roots(folder: Path, operators: _Operators) -> Iterable[Path]:
         subfolders[:] = sorted(
             name for name in subfolders if name not in (*others, *_EXTERNAL_NAMES) and not name.startswith(".")
         )
-    return roots or ([] if has_cases else [folder])
+    return roots or ([] if has_cases or operators.models else [folder])
 
 
 def _holds_cases(folder: Path) -> bool:

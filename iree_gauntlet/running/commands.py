@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Argument, Case, MadeValues, Module, OnnxImport, Parameters
 
 __all__ = [
+    "REFERENCE_FLAGS",
     "STATISTICS_FILE",
     "Paths",
     "argument_text",
@@ -26,6 +27,8 @@ __all__ = [
     "threshold_argv",
 ]
 
+# What onnxruntime was given and gave, unpacked in the folder of the step that compares with it.
+REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"
 _DUMP_FLAGS = ("--iree-hal-dump-", "--dump-compilation-phases-to", "--mlir-print-ir-tree-dir")
 _STATISTICS_FORMAT = "--iree-scheduling-dump-statistics-format"
@@ -67,6 +70,8 @@ def import_argv(python: str, script: str, program: str, output: str, options: On
     argv = [python, script, program, "-o", output]
     if options.opset is not None:
         argv += ["--opset", str(options.opset)]
+    if options.least_opset is not None:
+        argv += ["--least-opset", str(options.least_opset)]
     for name, shape in options.shapes:
         argv += ["--shape", f"{name}={shape_text(shape)}"]
     return tuple(argv)
@@ -98,6 +103,7 @@ def threshold_argv(tool: str, case: Case, flags: Sequence[str], paths: Paths, fo
         folder: the step's own, where outputs are written that the spec asks for.
     """
     inputs = [f"--input={argument_text(item, paths.artifact)}" for item in case.inputs]
+    inputs += [REFERENCE_FLAGS] if case.reference else []
     expected = [f"--expected_output={argument_text(item, paths.artifact)}" for item in case.expected_outputs]
     if case.order is ArgumentOrder.MODULES_FIRST:
         loaded = [f"--module={paths.module(module)}" for module in case.modules]

@@ -243,7 +243,7 @@ class Engine:
         match step.stage:
             case Stage.FETCH:
                 return self._fetch(step)
-            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE:
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
                 return self._maker.make(step)
             case Stage.THRESHOLD:
                 from iree_gauntlet.running.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy

@@ -1,4 +1,4 @@
-"""Import, parameters and compile steps: from the cache where it has them, by the tools where not."""
+"""Import, parameters, compile and reference steps: from the cache where it has them, by the tools where not."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ _TOOLS = {
     Stage.IMPORT: "the ONNX import",
     Stage.PARAMETERS: "making up the weights",
     Stage.COMPILE: "iree-compile",
+    Stage.REFERENCE: "onnxruntime",
 }
+# What these make is our own, made by our own programs: not shared, not made again, and no fault of IREE's.
+_OURS = (Stage.PARAMETERS, Stage.REFERENCE)
 
 
 class ModuleMaker:
-    """Makes what import, parameters and compile steps make.
+    """Makes what import, parameters, compile and reference steps make.
 
     Args:
         cache: the store of what was made before.
@@ -82,7 +85,7 @@ class ModuleMaker:
         self._keeps_failures = keeps_failures
 
     def make(self, step: Step) -> Result:
-        """Runs an import, parameters or compile step."""
+        """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
         source = next(item for item in step.inputs if item.role == "program")
         ingredients["program"] = ingredients["program"] or self._program_hash(source.url)
@@ -97,7 +100,7 @@ class ModuleMaker:
             if result is not None:
                 return result
         # Made-up weights are large, and made faster than they are fetched. Dumps are in no cache.
-        shared = None if dumps or step.stage is Stage.PARAMETERS else self._shared
+        shared = None if dumps or step.stage in _OURS else self._shared
         with self._cache.making(key, self._cancelled):
             # Again: another process may have made it meanwhile.
             forced = self._is_forced(step, key)
@@ -131,7 +134,7 @@ class ModuleMaker:
 
     def _is_forced(self, step: Step, key: str) -> bool:
         """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
-        if self._made_again is None or step.stage is Stage.PARAMETERS:
+        if self._made_again is None or step.stage in _OURS:
             return False
         return not (self._made_again / key).exists()
 
@@ -250,7 +253,7 @@ class ModuleMaker:
         )
         if result.verdict is not Verdict.FAILED:
             return result
-        if step.stage is Stage.PARAMETERS:
+        if step.stage in _OURS:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.running.commands import Paths, benchmark_argv, threshold_argv
-from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step
+from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
 from iree_gauntlet.running.plan_places import Places, parameters_role, step_id
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
@@ -29,7 +29,8 @@ _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
     Stage.IMPORT: (Stage.FETCH,),
     Stage.PARAMETERS: (Stage.FETCH, Stage.IMPORT),
     Stage.COMPILE: (Stage.FETCH, Stage.IMPORT),
-    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
+    Stage.REFERENCE: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),
     Stage.COMPSTAT: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
     Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
 }
@@ -39,7 +40,7 @@ _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
 _BEFORE = (Stage.FETCH, Stage.IMPORT, Stage.COMPILE)
 _WORK: dict[Kind, frozenset[Stage]] = {
     Kind.COMPILE: frozenset({*_BEFORE, Stage.THRESHOLD}),
-    Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.THRESHOLD}),
+    Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.REFERENCE, Stage.THRESHOLD}),
     Kind.COMPSTAT: frozenset({*_BEFORE, Stage.COMPSTAT}),
     Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.BENCHMARK}),
 }
@@ -77,7 +78,7 @@ def blocked(step: Step, reason: str) -> Step:
 
 def _is_idle(case: Case) -> bool:
     """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
-    return bool(case.skip_reason) and not _makes_modules(case)
+    return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
 
 
 def _makes_modules(case: Case) -> bool:
@@ -103,7 +104,7 @@ class _Planner:
         ]
         self._required_ids = {case.id for case in self._required}
         self._owners: dict[str, Case] = {}
-        for case in (*self._selected, *self._required):
+        for case in (*self._active, *self._required):
             for module in self._planned(case):
                 if module.program.url and module.origin.file == case.origin.file:
                     self._owners.setdefault(module.id, case)
@@ -155,6 +156,8 @@ class _Planner:
         return [module for module in modules if not required or module.id in self._needed]
 
     def _check(self, case: Case) -> None:
+        if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
+            self._reference(case)
         if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
             self._threshold(case)
         if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
@@ -340,6 +343,12 @@ class _Planner:
             if owner
         )
 
+    def _reference(self, case: Case) -> None:
+        """Has onnxruntime run a program that compiles: one that does not is told once, by the compiler."""
+        compiled = self._module_needs(case.modules)
+        step = self._step(case, Stage.REFERENCE, needs=compiled, resources=Resources(cores=1))
+        self._add(reference_step(step, case.modules[-1], self._world))
+
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
         modules = [
             StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
@@ -349,13 +358,15 @@ class _Planner:
         files += [("parameters", item.url) for item in case.parameters]
         paths = [self._places.archive_path(item) for item in case.parameters if not item.url]
         made = [StepInput("parameters", path) for path in paths if path]
+        if case.reference:
+            made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
         return (*modules, *made, *(self._file(role, url) for role, url in files if url))
 
     def _threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = threshold_argv(self._world.run_module, case, flags, self._paths, folder)
-        if not case.expected_outputs:
+        if not (case.expected_outputs or case.reference):
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
         actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
@@ -365,6 +376,7 @@ class _Planner:
                 needs=(
                     *self._module_needs((*case.modules, *case.extra_modules)),
                     *self._made_needs(case),
+                    *((step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
                     *self._fetch_needs([case.chain]),
                 ),
                 command=Command(argv, case.working_directory or folder),

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step"]
+__all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step", "reference_step"]
 
 # Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
 FILE_ROLE = "file "
 # No path has a NUL in it.
 _FOLDER = "\0folder"
+_NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
 
 
 def import_step(step: Step, module: Module, world: Surroundings) -> Step:
@@ -85,6 +86,27 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
         inputs=(replace(source, path=program),),
         outputs=(("parameters", output),),
         cache=_lookup(world, step.id, ingredients, argv),
+    )
+
+
+def reference_step(step: Step, module: Module, world: Surroundings) -> Step:
+    """Completes the step in which onnxruntime runs a module's ONNX program on made-up inputs."""
+    source = _source(module, world)
+    output = f"{step.folder}/reference.zip"
+    ingredients = {
+        "kind": "reference 1",
+        "program": source.sha256,
+        "inputs": "default_rng(0)",
+        "onnxruntime": world.onnxruntime,
+    }
+    argv = (world.own_python, world.reference_script, source.path, "-o", output)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(source,),
+        outputs=(("reference", output),),
+        cache=_lookup(world, step.id, ingredients, argv),
+        blocked=step.blocked or ("" if world.onnxruntime else _NO_ONNXRUNTIME),
     )
 
 
@@ -166,12 +188,13 @@ def _source(module: Module, world: Surroundings, working_directory: str = "") ->
 def _options(module: Module) -> str:
     options = module.program.onnx
     assert options is not None, "only ONNX programs are imported"
-    return json.dumps([options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]])
+    texts = [options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]]
+    return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
 
 
 def _lookup(world: Surroundings, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
     pairs = tuple(ingredients.items())
-    if world.force_recompile and not ingredients["kind"].startswith("parameters"):
+    if world.force_recompile and not ingredients["kind"].startswith(("parameters", "reference")):
         return CacheLookup(reason="--force-recompile", ingredients=pairs)
     if makes_dumps(argv):
         return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)

@@ -23,6 +23,7 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
     Stage.IMPORT: 600.0,
     Stage.PARAMETERS: 3600.0,
     Stage.COMPILE: 1800.0,
+    Stage.REFERENCE: 1800.0,
     Stage.THRESHOLD: 600.0,
     Stage.COMPSTAT: 60.0,
     Stage.BENCHMARK: 900.0,
@@ -38,6 +39,8 @@ class Surroundings:
         compile, run_module, benchmark_module, python: paths of the tools.
         import_script: the program that imports ONNX.
         own_python: the interpreter that this toolkit runs in.
+        reference_script: the program that runs a model in onnxruntime, in that interpreter.
+        onnxruntime: its version there; empty where there is none.
         ir_tool: path of iree-opt, for bytecode that only the compiler reads; empty where the toolchain has none.
         importer: identity of the importer (compiler and onnx package).
         compiler: identity of the compiler.
@@ -58,6 +61,8 @@ class Surroundings:
     python: str
     import_script: str
     own_python: str
+    reference_script: str
+    onnxruntime: str
     ir_tool: str
     importer: str
     compiler: str

@@ -20,6 +20,7 @@ from iree_gauntlet.measuring.arrays import read_arguments, read_output
 from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from iree_gauntlet.running.allclose import compare_allclose, with_known_type
+from iree_gauntlet.running.reference import with_reference
 from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
 
@@ -45,6 +46,7 @@ _LONG_RUN_SECONDS = 120.0
 
 def check_threshold(step: Step, processes: Processes) -> Result:
     """Runs a threshold step."""
+    step = with_reference(step)
     assert step.command is not None, "planned with a command"
     if step.allclose is not None:
         return _check_allclose(step, step.command, step.allclose, processes)

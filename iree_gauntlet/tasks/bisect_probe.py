@@ -282,7 +282,7 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
             continue
         reason = (result or {}).get("reason") or "it did not end"
         label = step["id"].removeprefix(f"{chain}:")
-        if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS):
+        if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
         crashed = bool(result["signal"]) and result["signal"] not in _SENT
         return verdict in _FAILED or crashed or result["timed_out"], f"{label}: {reason}"

@@ -106,6 +106,9 @@ def _chosen(
         if case not in chosen:
             sys.stdout.write(f"{case.origin.file}: passed over: {why_not(case)}\n")
     specs = {spec.name: spec for spec in selection.specs}
+    if not chosen and cases[0].origin.file not in specs:
+        # Of operators and of suites of ONNX models, whose outputs are no specs' own.
+        raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
     store = make_machine(options, Silent(), need_toolchain=False).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
         yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)

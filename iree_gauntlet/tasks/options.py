@@ -68,8 +68,10 @@ SELECTION = (
     Option(
         "config",
         [],
-        "Config of an operator suite, in place of all in its folder configs/ or the suite's (repeatable).",
+        "Config of an operator suite or of ONNX models, in place of all in its folder configs/ or the suite's "
+        "(repeatable).",
     ),
+    Option("model_root", "", "Folder or URL to fetch the models of an onnx_models suite from, in place of its URLs."),
     Option("target", [], "Where to run: cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942 (repeatable)."),
     Option("backend", "", "The same as --target, under the sharktank benchmarks' name."),
     Option("rocm_chip", "", "Chip of ROCm targets (default gfx942)."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 import sys
@@ -142,6 +143,8 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         python=(toolchain.python if toolchain else "") or "python",
         import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
         own_python=sys.executable,
+        reference_script=str(Path(worker.__file__).with_name("run_reference.py")),
+        onnxruntime=_onnxruntime(),
         ir_tool=toolchain.ir_tool if toolchain else "",
         importer=f"{compiler} onnx {toolchain.onnx_version if toolchain else ''}",
         compiler=compiler,
@@ -156,6 +159,14 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         timeouts=_timeouts(options),
         force_recompile=bool(options.get("force_recompile")),
     )
+
+
+def _onnxruntime() -> str:
+    """Its version in our own interpreter; empty where it is not installed."""
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:

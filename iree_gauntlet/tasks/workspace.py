@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
+    from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite
     from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.dialects.op_trees import OpSpec
+    from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
 
@@ -216,7 +218,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, for_problems: bool
     if modules is not None and not modules.is_dir():
         raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
     configs = [Path(config) for config in options["config"]] or list(suite.configs if suite else ())
-    specs = read_specs(folders, external, modules, configs)
+    specs = read_specs(folders, external, modules, configs, options["model_root"])
     _require_known(targets, specs)
     includes = _includes(options, defaults, suite)
     failures = suite.expected_failures if suite else ()
@@ -234,7 +236,7 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, for_problems: bool
     )
 
 
-def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec]) -> None:
+def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec | ModelSpec]) -> None:
     """Makes sure that every target is one of ours, or one that a config of an operator suite is for.
 
     Raises:
@@ -249,16 +251,18 @@ def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec]) ->
                 raise UsageError(f"unknown target {name!r}", known)
 
 
-def _configs_of(specs: Iterable[Spec | OpSpec]) -> list[SuiteConfig]:
-    """The configs of operator suites that could be read."""
+def _configs_of(specs: Iterable[Spec | OpSpec | ModelSpec]) -> list[SuiteConfig | ModelsConfig]:
+    """The configs of operator suites and of ONNX models that could be read."""
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
 
-    suites = {id(spec.suite): spec.suite for spec in specs if not isinstance(spec, Spec)}
+    suites: dict[int, OpSuite | ModelsSuite] = {
+        id(spec.suite): spec.suite for spec in specs if not isinstance(spec, Spec)
+    }
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
 
 
-def _not_asked(specs: Iterable[Spec | OpSpec], targets: Sequence[Target]) -> tuple[str, ...]:
+def _not_asked(specs: Iterable[Spec | OpSpec | ModelSpec], targets: Sequence[Target]) -> tuple[str, ...]:
     """Configs of operator suites that were named, and are for targets that were not."""
     lines = []
     for config in _configs_of(specs):

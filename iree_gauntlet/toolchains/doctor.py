@@ -39,7 +39,7 @@ _PACKAGES = (
     ("invoke", "the tasks"),
     ("pooch", "fetching artifacts"),
     ("nox", "CI sessions; anything else works without it"),
-    ("onnxruntime", "recording expected outputs only"),
+    ("onnxruntime", "recording expected outputs, and suites of ONNX models"),
 )
 _OPTIONAL = frozenset({"nox", "onnxruntime"})
 

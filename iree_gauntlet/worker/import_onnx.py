@@ -1,6 +1,6 @@
 """Prepare an ONNX model and import it to MLIR, in the Python of the toolchain that is measured.
 
-    python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N] [--shape NAME=1x3x48x192]...
+    python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N | --least-opset N] [--shape NAME=1x3x48x192]...
 
 The order of preparation matters: input shapes are fixed first, then the opset is converted, then shapes
 are inferred anew. Recorded shapes of outputs and inner values are forgotten before that, because some files
@@ -231,7 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="import_onnx.py", description="Prepare an ONNX model, import it to MLIR.")
     parser.add_argument("model", type=Path, help="the .onnx file")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the .mlir file to write")
-    parser.add_argument("--opset", type=int, help="convert to this opset version first")
+    opset = parser.add_mutually_exclusive_group()
+    opset.add_argument("--opset", type=int, help="convert to this opset version first")
+    opset.add_argument("--least-opset", type=int, help="convert to this opset version first where the file's is lower")
     parser.add_argument(
         "--shape",
         action="append",
@@ -256,7 +258,9 @@ def _run(arguments: argparse.Namespace) -> list[str]:
     output: Path = arguments.output
     if not output.parent.is_dir():
         raise InputError(f"no folder {output.parent} to write {output.name} in")
-    model = prepare(_load(arguments.model), shapes, arguments.opset)
+    model = _load(arguments.model)
+    opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _opset(model))
+    model = prepare(model, shapes, opset)
     # Beside the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
         imported = _import_to_mlir(model, Path(folder))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -102,8 +102,14 @@ def check_outputs(outputs: dict[str, Array], tolerance: float) -> None:
         )
 
 
-def run_model(model: Path | bytes, arrays: Sequence[Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+def run_model(
+    model: Path | bytes, arrays: Sequence[Array] | Callable[[Sequence[Any]], Sequence[Array]]
+) -> tuple[list[dict[str, Any]], dict[str, Array]]:
     """Run a model once, from its file or its content; descriptions of its inputs, and its outputs in graph order.
+
+    Args:
+        model: its file or content.
+        arrays: one for each input; or what makes them of onnxruntime's descriptions (`name`, `type`, `shape`).
 
     Raises:
         RefusedError: there is no onnxruntime, or the number of inputs is wrong.
@@ -130,6 +136,7 @@ def run_model(model: Path | bytes, arrays: Sequence[Array]) -> tuple[list[dict[s
     except failures as error:
         raise InferenceFailedError(f"onnxruntime cannot load {name}: {_first_line(error)}") from error
     inputs = session.get_inputs()
+    arrays = arrays(inputs) if callable(arrays) else arrays
     described = [{"name": value.name, "type": value.type, "declared_shape": list(value.shape)} for value in inputs]
     if len(inputs) != len(arrays):
         known = ", ".join(f"{value.name} {value.type} {value.shape}" for value in inputs)

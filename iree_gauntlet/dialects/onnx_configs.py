@@ -1,0 +1,144 @@
+"""Configs of the ONNX models' suite: how its tests are compiled and run, and what is expected of each.
+
+Facts: iree-test-suites, `onnx_models/conftest.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, ValidationError
+
+from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.json5_text import comments_of, plain_json
+from iree_gauntlet.dialects.json_places import line_of
+from iree_gauntlet.dialects.op_schema import SuiteDocument
+from iree_gauntlet.dialects.spec_file import load_json, nearest, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.errors import Problem
+
+__all__ = ["OUTCOMES", "ModelsConfig", "has_word", "misnamed_tests", "read_models_config"]
+
+OUTCOMES = "tests_and_expected_outcomes"
+_FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
+_KNOWN = ("pass", *_FAILURES, "skip")
+
+
+def _outcome(text: str) -> str:
+    if text not in _KNOWN:
+        near = nearest(text, _KNOWN)
+        guess = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"unknown outcome {text!r}{guess} ({', '.join(_KNOWN)})")
+    return text
+
+
+class _Document(SuiteDocument):
+    tests_and_expected_outcomes: dict[str, Annotated[str, AfterValidator(_outcome)]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelsConfig:
+    """A config, read.
+
+    Attributes:
+        name: the file as the user names it.
+        text: as JSON, every value in its place.
+        document: what it says; None where it cannot be understood.
+        target: what its flags are for; the config's name is its own.
+        comments: by line.
+        problems: what is wrong with it.
+        warnings: what is passed over in it.
+        aimless: its entries that name no test.
+    """
+
+    name: str
+    text: str = ""
+    document: _Document | None = None
+    target: Target = field(default_factory=lambda: Target("cpu"))
+    comments: Mapping[int, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    aimless: tuple[Problem, ...] = ()
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that it names."""
+        outcomes = self.document.tests_and_expected_outcomes if self.document else ()
+        return [test for test in outcomes if test != "default"]
+
+    def skip_of(self, test: str) -> str:
+        """Why a test is skipped; empty where it runs. Upstream's default is to skip."""
+        assert self.document is not None, "only configs that were read are asked"
+        outcomes = self.document.tests_and_expected_outcomes
+        if outcomes.get(test, outcomes.get("default", "skip")) != "skip":
+            return ""
+        why = self._comment(test) or "skip" if test in outcomes else "not listed"
+        return f"{why} ({self.name})"
+
+    def expectations_of(self, test: str) -> tuple[Expectation, ...]:
+        """The failure that is expected of a test."""
+        assert self.document is not None, "only configs that were read are asked"
+        outcomes = self.document.tests_and_expected_outcomes
+        entry = test if test in outcomes else "default"
+        outcome = outcomes.get(entry, "")
+        if outcome not in _FAILURES:
+            return ()
+        origin = Origin(self.name, f"{OUTCOMES}.{entry}")
+        return (Expectation(_FAILURES[outcome], self._comment(entry) or outcome, origin),)
+
+    def _comment(self, entry: str) -> str:
+        return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
+
+
+def has_word(path: Path, word: str) -> bool:
+    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
+    try:
+        return word.encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
+
+
+def read_models_config(path: Path, name: str) -> ModelsConfig:
+    """Reads a config.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+    """
+    comments: dict[int, str] = {}
+
+    def plain(text: str) -> str:
+        comments.update(comments_of(text))
+        return plain_json(text)
+
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return ModelsConfig(name, problems=tuple(problems))
+    content, warnings = without_strange_fields(content, _Document, name, text)
+    try:
+        document = _Document.model_validate(content)
+    except ValidationError as error:
+        return ModelsConfig(name, problems=tuple(problems_of(error, _Document, name, text)))
+    found = target_of_flags(document.iree_compile_flags)
+    target = Target(found.family, found.chip, config=document.config_name)
+    return ModelsConfig(name, text, document, target, comments, warnings=tuple(warnings))
+
+
+def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
+    """Entries that name no test: misspelt, left behind, or of an older suite."""
+    names = set(known)
+    for entry in config.tests:
+        if entry not in names:
+            near = nearest(entry, names)
+            message = "names no test" + (f"; did you mean {near!r}?" if near else "")
+            yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")

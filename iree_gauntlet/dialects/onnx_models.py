@@ -1,0 +1,308 @@
+"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+from iree_gauntlet.cases import (
+    ArgumentOrder,
+    Case,
+    Expectation,
+    Kind,
+    Module,
+    OnnxImport,
+    Origin,
+    Program,
+)
+from iree_gauntlet.dialects.flagfile import outside
+from iree_gauntlet.dialects.locations import is_url
+from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word, misnamed_tests, read_models_config
+from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
+from iree_gauntlet.dialects.op_schema import is_config_name
+from iree_gauntlet.dialects.op_tests import OpCases
+from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.dialects.target_flags import devices_of_flags
+from iree_gauntlet.errors import Problem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
+    from iree_gauntlet.targets import Target
+
+__all__ = ["MODELS_FOLDER", "ModelSpec", "ModelsSuite", "build_model_cases", "is_models_suite", "read_model_specs"]
+
+MODELS_FOLDER = "onnx_models"
+_DIALECT = "onnx_models"
+# Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
+_LEAST_OPSET = 17
+_CONFIGS = "configs"
+# A test's name, from which the model's path follows where the suite's own files are not at hand.
+_NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_models\[(?P<model>.+\.onnx)\]")
+# What comes before a file's path in the URLs of GitHub and Hugging Face.
+_BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelsSuite:
+    """Tests with one root.
+
+    Attributes:
+        configs: how they are compiled and run; one that cannot be read is among them.
+        problems: what is wrong with it as a whole.
+    """
+
+    configs: tuple[ModelsConfig, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
+    """A test of a model; or a file that holds none that could be read.
+
+    Attributes:
+        suite: what it belongs to.
+        name: the file that it is written in, as the user names it.
+        document: what it says, with the whole URL of its model; None where it cannot be understood.
+        model: the file of tests, and the folder of the model as its name has it.
+        stem: name of the model's file without suffix.
+        submodel: what `--submodel` selects.
+        problems: what is wrong with it.
+        defines_module: never: it is compiled and run.
+    """
+
+    suite: ModelsSuite
+    name: str
+    document: ModelTest | None
+    model: str
+    stem: str
+    submodel: str
+    problems: tuple[Problem, ...] = ()
+    defines_module: bool = False
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that its configs are for."""
+        return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
+
+
+def is_models_suite(folder: Path, *, named: bool) -> bool:
+    """Whether a folder is the suite, or IREE's folder of configs for it.
+
+    Args:
+        folder: which.
+        named: whether the user named it: one that holds configs may have any name.
+    """
+    if folder.name == MODELS_FOLDER:
+        return bool(_configs_in(folder) or _test_files(folder))
+    return named and bool(_configs_in(folder))
+
+
+def read_model_specs(
+    roots: Sequence[Path], asked: Sequence[Path], model_root: str, working_folder: str
+) -> list[ModelSpec]:
+    """The tests of suites of ONNX models, in a stable order.
+
+    Args:
+        roots: folders of the suites, absolute.
+        asked: configs that are to be used; by default, all of each root.
+        model_root: folder or URL from which all models are fetched; empty for the suites' own.
+        working_folder: from which the user names files.
+
+    Raises:
+        UsageError: the folder of models does not exist.
+    """
+    prefix = f"{working_folder.rstrip('/')}/"
+    other_base = _base(model_root)
+    specs: list[ModelSpec] = []
+    for root in dict.fromkeys(roots):
+        paths = asked or _configs_in(root)
+        configs = [read_models_config(path, str(path).removeprefix(prefix)) for path in paths]
+        files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
+        read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
+        known = [test.name for _, tests, _ in read for test in tests]
+        counts = Counter(config.target.config for config in configs if config.document)
+        configs = [_named(config) if counts[config.target.config] > 1 else config for config in configs]
+        configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
+        base = base_of(root / "conftest.py") if read else DEFAULT_BASE
+        read = read or [(config.name, *_named_tests(config)) for config in configs]
+        hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/onnx-models.md)."
+        without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
+        specs += _specs(
+            ModelsSuite(tuple(configs), () if paths else (without,)),
+            read,
+            partial(_whole_url, base=base, other_base=other_base),
+        )
+    return specs
+
+
+def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> OpCases:
+    """The cases of a test, one for each config whose target is asked for."""
+    cases: list[Case] = []
+    elsewhere: list[str] = []
+    for config in spec.suite.configs:
+        if config.document is None or spec.document is None:
+            continue
+        asked = next((target for target in targets if target.covers(config.target)), None)
+        if asked is None:
+            elsewhere.append(replace(config.target, config="").name)
+        else:
+            cases.append(_case(spec, spec.document, config, replace(config.target, sku=asked.sku)))
+    return OpCases(tuple(cases), elsewhere=tuple(elsewhere))
+
+
+def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
+    document = config.document
+    assert document is not None, "only configs that were read are chosen"
+    origin = Origin(spec.name, test.name.partition("::")[2])
+    flags_origin = Origin(config.name)
+    program = Program(test.url, OnnxImport(least_opset=_LEAST_OPSET))
+    flags = tuple(document.iree_compile_flags)
+    name = f"{spec.model}/{spec.submodel}"
+    run_flags = tuple(document.iree_run_module_flags)
+    marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
+    skip = test.skip and f"{test.skip} ({spec.name})"
+    return Case(
+        dialect=_DIALECT,
+        model=spec.model,
+        submodel=spec.submodel,
+        stem=spec.stem,
+        kind=Kind.QUALITY,
+        target=target,
+        modules=(Module(name, "main", target, program, flags, origin, flags_origin=flags_origin),),
+        origin=origin,
+        device=devices_of_flags(run_flags),
+        run_flags=run_flags,
+        order=ArgumentOrder.MODULES_FIRST,
+        # Of several marks that expect a failure pytest takes the first, which is the file's own.
+        expectations=marked or config.expectations_of(test.name),
+        markers=frozenset({Kind.QUALITY.value, target.family, *filter(None, [target.chip]), *test.markers}),
+        skip_reason=skip or config.skip_of(test.name),
+        flags_origin=flags_origin,
+        reference=True,
+    )
+
+
+def _named(config: ModelsConfig) -> ModelsConfig:
+    """A config whose name another one has too: its file's name is what tells them apart."""
+    stem = PurePosixPath(config.name).stem
+    return replace(config, target=replace(config.target, config=stem)) if is_config_name(stem) else config
+
+
+def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
+    """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
+    aimless = tuple(misnamed_tests(config, known)) if known else ()
+    same = next((item for item in others if item.document and item.target.config == config.target.config), None)
+    if same is None or config.document is None:
+        return replace(config, aimless=aimless)
+    message = f"{config.target.config!r} is the name of {same.name} too"
+    problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
+    return replace(config, problems=(problem,), aimless=aimless)
+
+
+def _specs(
+    suite: ModelsSuite, read: Iterable[tuple[str, list[ModelTest], list[Problem]]], whole: Callable[[str], str]
+) -> Iterator[ModelSpec]:
+    """The specs of files of tests, each test once."""
+    seen: set[str] = set()
+    for name, tests, problems in read:
+        if problems:
+            stem = PurePosixPath(name).stem
+            yield ModelSpec(suite, name, None, _kind(name), stem, stem, tuple(problems))
+        for test in tests:
+            if test.name not in seen:
+                seen.add(test.name)
+                yield _spec(suite, name, test, whole)
+
+
+def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str], str]) -> ModelSpec:
+    """The spec of a test.
+
+    `…/classification_models_test.py::test_models[mnist/model/mnist-12.onnx]` is the model `classification/mnist/model`
+    with the submodel `mnist-12`; `…::test_mnist` is `classification` with `mnist`.
+    """
+    file, _, function = test.name.partition("::")
+    kind = _kind(file)
+    function, bracket, parameter = function.partition("[")
+    path = parameter.removesuffix("]").removesuffix(".onnx") if bracket else function.removeprefix("test_")
+    folder, _, submodel = path.rpartition("/")
+    stem = PurePosixPath(urlsplit(test.url).path).stem
+    leaving = [item for item in (path, _path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
+    if leaving:
+        hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
+        problem = Problem(name, 0, function, f"{leaving[0]!r} is no path inside the folder of models", hint)
+        return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
+    test = replace(test, url=whole(test.url))
+    return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
+
+
+def _kind(file: str) -> str:
+    """`classification` of `…/classification_models_test.py`."""
+    return PurePosixPath(file).stem.removesuffix("_test").removesuffix("_models")
+
+
+def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
+    """The tests that a config names, where the suite's own files are not there."""
+    tests: list[ModelTest] = []
+    unknown: list[str] = []
+    for name in config.tests:
+        match = _NAME.fullmatch(name)
+        if match:
+            tests.append(ModelTest(name, f"{match['path']}/{match['model']}"))
+        else:
+            unknown.append(name)
+    if not unknown:
+        return tests, list(config.problems)
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    message = f"the test does not name its model{more}, and the suite's tests are not here"
+    hint = f"Give the suite: --spec-dir iree-test-suites/{MODELS_FOLDER} --config {config.name}."
+    return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
+
+
+def _whole_url(url: str, base: str, other_base: str) -> str:
+    """Where a model is fetched from: `other_base` takes the place of the suite's base, and of that of a whole URL."""
+    if other_base:
+        return other_base + quote(_path_in_zoo(url))
+    return url if is_url(url) else base + quote(url)
+
+
+def _path_in_zoo(url: str) -> str:
+    """The path of a model from the top of its repository."""
+    if not is_url(url):
+        return url
+    path = urlsplit(url).path
+    match = _BEFORE_PATH.match(path)
+    return unquote(path[match.end() :] if match else path.lstrip("/"))
+
+
+def _base(model_root: str) -> str:
+    """The URL, with a slash at its end, that `--model-root` means."""
+    if not model_root or is_url(model_root):
+        return f"{model_root.rstrip('/')}/" if model_root else ""
+    if not Path(model_root).is_dir():
+        raise UsageError(f"--model-root {model_root} is no folder", "Name the folder or URL that holds `validated/`.")
+    return f"file://{quote(str(Path(model_root).resolve()))}/"
+
+
+def _configs_in(root: Path) -> list[Path]:
+    """The configs of a suite, or of IREE's folder for it."""
+    return [
+        path for folder in (root / _CONFIGS, root) for path in sorted(folder.glob("*.json")) if has_word(path, OUTCOMES)
+    ]
+
+
+def _test_files(root: Path) -> list[Path]:
+    """Files of tests that compare models."""
+    found: list[Path] = []
+    for current, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = [Path(current, name) for name in sorted(files) if name.endswith("_test.py")]
+        found += [path for path in paths if has_word(path, FIXTURE)]
+    return found
