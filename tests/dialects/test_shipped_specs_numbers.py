@@ -71,6 +71,16 @@ def test_recordings_belong_to_their_spec(provenance: Path) -> None:
     assert sum(checked_bytes(folder, entry) for entry in (*record["inputs"], *record["outputs"])) <= LARGEST_BYTES
 
 
+@pytest.mark.parametrize(
+    "provenance", [*RECORDED, *TORCH_RECORDED], ids=lambda path: f"{path.parts[-4]}/{path.parts[-3]}/{path.parts[-2]}"
+)
+def test_recordings_say_how_many_wrong_weights_they_would_see(provenance: Path) -> None:
+    found = read(provenance)["sensitivity"]
+    assert found["scaled_by"] == 1.01
+    # Of what has an effect at all; the rest cancels out, or is as good as zero.
+    assert found["seen"] >= 0.8 * (found["weights"] - found["without_effect"])
+
+
 @pytest.mark.parametrize("provenance", RECORDED, ids=lambda path: f"{path.parents[1].name}/{path.parent.name}")
 def test_shapes_that_are_fixed_are_those_of_the_inputs(provenance: Path) -> None:
     spec = read(provenance.parent.with_suffix(".json"))
