@@ -14,7 +14,7 @@ from iree_gauntlet.measuring.element_types import is_float
 from iree_gauntlet.measuring.tolerances import Tolerances
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 
 _PIECE = 1 << 22
-# Of the errors that were tried. Those of compiled programs (IREE 3.13 on llvm-cpu, all shipped models and formats)
-# are 0.3 to 1.7 times as large by rms, and up to 3.3 times the rms of those of a direction.
+# Times the errors that were tried.
 _SAFETY = 2.5
-_DIRECTION = 5.0
-# Of a contraction's result: what approximations of exp, erf and their like in f32 do to all of its values alike.
+# Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
+# are rounded too, and exp, erf and their like are approximated in f32.
+_DIRECTION = 4.0
+_CONSTANT = 0.5
 _APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
 
 
@@ -104,10 +105,16 @@ def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """
 
     def limit(array: Array, which: int) -> float:
-        rounding, sums = (array.errors.get(kind, (0.0, 0.0))[which] for kind in ("rounding", "sums"))
-        return _SAFETY * math.hypot(narrowed * rounding, sums)
+        found = {kind: figures[which] for kind, figures in array.errors.items()}
+        return _SAFETY * float(_together(found, narrowed)) if found else 0.0
 
     return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
+
+
+def _together(errors: Mapping[str, Any], narrowed: float) -> Any:
+    """Errors of all kinds, which are independent."""
+    products = narrowed * errors["products"] if narrowed > 1 else 0.0
+    return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2)
 
 
 def found_gains(
@@ -120,7 +127,8 @@ def found_gains(
     """
     with np.load(folder / directions.file, allow_pickle=False) as found:
         outputs, places, filters = found["outputs"], found["places"], found["filters"]
-        allowed = _DIRECTION * np.hypot(narrowed * found["rounding"], found["sums"]) + _APPROXIMATION
+        allowed = _DIRECTION * _together(found, narrowed) + _APPROXIMATION
+    allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     errors = np.zeros(len(places))
     for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
         at = outputs == index
@@ -151,7 +159,9 @@ def agreement(
     problem = ""
     squares = room = reference = peak = room_peak = 0.0
     for index, (tensor, wanted, scale, limit) in enumerate(zip(actual, expected, scales, allowed, strict=False)):
-        (found,) = compare_outputs([tensor], [wanted], Tolerances(*[limit.peak] * 4, rtol=0.0))
+        (found,) = compare_outputs(
+            [tensor], [wanted], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
+        )
         found = replace(found, index=index)
         if found.mismatches is not None and is_float(wanted.element_type) and scale.count:
             difference = _difference_square(tensor, wanted)

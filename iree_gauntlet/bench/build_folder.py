@@ -31,7 +31,7 @@ class Array:
         type: IREE's name of its element type; bf16 is held as uint16.
         shape: its dimensions.
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, and `sums` in f32; none where that was not tried.
+            results, `sums` of products, `products` of rounded inputs; none where that was not tried.
     """
 
     file: str

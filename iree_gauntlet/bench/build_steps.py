@@ -52,7 +52,7 @@ class BuildSteps:
         self.reference: list[dict[str, Any]] = []
         self.weight_error: float | None = None
         self._spreads: dict[str, list[Spread]] = {}
-        self._directions: dict[str, dict[str, Any]] = {}
+        self._directions: dict[str, dict[str, Any] | None] = {}
         self.seconds = {"build": 0.0, "export": 0.0, "eager": 0.0}
 
     @property
@@ -138,8 +138,7 @@ class BuildSteps:
         """What a program should return (see `compute_in_format`); `export` keeps how near that has to be."""
         with self.timed("eager", f"running {name} in {self.form.label}, and with other rounding"):
             outputs, self._spreads[name], found = compute_in_format(run, module, inputs, self.form, post)
-        file = f"{name}.directions.npz"
-        self._directions[name] = {"file": file, "names": write_directions(found, self.folder / file)}
+        self._directions[name] = write_directions(found, self.folder / f"{name}.directions.npz")
         return outputs
 
     def written(self, name: str, outputs: Sequence[Any], stem: str, *, after: bool = False) -> list[dict[str, Any]]:

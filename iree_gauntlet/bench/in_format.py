@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Spread", "compute_in_format", "write_directions"]
 
-_RUNS = 8
+_RUNS = 6
+# Of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's digits: the
+# last is so much larger where math fidelity narrows these.
+_ERRORS = ("rounding", "sums", "products")
 # Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each.
 _DIRECTIONS = 64
 _VALUES = 1 << 15
@@ -68,8 +71,11 @@ class Spread:
         """For `build.json`: rms and peak of an output's errors in the worst run, by kind."""
         return {kind: worst[index] for kind, worst in self._worst.items()}
 
-
-_ERRORS = ("rounding", "sums")
+    def scale(self, index: int) -> float:
+        """The rms of an output's errors; that of one rounding where there are none."""
+        errors = math.hypot(*(worst[index][0] for worst in self._worst.values()))
+        output = self._expected[index].double()
+        return errors or UNIT_ROUNDOFF["f32"] * float(output.square().mean().sqrt()) or 1.0
 
 
 def compute_in_format(
@@ -116,35 +122,39 @@ def compute_in_format(
             with _Larger(at):
                 slopes.append((_values(run(plain, given), places) - before) / _STEP)
     names = [f"contraction {at + 1} of {len(counted.names)} ({counted.names[at]})" for at in chosen]
-    scales = np.concatenate(
-        [
-            np.full(len(p), max(math.hypot(*(spreads[0].of(n)[k][0] for k in _ERRORS)), 1e-300))
-            for n, p in enumerate(places)
-        ]
-    )
+    scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
     return outputs, spreads, {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
 
 
-def write_directions(found: dict[str, Any], path: Path) -> list[str]:
+def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
 
     Returns:
-        What each of them is of, in words.
+        The file, and what each of them is of, in words; None for a model without contractions.
     """
+    if not found["names"]:
+        return None
     # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found["slopes"]).reshape(len(found["names"]), -1) / found["scales"]
+    slopes = np.array(found["slopes"]) / found["scales"]
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / found["scales"]
     spread = {
         kind: np.sqrt(np.mean((np.array(runs) @ filters.T) ** 2, axis=0)) if runs else np.zeros(len(filters))
         for kind, runs in found["errors"].items()
     }
-    outputs = np.repeat(np.arange(len(found["places"])), [len(places) for places in found["places"]])
-    np.savez(path, outputs=outputs, places=np.concatenate(found["places"]), filters=filters, **spread)
-    return list(found["names"])
+    np.savez(
+        path,
+        outputs=np.repeat(np.arange(len(found["places"])), [len(places) for places in found["places"]]),
+        places=np.concatenate(found["places"]),
+        filters=filters.astype(np.float32),
+        rounding=spread["rounding"],
+        sums=spread["sums"],
+        products=spread["products"],
+    )
+    return {"file": path.name, "names": found["names"]}
 
 
-class _InFormat(TorchDispatchMode):
+class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
     """Each operator in f64, its results rounded to the types that it returns.
 
     Args:
@@ -166,7 +176,7 @@ class _InFormat(TorchDispatchMode):
         if func._schema.is_mutable or func.is_view or not floats or not taken:  # noqa: SLF001 - not to be had else
             return returned
         kind, products = floats[0].dtype, 0.0
-        if self._error == "sums" and func.overloadpacket in flop_registry:
+        if self._error in ("sums", "products") and func.overloadpacket in flop_registry:
             products = flop_registry[func.overloadpacket](*args, **kwargs, out_val=returned) / 2 / floats[0].numel()
         wide_args, wide_kwargs = tree_map(lambda leaf: _wide(leaf, kind), (args, kwargs))
         wide = func(*wide_args, **wide_kwargs)
@@ -177,8 +187,9 @@ class _InFormat(TorchDispatchMode):
     def _rounded(self, exact: Any, own: Any, products: float) -> Any:
         """In the type of the operator's own result; what needs no rounding has no error of it."""
         if products:
-            # Partial sums grow with the root of their number.
-            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * math.sqrt(products / 2) * exact.square().mean().sqrt()
+            # Partial sums grow with the root of their number; both inputs are rounded.
+            units = math.sqrt(products / 2 if self._error == "sums" else 2)
+            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * exact.square().mean().sqrt()
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
         if self._error != "rounding" or own.dtype not in _ROUNDOFFS:
@@ -187,7 +198,7 @@ class _InFormat(TorchDispatchMode):
         return torch.where(rounded.double() == exact, rounded, (exact * (1 + error)).to(own.dtype))
 
 
-class _Larger(TorchDispatchMode):
+class _Larger(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
     """Counts contractions, and makes the result of one of them larger."""
 
     def __init__(self, at: int = -1) -> None:

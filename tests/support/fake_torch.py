@@ -83,7 +83,8 @@ def _with_errors(record: dict[str, Any], values: NDArray[Any]) -> dict[str, Any]
     wide = values.astype(np.float64)
     scales = [float(np.sqrt(np.mean(wide**2))), 4 * float(np.abs(wide).max())]
     rounding, sums = _ROUNDOFF[record["type"]], 4 * _ROUNDOFF["f32"]
-    return record | {"errors": {"rounding": [rounding * at for at in scales], "sums": [sums * at for at in scales]}}
+    kinds = {"rounding": rounding, "sums": sums, "products": rounding}
+    return record | {"errors": {kind: [unit * at for at in scales] for kind, unit in kinds.items()}}
 
 
 def _directions(folder: Path, expected: NDArray[np.float64], roundoff: float) -> dict[str, Any]:
@@ -92,8 +93,15 @@ def _directions(folder: Path, expected: NDArray[np.float64], roundoff: float) ->
     usable = np.isfinite(flat).all() and flat.any()
     filters = (flat / np.dot(flat, flat) if usable else np.zeros_like(flat))[np.newaxis]
     spread = [unit * np.linalg.norm(filters * flat, axis=1) for unit in (roundoff, 4 * _ROUNDOFF["f32"])]
-    found = {"outputs": np.zeros(flat.size, int), "places": np.arange(flat.size), "filters": filters}
-    np.savez(folder / "main.directions.npz", **found, rounding=spread[0], sums=spread[1])
+    np.savez(
+        folder / "main.directions.npz",
+        outputs=np.zeros(flat.size, int),
+        places=np.arange(flat.size),
+        filters=filters,
+        rounding=spread[0],
+        sums=spread[1],
+        products=spread[0],
+    )
     return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"]}
 
 
