@@ -60,8 +60,10 @@ class Spread:
     def add(self, kind: str, outputs: Sequence[Any]) -> None:
         """Outputs of a run with errors of a kind."""
         for index, (found, wanted) in enumerate(zip(outputs, self._expected, strict=True)):
-            if wanted.is_floating_point() and wanted.numel():
-                difference = (found.double() - wanted.double()).abs()
+            if wanted.numel():
+                # Of what is no number, whether it is another one.
+                is_float = wanted.is_floating_point()
+                difference = (found.double() - wanted.double()).abs() if is_float else (found != wanted).double()
                 rms, peak = math.sqrt(float(difference.square().mean())), float(difference.max())
                 self._worst[kind][index] = [
                     max(*pair) for pair in zip(self._worst[kind][index], (rms, peak), strict=True)

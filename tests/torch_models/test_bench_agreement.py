@@ -152,6 +152,13 @@ def test_integers_are_equal_or_wrong() -> None:
     assert agreement([tensor([1, 3], "i64")], [tensor([1, 2], "i64")], _ALLOWED).problem
 
 
+def test_integers_that_rounding_decides_may_be_other_ones() -> None:
+    wanted, found = np.zeros(100), np.arange(100) < 4
+    for share, passed in ((0.05, True), (0.03, False)):
+        allowed = [Tolerance(math.sqrt(share), 1.0)]
+        assert bool(agreement([tensor(found, "i64")], [tensor(wanted, "i64")], allowed).problem) != passed
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_number_is_a_mismatch(bad: float) -> None:
     assert agreement([tensor([1.0, bad])], [tensor([1.0, 2.0])], _ALLOWED).problem
