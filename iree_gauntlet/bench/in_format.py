@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from iree_gauntlet.bench.decompositions import backward_decompositions
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, DataFormat
 from iree_gauntlet.bench.weights import cast
 
@@ -43,6 +44,7 @@ _VALUES = 1 << 15
 _STEP = 2.0**-6
 # Rms of a rounding error, in units of roundoff: uniform, over mantissas between 1 and 2.
 _ROUNDING = 0.41
+_REDUCTIONS = {getattr(torch.ops.aten, name) for name in ("sum", "mean", "var", "var_mean")}
 _ROUNDOFFS = {getattr(torch, form.torch_type): UNIT_ROUNDOFF[form.element_type] for form in DataFormat}
 
 
@@ -167,10 +169,17 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     def __init__(self, error: str = "", seed: int = 0) -> None:
         super().__init__()
         self._error = error
+        self._parts = backward_decompositions()
         self._random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in self._parts and (func is not torch.ops.aten.native_batch_norm.default or args[5]):
+            # As the exporter takes it apart, in training.
+            with self:
+                made = self._parts[func](*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         returned = func(*args, **kwargs)
         floats = [leaf for leaf in tree_leaves(returned) if _is_float(leaf)]
         taken = any(map(_is_float, tree_leaves((args, kwargs))))
@@ -180,18 +189,24 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         kind, products = floats[0].dtype, 0.0
         if self._error in ("sums", "products") and func.overloadpacket in flop_registry:
             products = flop_registry[func.overloadpacket](*args, **kwargs, out_val=returned) / 2 / floats[0].numel()
+        scale = 0.0
+        if self._error == "sums" and func.overloadpacket in _REDUCTIONS:
+            products = args[0].numel() / max(1, floats[0].numel())
+            if func.overloadpacket is torch.ops.aten.sum:
+                # What cancels has the errors of its terms.
+                scale = math.sqrt(products) * float(args[0].double().square().mean().sqrt())
         wide_args, wide_kwargs = tree_map(lambda leaf: _wide(leaf, kind), (args, kwargs))
         wide = func(*wide_args, **wide_kwargs)
         return tree_map(
-            lambda exact, own: self._rounded(exact, own, products) if _is_float(own) else own, wide, returned
+            lambda exact, own: self._rounded(exact, own, products, scale) if _is_float(own) else own, wide, returned
         )
 
-    def _rounded(self, exact: Any, own: Any, products: float) -> Any:
+    def _rounded(self, exact: Any, own: Any, products: float, scale: float) -> Any:
         """In the type of the operator's own result; what needs no rounding has no error of it."""
         if products:
             # Partial sums grow with the root of their number; both inputs are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
-            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * exact.square().mean().sqrt()
+            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
         if self._error != "rounding" or own.dtype not in _ROUNDOFFS:

@@ -29,7 +29,6 @@ _FLAGS = (
 _MODELS = """
 import torch
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
-from tests.support.command_line import LIMIT_SECONDS
 
 
 class Scale(torch.nn.Module):

@@ -238,7 +238,8 @@ def test_formats_and_the_reference(tmp_path: Path, needs_torch: Any) -> None:
         else:
             assert 0 < record["weight_error"] < error
             (reference,) = (array(folder, item) for item in record["reference"])
-            np.testing.assert_array_equal(reference, found["plain"])
+            # One is torch's own in f32, the other each operator's in f64, rounded.
+            np.testing.assert_allclose(reference, found["plain"], atol=1e-6)
             assert 0 < np.abs(result - reference).max() < 3 * error * np.abs(reference).max()
 
 
