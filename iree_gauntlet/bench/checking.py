@@ -45,7 +45,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
     build = workers.build
-    narrowed = narrowing(workers, contraction_type)
+    narrowed, training = narrowing(workers, contraction_type), build.kind == "training"
     result = Result(Verdict.PASSED, notes=step.notes)
     statistics: dict[str, Any] = {}
     outputs: list[dict[str, Any]] = []
@@ -62,10 +62,10 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         try:
             actual = _read(answer)
             expected = tensors(workers.exported, program.outputs)
-            found = agreement(actual, expected, limits(program.outputs, narrowed))
+            found = agreement(actual, expected, limits(program.outputs, narrowed, training=training))
             gains = None
             if program.directions is not None and not found.problem:
-                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed)
+                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed, training=training)
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
                 statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}
