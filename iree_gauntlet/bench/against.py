@@ -274,8 +274,9 @@ class _Session:
             expected = list(build.host_outputs)
         found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in items]
         # Peers' contractions are never narrowed.
-        allowed = limits(expected, training=build.kind == "training")
-        return agreement(found, tensors(self.folder, expected), allowed).problem
+        allowed = limits(expected)
+        gradients = build.kind == "training"
+        return agreement(found, tensors(self.folder, expected), allowed, gradients=gradients).problem
 
 
 def _timing(calls: int) -> dict[str, Any]:

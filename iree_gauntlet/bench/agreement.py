@@ -27,9 +27,6 @@ __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces",
 _PIECE = 1 << 22
 # Times the errors that were tried.
 _SAFETY = 2.5
-# In training these are taken larger: a value near zero may fall to the other side of a ReLU, which is rare, and changes
-# all gradients before it (resnet 18: by 9 times what was tried).
-_TRAINING = 6.4
 # Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
 # are rounded too, and exp, erf and their like are approximated in f32.
 _DIRECTION = 4.0
@@ -99,19 +96,17 @@ def recorded(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def limits(arrays: Sequence[Array], narrowed: float = 1.0, *, training: bool = False) -> list[Tolerance]:
+def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
     """How far outputs may be from what was built, by the errors that were tried when they were.
 
     Args:
         arrays: of the build.
         narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
-        training: whether they are gradients.
     """
-    safety = _SAFETY * (_TRAINING if training else 1.0)
 
     def limit(array: Array, which: int) -> float:
         found = {kind: figures[which] for kind, figures in array.errors.items()}
-        return safety * float(_together(found, narrowed)) if found else 0.0
+        return _SAFETY * float(_together(found, narrowed)) if found else 0.0
 
     return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
 
@@ -128,8 +123,6 @@ def found_gains(
     folder: Path,
     directions: Directions,
     narrowed: float,
-    *,
-    training: bool = False,
 ) -> Gains:
     """The error of each contraction that fits the errors of the outputs best; all have the shapes of the expected.
 
@@ -138,7 +131,7 @@ def found_gains(
     """
     with np.load(folder / directions.file, allow_pickle=False) as found:
         outputs, places, filters = found["outputs"], found["places"], found["filters"]
-        allowed = _DIRECTION * (_TRAINING if training else 1.0) * _together(found, narrowed) + _APPROXIMATION
+        allowed = _DIRECTION * _together(found, narrowed) + _APPROXIMATION
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     errors = np.zeros(len(places))
     for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
@@ -154,7 +147,11 @@ def found_gains(
 
 
 def agreement(
-    actual: Sequence[Tensor], expected: Sequence[Tensor], allowed: Tolerance | Sequence[Tolerance]
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    allowed: Tolerance | Sequence[Tolerance],
+    *,
+    gradients: bool = False,
 ) -> Agreement:
     """Compares outputs.
 
@@ -162,10 +159,21 @@ def agreement(
         actual: what the device gave.
         expected: what it should give.
         allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
+        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+            may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
     if isinstance(allowed, Tolerance):
         allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
+    if gradients:
+        largest = max((scale.rms for scale in scales[1:]), default=0.0)
+        pairs = [(limit, scale) for limit, scale in zip(allowed[1:], scales[1:], strict=False) if scale.rms]
+        share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms >= 1e-3 * largest), default=0.0)
+        wider = [
+            Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak))
+            for limit, scale in zip(allowed[1:], scales[1:], strict=False)
+        ]
+        allowed = [allowed[0], *wider]
     comparisons: list[OutputComparison] = []
     problem = ""
     squares = room = reference = peak = room_peak = 0.0

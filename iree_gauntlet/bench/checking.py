@@ -62,10 +62,10 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         try:
             actual = _read(answer)
             expected = tensors(workers.exported, program.outputs)
-            found = agreement(actual, expected, limits(program.outputs, narrowed, training=training))
+            found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
             gains = None
-            if program.directions is not None and not found.problem:
-                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed, training=training)
+            if program.directions is not None and not training and not found.problem:
+                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed)
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
                 statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}
