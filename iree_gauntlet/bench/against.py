@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.bench.agreement import agreement
+from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_build, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.errors import GauntletError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.formats import Tolerance
     from iree_gauntlet.running.comparing import Teller
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.machine_lock import MachineLocks
@@ -69,14 +68,12 @@ class AgainstPlace:
     Attributes:
         builder: what `build_model.py` was told: torch builds the same model again.
         torch_python: a Python that has torch.
-        tolerance: what their outputs are held to, as IREE's are.
         env: variables of the peers' processes; those of IREE's stand in its own command.
         replace_disturbed: whether a block with a disturbed round is no evidence.
     """
 
     builder: Mapping[str, Any]
     torch_python: str
-    tolerance: Tolerance
     env: tuple[tuple[str, str], ...] = ()
     replace_disturbed: bool = True
 
@@ -276,8 +273,10 @@ class _Session:
         if build.host.get("post"):
             expected = list(build.host_outputs)
         found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in items]
-        allowed = self.place.tolerance
-        return agreement(found, tensors(self.folder, expected), allowed, gradients=build.kind == "training").problem
+        # Peers' contractions are never narrowed.
+        allowed = limits(expected)
+        gradients = build.kind == "training"
+        return agreement(found, tensors(self.folder, expected), allowed, gradients=gradients).problem
 
 
 def _timing(calls: int) -> dict[str, Any]:

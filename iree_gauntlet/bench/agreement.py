@@ -1,4 +1,4 @@
-"""Whether outputs are those of torch: each held to its own scale, by root mean square and by its worst value."""
+"""Whether outputs are those of a model: each by root mean square and worst value, and all along known directions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, Tolerance
 from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
 from iree_gauntlet.measuring.element_types import is_float
 from iree_gauntlet.measuring.tolerances import Tolerances
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.bench.formats import Tolerance
+    from iree_gauntlet.bench.build_folder import Array, Directions
     from iree_gauntlet.measuring.arrays import Tensor
 
-__all__ = ["Agreement", "agreement", "pieces", "recorded", "relative_error"]
+__all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 
 _PIECE = 1 << 22
+# Times the errors that were tried.
+_SAFETY = 2.5
+# Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
+# are rounded too, and exp, erf and their like are approximated in f32.
+_DIRECTION = 4.0
+_CONSTANT = 0.5
+_APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,8 @@ class Agreement:
         rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
         peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
         problem: what is wrong, in one line; empty where they agree.
-        tells_nothing: torch's outputs are zero throughout, so that agreeing with them proves little.
+        tells_nothing: the expected outputs are zero throughout, so that agreeing with them proves little.
+        limit: what was allowed, as `rms` and `peak` are given.
     """
 
     comparisons: tuple[OutputComparison, ...]
@@ -42,11 +52,43 @@ class Agreement:
     peak: float
     problem: str
     tells_nothing: bool
+    limit: Tolerance
 
-    def as_dict(self, tolerance: Tolerance) -> dict[str, Any]:
-        """For the record; the tolerance is what it was held to."""
-        found = {"rms": self.rms, "peak": self.peak, "rms_tolerance": tolerance.rms, "peak_tolerance": tolerance.peak}
-        return {name: recorded(value) for name, value in found.items()}
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        limit = {"rms_tolerance": self.limit.rms, "peak_tolerance": self.limit.peak}
+        return {name: recorded(value) for name, value in ({"rms": self.rms, "peak": self.peak} | limit).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """By how much contractions look too large.
+
+    Attributes:
+        worst: the one that looks worst, in words.
+        error: its error, as a share of its result.
+        limit: what may be rounding.
+        shown: for each share, how many contractions would show an error of it.
+        count: contractions that were tried.
+    """
+
+    worst: str
+    error: float
+    limit: float
+    shown: dict[str, int]
+    count: int
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, in one line; empty where nothing is."""
+        if abs(self.error) <= self.limit:
+            return ""
+        return f"as if {self.worst} were {100 * self.error:+.2g} % off: {100 * self.limit:.2g} % may be rounding"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        found = {"worst": self.worst, "error": recorded(self.error), "limit": recorded(self.limit)}
+        return {**found, "shown": self.shown, "of": self.count}
 
 
 def recorded(value: float) -> float | str:
@@ -54,52 +96,115 @@ def recorded(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
+    """How far outputs may be from what was built, by the errors that were tried when they were.
+
+    Args:
+        arrays: of the build.
+        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
+    """
+
+    def limit(array: Array, which: int) -> float:
+        found = {kind: figures[which] for kind, figures in array.errors.items()}
+        return _SAFETY * float(_together(found, narrowed)) if found else 0.0
+
+    return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
+
+
+def _together(errors: Mapping[str, Any], narrowed: float) -> Any:
+    """Errors of all kinds, which are independent."""
+    products = narrowed * errors["products"] if narrowed > 1 else 0.0
+    return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2)
+
+
+def found_gains(
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    folder: Path,
+    directions: Directions,
+    narrowed: float,
+) -> Gains:
+    """The error of each contraction that fits the errors of the outputs best; all have the shapes of the expected.
+
+    Raises:
+        OSError, KeyError, ValueError: the file of directions cannot be read.
+    """
+    with np.load(folder / directions.file, allow_pickle=False) as found:
+        outputs, places, filters = found["outputs"], found["places"], found["filters"]
+        allowed = _DIRECTION * _together(found, narrowed) + _APPROXIMATION
+    allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
+    errors = np.zeros(len(places))
+    for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
+        at = outputs == index
+        one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
+        errors[at] = one - other
+    # One that nothing depends on shows nothing.
+    allowed = np.where(filters.any(axis=1), allowed, np.inf)
+    gains = filters @ errors
+    worst = int(np.argmax(np.abs(gains) / allowed))
+    shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
+    return Gains(directions.names[worst], float(gains[worst]), float(allowed[worst]), shown, len(gains))
+
+
 def agreement(
-    actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: Tolerance, *, gradients: bool = False
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    allowed: Tolerance | Sequence[Tolerance],
+    *,
+    gradients: bool = False,
 ) -> Agreement:
     """Compares outputs.
 
     Args:
         actual: what the device gave.
-        expected: what torch eager gave.
-        tolerance: as shares of each output's own scale.
-        gradients: whether all but the first are gradients of one loss. None is held to a smaller scale than the rms of
-            all of them: one that is nothing but rounding (that of the bias of attention's keys is zero in exact
-            arithmetic) has no scale of its own.
+        expected: what it should give.
+        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
+        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+            may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
+    if isinstance(allowed, Tolerance):
+        allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
     if gradients:
-        common = [scale for scale in scales[1:] if scale.count]
-        rms = math.sqrt(sum(s.rms**2 * s.count for s in common) / max(1, sum(s.count for s in common)))
-        scales = [scales[0], *(replace(s, rms=max(s.rms, rms), peak=max(s.peak, rms)) for s in scales[1:])]
+        largest = max((scale.rms for scale in scales[1:]), default=0.0)
+        pairs = [(limit, scale) for limit, scale in zip(allowed[1:], scales[1:], strict=False) if scale.rms]
+        share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms >= 1e-3 * largest), default=0.0)
+        wider = [
+            Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak))
+            for limit, scale in zip(allowed[1:], scales[1:], strict=False)
+        ]
+        allowed = [allowed[0], *wider]
     comparisons: list[OutputComparison] = []
     problem = ""
-    squares = reference = peak = 0.0
-    for index, tensor in enumerate(actual):
-        if index >= len(expected):
-            break
-        scale, wanted = scales[index], expected[index]
-        limit = tolerance.peak * scale.peak
-        (found,) = compare_outputs([tensor], [wanted], Tolerances(limit, limit, limit, limit, rtol=0.0))
+    squares = room = reference = peak = room_peak = 0.0
+    for index, (tensor, wanted, scale, limit) in enumerate(zip(actual, expected, scales, allowed, strict=False)):
+        (found,) = compare_outputs(
+            [tensor], [wanted], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
+        )
         found = replace(found, index=index)
-        if found.mismatches is not None and is_float(wanted.element_type):
+        if found.mismatches and not is_float(wanted.element_type):
+            # Where rounding decides, as in a mask of what is above zero, so many may be other ones.
+            found = replace(found, passed=found.mismatches <= limit.rms**2 * found.count)
+        if found.mismatches is not None and is_float(wanted.element_type) and scale.count:
             difference = _difference_square(tensor, wanted)
-            squares += difference
-            reference += scale.own_rms**2 * scale.count
-            peak = max(peak, (found.max_abs_error or 0.0) / scale.peak if scale.peak else 0.0)
-            rms = math.sqrt(difference / scale.count) if scale.count else 0.0
-            if found.passed and not rms <= tolerance.rms * scale.rms:
-                share = rms / scale.rms if scale.rms else math.inf
-                text = f"rms of the differences is {share:.3g} of the values', at most {tolerance.rms:.3g} is allowed"
+            squares, room = squares + difference, room + limit.rms**2 * scale.count
+            reference += scale.rms**2 * scale.count
+            if scale.peak and (found.max_abs_error or 0.0) / scale.peak >= peak:
+                peak, room_peak = (found.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
+            rms = math.sqrt(difference / scale.count)
+            if found.passed and not rms <= limit.rms:
+                text = (
+                    f"rms of the differences is {rms:.3g}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
+                )
                 found = replace(found, passed=False, message=text)
         comparisons.append(found)
         if not found.passed and not problem:
             problem = f"output {index}: {found.message}"
     if len(actual) != len(expected):
         problem = f"the module gives {len(actual)} outputs, torch gives {len(expected)}"
-    total = math.sqrt(squares / reference) if reference else 0.0
-    tells_nothing = not any(scale.own_rms for scale in scales) and any(scale.count for scale in scales)
-    return Agreement(tuple(comparisons), total, peak, problem, tells_nothing)
+    share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
+    tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
+    return Agreement(tuple(comparisons), share, peak, problem, tells_nothing, Tolerance(most, room_peak))
 
 
 def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -120,19 +225,17 @@ class _Scale:
     count: int
     rms: float
     peak: float
-    own_rms: float
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Scale:
         if not is_float(tensor.element_type) or not tensor.array.size:
-            return cls(0, 0.0, 0.0, 0.0)
+            return cls(0, 0.0, 0.0)
         power = peak = 0.0
         for (values,) in pieces(tensor):
             power += float(np.dot(values, values))
             # Not max(): NaN has to come through.
             peak = float(np.maximum(peak, np.abs(values).max()))
-        rms = math.sqrt(power / tensor.array.size)
-        return cls(tensor.array.size, rms, peak, rms)
+        return cls(tensor.array.size, math.sqrt(power / tensor.array.size), peak)
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:

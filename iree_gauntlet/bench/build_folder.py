@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["BUILD_FILE", "Array", "Build", "Generation", "Program", "read_build", "tensors"]
+__all__ = ["BUILD_FILE", "Array", "Build", "Directions", "Generation", "Program", "read_build", "tensors"]
 
 BUILD_FILE = "build.json"
 _SCHEMA = 1
@@ -30,11 +30,27 @@ class Array:
         file: its name in the folder.
         type: IREE's name of its element type; bf16 is held as uint16.
         shape: its dimensions.
+        errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
+            results, `sums` of products, `products` of rounded inputs; none where that was not tried.
     """
 
     file: str
     type: str
     shape: tuple[int, ...]
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """What errors of contractions look like in the outputs (see `in_format.py`).
+
+    Attributes:
+        file: name of an `.npz` in the folder.
+        names: of the contractions, in words.
+    """
+
+    file: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +61,15 @@ class Program:
         name: `main`, or `prefill` and `decode`.
         onnx: name of its file; weights lie beside it.
         inputs: what it is called with.
-        outputs: what torch eager makes of them.
+        outputs: what the model returns for them, computed in its data format.
+        directions: None where they were not tried.
     """
 
     name: str
     onnx: str
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
+    directions: Directions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +105,7 @@ class Build:
         generation: of a generative model.
         gradients: names of the parameters whose gradients follow the loss, in training.
         loss: what the loss is, in words, in training.
-        eager_error: how far torch's own f32 is from f64, relative rms of the worst output; 0 where not looked at.
-        contractions: matrix products and convolutions on the longest way through a program.
+        contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
         reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
         versions: of torch and what else made it.
@@ -105,7 +122,6 @@ class Build:
     generation: Generation | None
     gradients: tuple[str, ...]
     loss: str
-    eager_error: float
     contractions: int
     reference: tuple[Array, ...]
     weight_error: float | None
@@ -152,7 +168,13 @@ def _build(found: Mapping[str, Any]) -> Build:
         samples=int(found["samples"]),
         parameter_count=int(found["parameter_count"]),
         programs=tuple(
-            Program(item["name"], item["onnx"], _arrays(item["inputs"]), _arrays(item["outputs"]))
+            Program(
+                item["name"],
+                item["onnx"],
+                _arrays(item["inputs"]),
+                _arrays(item["outputs"]),
+                _directions(item.get("directions")),
+            )
             for item in found["programs"]
         ),
         host={name: bool(value) for name, value in found["host"].items()},
@@ -169,8 +191,7 @@ def _build(found: Mapping[str, Any]) -> Build:
         ),
         gradients=tuple(training.get("gradients", ())),
         loss=str(training.get("loss", "")),
-        eager_error=float(found.get("eager_error", 0.0)),
-        contractions=int(found["contractions"]),
+        contractions=int(found.get("contractions", 0)),
         reference=_arrays(found["reference"]),
         weight_error=found["weight_error"],
         versions=dict(found["versions"]),
@@ -179,4 +200,16 @@ def _build(found: Mapping[str, Any]) -> Build:
 
 
 def _arrays(found: Sequence[Mapping[str, Any]]) -> tuple[Array, ...]:
-    return tuple(Array(item["file"], item["type"], tuple(item["shape"])) for item in found)
+    return tuple(
+        Array(
+            item["file"],
+            item["type"],
+            tuple(item["shape"]),
+            {kind: (float(rms), float(peak)) for kind, (rms, peak) in item.get("errors", {}).items()},
+        )
+        for item in found
+    )
+
+
+def _directions(found: Mapping[str, Any] | None) -> Directions | None:
+    return None if found is None else Directions(found["file"], tuple(found["names"]))

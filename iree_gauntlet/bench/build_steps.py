@@ -14,14 +14,16 @@ from torch.utils._pytree import tree_leaves
 from iree_gauntlet.bench.exported import export_program, type_name, write_arrays
 from iree_gauntlet.bench.failures import failure_problem
 from iree_gauntlet.bench.formats import DataFormat
+from iree_gauntlet.bench.in_format import compute_in_format, write_directions
 from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.weights import convert
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from iree_gauntlet.bench.in_format import Spread
     from iree_gauntlet.bench.registry import BenchmarkModel
 
 __all__ = ["BuildSteps"]
@@ -39,7 +41,6 @@ class BuildSteps:
         programs: that were exported, as `build.json` has them.
         reference: outputs of the first program in f32; empty where the data format is that.
         weight_error: of rounding; None where there is none.
-        eager_error: of torch's own f32 against f64; 0 where that was not looked at.
         seconds: what took how long.
     """
 
@@ -50,7 +51,8 @@ class BuildSteps:
         self.programs: list[dict[str, Any]] = []
         self.reference: list[dict[str, Any]] = []
         self.weight_error: float | None = None
-        self.eager_error = 0.0
+        self._spreads: dict[str, list[Spread]] = {}
+        self._directions: dict[str, dict[str, Any] | None] = {}
         self.seconds = {"build": 0.0, "export": 0.0, "eager": 0.0}
 
     @property
@@ -125,10 +127,29 @@ class BuildSteps:
                 self.weight_error = convert(modules, self.form)
             gc.collect()
 
+    def in_format(
+        self,
+        name: str,
+        module: Any,
+        inputs: Sequence[Any],
+        run: Callable[[Any, Sequence[Any]], list[Any]],
+        post: Callable[[Sequence[Any]], list[Any]] | None = None,
+    ) -> list[Any]:
+        """What a program should return (see `compute_in_format`); `export` keeps how near that has to be."""
+        with self.timed("eager", f"running {name} in {self.form.label}, and with other rounding"):
+            outputs, self._spreads[name], found = compute_in_format(run, module, inputs, self.form, post)
+        self._directions[name] = write_directions(found, self.folder / f"{name}.directions.npz")
+        return outputs
+
+    def written(self, name: str, outputs: Sequence[Any], stem: str, *, after: bool = False) -> list[dict[str, Any]]:
+        """Write what a program should return, or what the host makes of it after, with the errors that it may have."""
+        arrays, spread = write_arrays(outputs, self.folder, stem), self._spreads[name][after]
+        return [{**array, "errors": spread.of(index)} for index, array in enumerate(arrays)]
+
     def export(
         self, name: str, module: Any, inputs: Sequence[Any], outputs: Sequence[Any], *, optimize: bool = True
     ) -> None:
-        """Export a program, with its inputs and what torch made of them.
+        """Export a program, with its inputs and what `in_format` made of them.
 
         Raises:
             ExportFailedError: where it cannot be.
@@ -141,6 +162,7 @@ class BuildSteps:
                 "name": name,
                 "onnx": path.name,
                 "inputs": write_arrays(inputs, self.folder, f"{name}.input"),
-                "outputs": write_arrays(outputs, self.folder, f"{name}.output"),
+                "outputs": self.written(name, outputs, f"{name}.output"),
+                "directions": self._directions[name],
             }
         )

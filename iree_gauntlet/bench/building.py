@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import platform
 import sys
 import time
@@ -16,17 +15,15 @@ import torch
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_steps import BuildSteps
-from iree_gauntlet.bench.contractions import read_contractions
 from iree_gauntlet.bench.exported import ExportFailedError, type_name, write_arrays
 from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.bench.instantiate import Pipeline
 from iree_gauntlet.bench.planned_model import planned_model
-from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
 from iree_gauntlet.bench.weights import cast, shares_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_plan import BuildPlan
     from iree_gauntlet.bench.registry import Generative
@@ -81,10 +78,8 @@ def build(plan: BuildPlan) -> None:
         "generation": None,
         "training": None,
         **made,
-        "contractions": max(read_contractions(folder / program["onnx"]) for program in steps.programs),
         "reference": steps.reference,
         "weight_error": steps.weight_error,
-        "eager_error": steps.eager_error,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "seconds": {part: round(seconds, 3) for part, seconds in steps.seconds.items()},
     }
@@ -109,18 +104,18 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
             steps.refer_to(steps.eager(device, plain, "the device's module"))
     steps.convert([device])
     inputs = cast(plain, steps.form)
+    what = "the device's module"
     with steps.timed("eager", f"running main in {steps.form.label}"):
-        outputs = steps.eager(device, inputs, "the device's module")
-        _require_repeatable(steps, outputs, steps.eager(device, inputs, "the device's module"))
-    if steps.exact:
-        steps.eager_error = _eager_error(
-            steps, outputs, lambda: steps.eager(*_wide(device, inputs), "the device's module")
-        )
+        _require_repeatable(steps, steps.eager(device, inputs, what), steps.eager(device, inputs, what))
+
+    def after(outputs: Sequence[Any]) -> list[Any]:
+        return steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
+
+    outputs = steps.in_format(
+        "main", device, inputs, lambda module, given: steps.eager(module, given, what), after if post else None
+    )
     steps.export("main", device, inputs, outputs)
-    host_outputs: list[dict[str, Any]] = []
-    if post is not None:
-        returned = steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
-        host_outputs = write_arrays(returned, steps.folder, "host.output")
+    host_outputs = steps.written("main", after(outputs), "host.output", after=True) if post else []
     return {
         "kind": "pipeline",
         "host": {"pre": content.pre is not None, "post": post is not None},
@@ -154,24 +149,27 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     targets = random_targets(steps.eager(module, inputs, "the device's module"))
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
-    loss, gradients = _eager_step(steps, module, inputs, targets, "f32")
-    if steps.exact:
-        steps.eager_error = _eager_error(
-            steps, list(gradients.values()), lambda: _wide_gradients(steps, module, inputs, targets)
-        )
+    loss, gradients = _eager_step(steps, module, inputs, targets)
     so_far = random_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_sums(so_far, gradients)])
         steps.convert([module])
         inputs, targets, so_far = (cast(given, steps.form) for given in (inputs, targets, so_far))
-        loss, gradients = _eager_step(steps, module, inputs, targets, steps.form.label)
+
+    def step_of(module: Any, given: Sequence[Any]) -> list[Any]:
+        split = len(inputs), len(inputs) + len(targets)
+        loss, gradients = _eager_step(steps, module, given[: split[0]], given[split[0] : split[1]])
+        return [loss, *_sums(given[split[1] :], gradients)]
+
+    given = (*inputs, *targets, *so_far)
+    outputs = steps.in_format("main", module, given, step_of)
     names = list(gradients)
     with steps.timed("export", "tracing forward and backward"):
         try:
             step = exportable_step(module, inputs, targets, names, accumulate=accumulate)
         except Exception as error:  # a tracer may raise anything, and is named for it
             raise ExportFailedError.of(steps.model.name, "main", error) from error
-    steps.export("main", step, (*inputs, *targets, *so_far), [loss, *_sums(so_far, gradients)], optimize=False)
+    steps.export("main", step, given, outputs, optimize=False)
     return {
         "kind": "training",
         "host": {"pre": content.pre is not None, "post": False},
@@ -180,46 +178,10 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     }
 
 
-def _eager_error(steps: BuildSteps, found: Sequence[Any], wide: Callable[[], Sequence[Any]]) -> float:
-    """How far f32 is from f64 in torch itself: the worst tensor's rms of differences, as a share of its rms.
-
-    No tensor has a smaller scale than the rms of all of them, as where IREE's gradients are held against them
-    (`agreement.py`). Some networks amplify rounding (batch normalisation of few samples does), and no compiler can do
-    better. A model that cannot run in f64, because it says f32 somewhere, has no such error.
-    """
-    with steps.timed("eager", "running it in f64, to see what rounding does to it"):
-        try:
-            exact = wide()
-        except ModelError:
-            sys.stderr.write("it does not run in f64\n")
-            return 0.0
-    pairs = [(one.double(), two) for one, two in zip(found, exact, strict=True) if two.is_floating_point()]
-    count = sum(two.numel() for _, two in pairs)
-    common = sum(float(two.double().square().sum()) for _, two in pairs) / max(1, count)
-    shares = [
-        float((one - two).square().mean()) / max(float(two.double().square().mean()), common)
-        for one, two in pairs
-        if common and two.numel()
-    ]
-    return math.sqrt(max(shares, default=0.0))
-
-
-def _wide(module: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """A module and its inputs in f64."""
-    wide = copy.deepcopy(module).to(torch.float64)
-    return wide, [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
-
-
-def _wide_gradients(steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    wide, given = _wide(module, inputs)
-    _, gradients = _eager_step(steps, wide, given, [target.double() for target in targets], "f64")
-    return list(gradients.values())
-
-
 def _eager_step(
-    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any], form: str
+    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]
 ) -> tuple[Any, dict[str, Any]]:
-    with steps.timed("eager", f"running forward and backward in {form}"), steps.running("a step of training"):
+    with steps.running("a step of training"):
         loss, gradients = eager_step(module, inputs, targets)
     if not gradients:
         raise steps.model.problem("no parameter has a part in its float outputs, so there is nothing to train")
@@ -241,12 +203,14 @@ def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
             steps.refer_to(steps.eager(prefill, plain, "prefill"))
     steps.convert([prefill, decode])
     inputs = cast(plain, steps.form)
-    with steps.timed("eager", f"running prefill and decode in {steps.form.label}"):
-        logits, *state = first = steps.eager(prefill, inputs, "prefill")
-        token = _greedy(steps, logits, "prefill")
-        given = (token, torch.tensor([content.position]), *state)
-        second = steps.eager(decode, given, "decode")
-        _check_state(steps, second[1:], state)
+    logits, *state = first = steps.in_format(
+        "prefill", prefill, inputs, lambda module, given: steps.eager(module, given, "prefill")
+    )
+    token = _greedy(steps, logits, "prefill")
+    given = (token, torch.tensor([content.position]), *state)
+    second = steps.in_format("decode", decode, given, lambda module, given: steps.eager(module, given, "decode"))
+    _check_state(steps, second[1:], state)
+    with steps.timed("eager", f"choosing tokens in {steps.form.label}"):
         chosen = _chosen(steps, content, token, state)
     steps.export("prefill", prefill, inputs, first)
     steps.export("decode", decode, given, second)

@@ -1,4 +1,4 @@
-"""The threshold step of a benchmark: one call of each program, held against torch eager before anything is timed."""
+"""The threshold step of a benchmark: one call of each program, held against the model in its data format."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.agreement import agreement, recorded, relative_error
+from iree_gauntlet.bench.agreement import agreement, found_gains, limits, recorded, relative_error
 from iree_gauntlet.bench.build_folder import tensors
-from iree_gauntlet.bench.formats import Tolerance, tolerance
+from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
@@ -22,29 +22,21 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["build_tolerance", "check_outputs"]
-
-# Of torch's own error in f32. IREE 3.13 on llvm-cpu adds in order where torch adds in pairs; in the shipped models its
-# outputs were up to 1.5 times as far off as torch's (unet), its gradients up to 13 times (resnet 18: 1.5e-4 and 1.2e-5
-# against f64).
-_EAGER_ERRORS = {"inference": 4.0, "training": 16.0}
-# The worst value, in rms of such errors: those of gradients lie together, in the channels that amplify rounding most.
-_EAGER_PEAK = {"inference": 4.0, "training": 32.0}
+__all__ = ["check_outputs", "narrowing"]
 
 
-def build_tolerance(workers: Workers, contraction_type: str) -> Tolerance:
-    """How far the outputs of a built model may be from torch's; further, the further torch's own are from f64's."""
-    found = tolerance(workers.chain.options.dataformat, max(1, workers.build.contractions), contraction_type)
-    kind = "training" if workers.build.kind == "training" else "inference"
-    more = _EAGER_ERRORS[kind] * workers.build.eager_error
-    return Tolerance(found.rms + more, found.peak + _EAGER_PEAK[kind] * more)
+def narrowing(workers: Workers, contraction_type: str) -> float:
+    """How much larger the roundoff of contractions' inputs is than that of the data format; at least 1."""
+    own = UNIT_ROUNDOFF[workers.chain.options.dataformat.element_type]
+    return max(1.0, UNIT_ROUNDOFF.get(contraction_type, own) / own)
 
 
 def check_outputs(step: Step, workers: Workers, processes: Processes, contraction_type: str) -> Result:
-    """Runs each program once, with the builder's inputs, and compares all outputs with torch eager's.
+    """Runs each program once, with the builder's inputs, and compares all outputs with those of the build.
 
-    The result's statistics have, of the main program: `error` (see `Agreement.as_dict`), `to_f32` (the error against
-    f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never run it.
+    The result's statistics have, of the main program: `error` (see `Agreement` and `Gains`), `to_f32` (the
+    error against f32 with weights that are not rounded), `first_call_ms` and `load_ms` of a process that had never
+    run it.
 
     Args:
         step: the threshold step.
@@ -53,7 +45,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
     """
     build = workers.build
-    allowed = build_tolerance(workers, contraction_type)
+    narrowed, training = narrowing(workers, contraction_type), build.kind == "training"
     result = Result(Verdict.PASSED, notes=step.notes)
     statistics: dict[str, Any] = {}
     outputs: list[dict[str, Any]] = []
@@ -70,7 +62,10 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
         try:
             actual = _read(answer)
             expected = tensors(workers.exported, program.outputs)
-            found = agreement(actual, expected, allowed, gradients=build.kind == "training")
+            found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
+            gains = None
+            if program.directions is not None and not training and not found.problem:
+                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed)
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
                 statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}
@@ -80,13 +75,14 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
         outputs += [comparison.as_dict() for comparison in found.comparisons]
         if number == 0:
-            statistics["error"] = found.as_dict(allowed)
+            statistics["error"] = found.as_dict() | ({"contractions": gains.as_dict()} if gains else {})
         if found.tells_nothing:
-            told = f"{program.name}: torch's outputs are all zero, and so agreeing with them proves nothing"
+            told = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
             result = replace(result, notes=(*result.notes, told))
-        if found.problem and result.verdict is Verdict.PASSED:
+        problem = found.problem or (gains.problem if gains else "")
+        if problem and result.verdict is Verdict.PASSED:
             which = f"{program.name}: " if len(build.programs) > 1 else ""
-            result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{found.problem}"))
+            result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
     return replace(result, outputs=tuple(outputs), statistics=statistics)
 
 

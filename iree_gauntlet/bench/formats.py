@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DataFormat", "Tolerance", "round_weights", "tolerance"]
+__all__ = ["UNIT_ROUNDOFF", "DataFormat", "Tolerance", "round_weights", "tolerance"]
 
 _TORCH_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 # Unit roundoff, 2^-p for p significant bits.
-_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 # Root mean square error of one contraction over 1,024 products, relative to that of the result and in units of
 # roundoff: IREE 3.13 on llvm-cpu and torch 2.13 eager on CPU, added as independent errors. Measured for normal
@@ -106,10 +106,10 @@ def tolerance(form: DataFormat, contractions: int, contraction_type: str = "") -
     """
     if contractions < 1:
         raise ValueError(f"{contractions} contractions: at least one expected")
-    own = _ROUNDOFF[form.element_type]
+    own = UNIT_ROUNDOFF[form.element_type]
     error = _CONTRACTION[form.element_type] * own
-    if contraction_type and _ROUNDOFF[contraction_type] > own:
-        error = math.hypot(error, _NARROWED * _ROUNDOFF[contraction_type])
+    if contraction_type and UNIT_ROUNDOFF[contraction_type] > own:
+        error = math.hypot(error, _NARROWED * UNIT_ROUNDOFF[contraction_type])
     rms = _SAFETY * error * math.sqrt(contractions)
     return Tolerance(rms, _PEAK * rms)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.agreement import agreement
+from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import tensors
-from iree_gauntlet.bench.checking import build_tolerance
+from iree_gauntlet.bench.checking import narrowing
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_npy
@@ -163,9 +163,9 @@ def _other_tokens(workers: Workers, found: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong_host_outputs(workers: Workers, found: Mapping[str, Any], contraction_type: str) -> str:
-    """What the host's last module made of the device's outputs, against torch eager alone."""
+    """What the host's last module made of the device's outputs, against what the build has."""
     if not workers.build.host.get("post"):
         return ""
     actual = [read_npy(Path(item["file"])).with_element_type(item["type"]) for item in found["host_outputs"]]
     expected = tensors(workers.exported, workers.build.host_outputs)
-    return agreement(actual, expected, build_tolerance(workers, contraction_type)).problem
+    return agreement(actual, expected, limits(workers.build.host_outputs, narrowing(workers, contraction_type))).problem

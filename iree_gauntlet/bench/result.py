@@ -77,9 +77,13 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
         error = checked["statistics"]["error"]
         narrow = f", {error_figure(checked['statistics']['to_f32'])} against f32" if build.reference else ""
         lines.append(
-            f"error against torch eager: {error_figure(error['rms'])} (rms, {error_figure(error['rms_tolerance'])} is "
-            f"allowed){narrow}; first call {milliseconds(checked['statistics']['first_call_ms'])} ms"
+            f"error against the model in {chain.options.dataformat.value}: {error_figure(error['rms'])} (rms, "
+            f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
+            f"{milliseconds(checked['statistics']['first_call_ms'])} ms"
         )
+        tried = error.get("contractions")
+        if tried:
+            lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
     compiled = _result(record, chain, Stage.COMPILE)
     if compiled:
         seconds = duration(compiled["statistics"]["tool_seconds"])

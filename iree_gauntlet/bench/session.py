@@ -10,7 +10,7 @@ from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.bench.chain import AGAINST, TRACE
-from iree_gauntlet.bench.checking import build_tolerance, check_outputs
+from iree_gauntlet.bench.checking import check_outputs
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
 from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import FUNCTION, Workers
@@ -156,9 +156,7 @@ class BenchSession:
         command = workers.command(step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
-        # Peers' contractions are never narrowed.
-        allowed = build_tolerance(workers, "")
-        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, allowed, options.env, replaced)
+        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, options.env, replaced)
         peers = measure(
             options.against,
             iree_rounds(step, command),

@@ -97,7 +97,6 @@ def build(plan: VariantPlan) -> None:
         "contractions": max(1, read_contractions(path)),
         "reference": write_arrays(reference, folder, "reference"),
         "weight_error": None,
-        "eager_error": 0.0,
         "flops": flops,
         "changed_layers": changed.layers,
         "changed_bytes": changed.bytes,

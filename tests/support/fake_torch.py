@@ -31,6 +31,7 @@ _VOCABULARY, _TOKENS, _POSITION = 50, 6, 3
 _TORCH = "0.0.torch"
 _VERSIONS = {"torch": _TORCH, "onnxscript": "0.0", "onnx": "0.0", "numpy": np.__version__}
 _DTYPES = {"Fp32": ("f32", np.float32), "Fp16": ("f16", np.float16)}
+_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "i64": 0.0}
 
 
 def stand_in(folder: Path) -> Path:
@@ -77,6 +78,33 @@ def _array(folder: Path, file: str, values: NDArray[Any], element_type: str) -> 
     return {"file": file, "type": element_type, "shape": list(values.shape)}
 
 
+def _with_errors(record: dict[str, Any], values: NDArray[Any]) -> dict[str, Any]:
+    """An output with the errors that a sum of 64 products may have."""
+    wide = values.astype(np.float64)
+    scales = [float(np.sqrt(np.mean(wide**2))), 4 * float(np.abs(wide).max())]
+    rounding, sums = _ROUNDOFF[record["type"]], 4 * _ROUNDOFF["f32"]
+    kinds = {"rounding": rounding, "sums": sums, "products": rounding}
+    return record | {"errors": {kind: [unit * at for at in scales] for kind, unit in kinds.items()}}
+
+
+def _directions(folder: Path, expected: NDArray[np.float64], roundoff: float) -> dict[str, Any]:
+    """That of the only contraction is the result itself."""
+    flat = expected.reshape(-1)
+    usable = np.isfinite(flat).all() and flat.any()
+    filters = (flat / np.dot(flat, flat) if usable else np.zeros_like(flat))[np.newaxis]
+    spread = [unit * np.linalg.norm(filters * flat, axis=1) for unit in (roundoff, 4 * _ROUNDOFF["f32"])]
+    np.savez(
+        folder / "main.directions.npz",
+        outputs=np.zeros(flat.size, int),
+        places=np.arange(flat.size),
+        filters=filters,
+        rounding=spread[0],
+        sums=spread[1],
+        products=spread[0],
+    )
+    return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"]}
+
+
 def _build(plan: dict[str, Any], kind: str, programs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {
         "schema": 1,
@@ -91,7 +119,6 @@ def _build(plan: dict[str, Any], kind: str, programs: list[dict[str, Any]], **mo
         "host_outputs": [],
         "generation": None,
         "training": None,
-        "contractions": 1,
         "reference": [],
         "weight_error": None,
         "versions": _VERSIONS,
@@ -122,6 +149,9 @@ def _line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
     exact = random.standard_normal((_WIDTH, _WIDTH)) / 8, random.standard_normal((plan["microbatch"] or 2, _WIDTH))
     weight, given = (values.astype(dtype) for values in exact)
     expected = np.maximum(given.astype(np.float64) @ weight.astype(np.float64), 0)
+    if fault.startswith("one layer is "):
+        # The program that is compiled is so much larger than it should be.
+        expected /= float(fault.removeprefix("one layer is "))
     if fault == "wrong":
         expected[0, 3] += 1
     if fault in {"infinite", "zero"}:
@@ -135,7 +165,8 @@ def _line(plan: dict[str, Any], fault: str) -> dict[str, Any]:
         "name": "main",
         "onnx": "main.onnx",
         "inputs": [_array(folder, "main.input_0.npy", given, element_type)],
-        "outputs": [_array(folder, "main.output_0.npy", expected.astype(dtype), element_type)],
+        "outputs": [_with_errors(_array(folder, "main.output_0.npy", expected.astype(dtype), element_type), expected)],
+        "directions": _directions(folder, expected, _ROUNDOFF[element_type]),
     }
     reference = np.maximum(exact[1] @ exact[0], 0).astype(np.float32)
     references = [] if element_type == "f32" else [_array(folder, "reference_0.npy", reference, "f32")]
@@ -193,7 +224,10 @@ def _generative(plan: dict[str, Any]) -> dict[str, Any]:
 
     def arrays(name: str, found: Sequence[NDArray[Any]]) -> list[dict[str, Any]]:
         types = {np.dtype(np.int64): "i64", np.dtype(np.float32): "f32"}
-        return [_array(folder, f"{name}_{n}.npy", values, types[values.dtype]) for n, values in enumerate(found)]
+        return [
+            _with_errors(_array(folder, f"{name}_{n}.npy", values, types[values.dtype]), values)
+            for n, values in enumerate(found)
+        ]
 
     programs = [
         {

@@ -82,7 +82,6 @@ def linear_variant(plan: dict[str, Any], fault: str) -> dict[str, Any]:
         "contractions": 1,
         "reference": [array("reference_0.npy", exact)] if quantized else [],
         "weight_error": None,
-        "eager_error": 0.0,
         "versions": {"torch": "0.0"},
         "seconds": {"build": 0.0},
         "flops": 2 * rows * features * outputs,

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.bench.build_folder import read_build
-from iree_gauntlet.bench.formats import DataFormat, tolerance
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
@@ -78,8 +76,7 @@ class PeerBench:
         path = str(Path(worker.__file__).with_name(f"{script}.py"))
         command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
         place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
-        allowed = tolerance(DataFormat(place["builder"]["dataformat"]), max(1, read_build(build).contractions))
-        where = AgainstPlace(**{"tolerance": allowed, **place})
+        where = AgainstPlace(**place)
         locks = MachineLocks(LockFolder(self.folder / "locks"), patience=LIMIT_SECONDS, cancelled=self.cancelled)
         with (
             Supervisor() as supervisor,

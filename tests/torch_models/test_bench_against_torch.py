@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from iree_gauntlet.bench import against, build_model, measure_onnx
-from iree_gauntlet.bench.agreement import agreement
+from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_build, tensors
-from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
 from iree_gauntlet.measuring.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
@@ -30,7 +29,6 @@ _FLAGS = (
 _MODELS = """
 import torch
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
-from tests.support.command_line import LIMIT_SECONDS
 
 
 class Scale(torch.nn.Module):
@@ -187,8 +185,7 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     expected = [array for program in record.programs for array in program.outputs]
     expected = list(record.host_outputs) or expected
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
-    close = Tolerance(1e-6, 1e-5)
-    assert agreement(found, tensors(build, expected), close, gradients=record.kind == "training").problem == ""
+    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""
     assert len(answer["call_ms"]) == 2
     if record.generation is not None:
         assert answer["chosen"] == [list(sample) for sample in record.generation.chosen]
@@ -202,6 +199,6 @@ def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
     outputs.mkdir()
     answer = answer_of(build, Path(measure_onnx.__file__), builder=plan, outputs=str(outputs))
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
-    expected = tensors(build, read_build(build).host_outputs)
+    expected = read_build(build).host_outputs
     assert len(found) == 2
-    assert agreement(found, expected, tolerance(DataFormat.FP32, 2)).problem == ""
+    assert agreement(found, tensors(build, expected), limits(expected)).problem == ""

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.bench.build_plan import BuildPlan, read_plan
 from iree_gauntlet.bench.contractions import longest_contraction_path, read_contractions
+from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
 from iree_gauntlet.errors import UsageError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
@@ -207,6 +208,7 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, needs_torch: Any) ->
     assert set(sums[0][1]) == {
         "main.onnx",
         "main.onnx.data",
+        "main.directions.npz",
         "main.input_0.npy",
         "main.output_0.npy",
         "reference_0.npy",
@@ -224,7 +226,9 @@ def test_formats_and_the_reference(tmp_path: Path, needs_torch: Any) -> None:
         (program,) = record["programs"]
         assert {item["type"] for item in (*program["inputs"], *program["outputs"])} == {kind}
         assert (record["kind"], record["config"], record["samples"]) == ("pipeline", "b", 4)
-        assert record["contractions"] == 2
+        assert program["directions"]["names"] == [f"contraction {n} of 2 (addmm)" for n in (1, 2)]
+        (rms, peak) = program["outputs"][0]["errors"]["rounding"]
+        assert 0 < rms < peak < 8 * UNIT_ROUNDOFF[kind] * np.abs(array(folder, program["outputs"][0])).max()
         assert record["parameter_count"] == 20 * 32 + 32 + 64 + 32 * 5 + 5
         result = array(folder, program["outputs"][0])
         if form == "Fp32":
@@ -234,7 +238,8 @@ def test_formats_and_the_reference(tmp_path: Path, needs_torch: Any) -> None:
         else:
             assert 0 < record["weight_error"] < error
             (reference,) = (array(folder, item) for item in record["reference"])
-            np.testing.assert_array_equal(reference, found["plain"])
+            # One is torch's own in f32, the other each operator's in f64, rounded.
+            np.testing.assert_allclose(reference, found["plain"], atol=1e-6)
             assert 0 < np.abs(result - reference).max() < 3 * error * np.abs(reference).max()
 
 

@@ -67,6 +67,44 @@ def test_error_grows_as_formats_narrow(bench: Bench) -> None:
     assert bench.perf[3]["dataformat"] == "Bfp8_b (emulated in bf16)"
 
 
+_PLANTED = """
+from iree_gauntlet.bench import benchmark_model
+
+@benchmark_model(configs=["right", "percent", "thousandth"])
+def planted(training: bool, config: str, microbatch: int = 64):
+    import torch
+    from torch import nn
+
+    share = {"right": 1.0, "percent": 1.01, "thousandth": 1.001}[config]
+
+    class Layer(nn.Linear):
+        def forward(self, values):
+            # Only the program that is compiled is wrong.
+            return super().forward(values) * (share if torch.compiler.is_exporting() else 1.0)
+
+    torch.manual_seed(1)
+    layers = [nn.Linear(128, 128), nn.GELU(), nn.LayerNorm(128), Layer(128, 128), nn.GELU(), nn.Linear(128, 64)]
+    return [nn.Sequential(*layers)], [torch.randn(microbatch, 128)]
+"""
+
+
+@pytest.mark.parametrize("form", ["Fp32", "Fp16", "Fp16_b", "Bfp8", "Bfp8_b", "Bfp4", "Bfp4_b"])
+def test_a_hidden_layer_that_is_a_little_wrong_is_found(bench: Bench, form: str) -> None:
+    (bench.folder / "planted").mkdir()
+    (bench.folder / "planted" / "planted.py").write_text(_PLANTED)
+    codes = {}
+    for config in ("right", "percent", "thousandth"):
+        done = bench.run("-m", "planted", "-c", config, "-df", form, "--models-dir", "planted")
+        codes[config] = done.code
+    found = bench.perf[0]["numeric_error"]
+    assert codes["right"] == 0, bench.perf[0]
+    assert found["rms_tolerance"] < 12 * found["rms"]
+    assert found["contractions"]["shown"]["1%"] == 3
+    assert codes["percent"] == 1, bench.perf[1]
+    # 1.001 is 1 in bf16: the program is the same.
+    assert codes["thousandth"] == (0 if form.endswith("_b") else 1), bench.perf[2]
+
+
 @pytest.mark.parametrize("words", [("-m", "bert", "-c", "tiny"), ("-m", "bert", "-c", "tiny", "--layers", "1")])
 def test_gradients_are_those_of_torch(bench: Bench, words: tuple[str, ...]) -> None:
     done = bench.run(*words, "--training")
