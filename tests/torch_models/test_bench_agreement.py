@@ -178,3 +178,17 @@ def test_errors_between_types() -> None:
     half = tensor(values, "f16")
     assert 0 < relative_error([half], [tensor(values)]) < 2**-11
     assert relative_error([tensor(values)], [tensor(values)]) == 0
+
+
+@pytest.mark.parametrize(("share", "fits"), [(5.0, True), (8.0, False)])
+def test_a_gradient_may_be_off_by_what_another_may_and_all_together_by_less(share: float, fits: bool) -> None:
+    loss, small, large = np.ones(1), 1e-2 * noise(100), noise(100, 1)
+    # Of the small one a tenth may be wrong, of the large one a thousandth.
+    allowed = [Tolerance(0.0, 0.0), Tolerance(1e-3, 4e-3), Tolerance(1e-3, 4e-3)]
+    error = share * math.sqrt(2.0) * 1e-3 * np.sign(noise(100, 2))
+    actual = [tensor(loss), tensor(small), tensor(large + error)]
+    expected = [tensor(loss), tensor(small), tensor(large)]
+    assert agreement(actual, expected, allowed).problem.startswith("output 2: ")
+    found = agreement(actual, expected, allowed, gradients=True)
+    assert (found.problem == "") == fits
+    assert fits or found.problem.startswith("all gradients together differ by 8 times their limits")
