@@ -197,6 +197,7 @@ def agreement(
         comparisons.append(found)
         if not found.passed and not problem:
             problem = f"output {index}: {found.message}"
+    room = min(room, (_TOGETHER * together) ** 2) if gradients else room
     if gradients and not problem and math.sqrt(squares) > _TOGETHER * together:
         times = f"{math.sqrt(squares) / together:.3g}" if together else "more"
         problem = f"all gradients together differ by {times} times their limits, {_TOGETHER:g} are allowed"

@@ -64,7 +64,7 @@ OPTIONS = (
     BenchOption(
         "training",
         "Benchmark training",
-        "Forward, loss and backward compiled as one program; gradients are checked against torch's.",
+        "Forward, loss and backward compiled as one program; gradients are checked.",
         short="t",
         default=False,
     ),
