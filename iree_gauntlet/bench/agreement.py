@@ -202,7 +202,7 @@ def agreement(
         times = f"{math.sqrt(squares) / together:.3g}" if together else "more"
         problem = f"all gradients together differ by {times} times their limits, {_TOGETHER:g} are allowed"
     if len(actual) != len(expected):
-        problem = f"the module gives {len(actual)} outputs, torch gives {len(expected)}"
+        problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
     tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
     return Agreement(tuple(comparisons), share, peak, problem, tells_nothing, Tolerance(most, room_peak))
