@@ -15,7 +15,7 @@ from iree_gauntlet.bench.exporting import Exporter, unshare_weights
 from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import FUNCTION, Workers
 from iree_gauntlet.bench.peers import shown
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.running.plan import blocked
 from iree_gauntlet.running.results import Result
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
@@ -139,8 +139,8 @@ class BenchSession:
         return result
 
     def _benchmark(self, step: Step, doors: Doors) -> Result:
-        match step.id.removeprefix(f"{self.chain.id}:{Stage.BENCHMARK}").removeprefix("."):
-            case "":
+        match step.role:
+            case role if role == MAIN:
                 result = run_loop(step, self._workers(), doors.processes, self._contraction_type, self._first_call_ms)
                 if result.statistics and self.build is not None and self.build.generation is None:
                     self._call_ms = float(result.statistics["latency_ms"]["p50"])

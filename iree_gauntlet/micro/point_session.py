@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
@@ -21,8 +21,8 @@ from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.running.steps import step_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,17 +77,16 @@ class PointSession:
             shutil.rmtree(code)
 
     def _export(self, step: Step) -> Result:
-        label = step.id.removeprefix(step_id(self.chain.id, Stage.EXPORT) + ".")
         plan = self.chain.export_plan
 
         def told(folder: str) -> Mapping[str, object]:
-            return plan(label, folder)
+            return plan(step.role, folder)
 
         result = Exporter(self.doors.modules, self.doors.processes, told, self.doors.cancelled).perform(step)
         if result.verdict is Verdict.PASSED:
-            self._builds[label] = read_build(Path(step.folder))
+            self._builds[step.role] = read_build(Path(step.folder))
             assert result.statistics is not None, "of every export that passed"
-            self._hashes[label] = result.statistics["hashes"]
+            self._hashes[step.role] = result.statistics["hashes"]
         return result
 
     def _modules(self) -> Sequence[Step]:
@@ -98,8 +97,7 @@ class PointSession:
         return steps
 
     def _check(self, step: Step) -> Result:
-        label = step.id.removeprefix(step_id(self.chain.id, Stage.THRESHOLD) + ".")
-        variant = self._variant(label)
+        variant = self._variant(step.role)
         side = torch_side(variant).label
         return check_variant(
             step, self.chain, variant, self._builds[side], self.chain.exported(side), self.doors.processes
@@ -174,13 +172,12 @@ class PointSession:
             known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
 
     def _benchmark(self, step: Step) -> Result:
-        role = step.id.removeprefix(step_id(self.chain.id, Stage.BENCHMARK)).removeprefix(".")
-        if not role:
+        if step.role == MAIN:
             return PointMeasurement(
                 self.chain, self.doors, self.measuring, self._builds, self._found, self._flops(), self._began
             ).run(step)
-        kind = TRACE if role.startswith(TRACE) else MEMORY
-        variant = self._variant(role.removeprefix(kind))
+        kind = TRACE if step.role.startswith(TRACE) else MEMORY
+        variant = self._variant(step.role.removeprefix(kind))
         side = torch_side(variant).label
         build, exported = self._builds[side], self.chain.exported(side)
         if kind == MEMORY:

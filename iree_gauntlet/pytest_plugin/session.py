@@ -26,8 +26,8 @@ from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings

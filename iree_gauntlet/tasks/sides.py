@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.progress import Silent
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.running.plan import make_plan
@@ -104,7 +104,7 @@ def prepare_side(name: str, asked: str, options: Mapping[str, Any], defaults: De
         machine=machine,
         record=read_journal(folder / _JOURNAL),
         benchmarks={step.chain: step for step in plan.steps if step.stage is Stage.BENCHMARK},
-        compiles={step.id.removesuffix(":compile"): step for step in plan.steps if step.id.endswith(":compile")},
+        compiles={step.chain: step for step in plan.steps if step.stage is Stage.COMPILE and step.role == MAIN},
         interrupted=code is ExitCode.INTERRUPTED,
     )
 
