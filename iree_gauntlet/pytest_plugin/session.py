@@ -22,6 +22,7 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
+from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import machine_locks
@@ -156,11 +157,11 @@ class ModelTestSession:
     ) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = make_machine({"cache_dir": str(artifacts)}, self._log, need_toolchain=True)
+        self._machine = make_machine(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
-        options = {"force_recompile": force_recompile}
-        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, options))
+        conduct = ConductRequest(force_recompile=force_recompile)
+        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = without_missing_devices(plan, self._machine)

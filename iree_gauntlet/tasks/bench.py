@@ -8,7 +8,7 @@ import threading
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
@@ -24,6 +24,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import machine_locks
@@ -74,7 +75,7 @@ def bench(options: BenchOptions) -> ExitCode:
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     try:
-        machine = make_machine(_toolchain_options(options), Arrivals(console), need_toolchain=True)
+        machine = make_machine(_toolchain(options), Arrivals(console), need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -91,7 +92,7 @@ def bench(options: BenchOptions) -> ExitCode:
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            world=make_surroundings(machine, run_dir, {}),
+            world=make_surroundings(machine, run_dir),
             toolchain=toolchain,
             torch=torch,
         )
@@ -163,7 +164,7 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
 
 
 def _locks(options: BenchOptions) -> Path:
-    return cache_folder(_toolchain_options(options)) / "locks"
+    return cache_folder(options.cache_dir) / "locks"
 
 
 def _folders(options: BenchOptions) -> tuple[Path, ...]:
@@ -216,6 +217,5 @@ def _require_work(options: BenchOptions, chips: int) -> None:
         )
 
 
-def _toolchain_options(options: BenchOptions) -> dict[str, Any]:
-    names = ("cache_dir", "iree", "iree_compiler", "iree_runtime")
-    return {name: getattr(options, name) for name in names}
+def _toolchain(options: BenchOptions) -> ToolchainRequest:
+    return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)

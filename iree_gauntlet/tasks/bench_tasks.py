@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.options import OPTIONS, read_options
+from iree_gauntlet.requests import Option
 from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import Option, gauntlet_task
+from iree_gauntlet.tasks.options import gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOption

@@ -73,7 +73,7 @@ def open_cache(options: Mapping[str, Any]) -> CachePlace:
     Raises:
         GauntletError: a registry or a settings file is wrong.
     """
-    root, project = cache_folder(options), project_folder()
+    root, project = cache_folder(options["cache_dir"]), project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if options.get("cache_dir") and not root.exists() and "archive" not in options:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
 from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, Option, gauntlet_task
+from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, gauntlet_task
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
-from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -48,6 +48,9 @@ def matrix_task(_context: Any, options: dict[str, Any]) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
-        return matrix(options, Defaults(suite=DEFAULT_SUITE), asked_stages(options))
+        # Of several IREEs, which a request has one of.
+        values = {name: value for name, value in options.items() if name != _IREES.name}
+        request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE), asked_stages(options))
+        return matrix(options[_IREES.name], request, options)
 
     finish(work)

@@ -103,7 +103,7 @@ class MicroRun:
             chosen_devices(device, 1, toolchain)
         self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
         done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
-        world, builder = make_surroundings(self.machine, self.run_dir, {}), builder_identity()
+        world, builder = make_surroundings(self.machine, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         cancelled = threading.Event()

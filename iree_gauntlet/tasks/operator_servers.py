@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.op_tests import DIALECT
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.tasks.surroundings import Machine
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["OperatorRun", "batch_size", "batched", "operator_performers", "started_runs"]
+__all__ = ["OperatorRun", "batched", "operator_performers", "started_runs"]
 
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8
@@ -62,27 +62,12 @@ def _share_of_memory(jobs: int) -> int:
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
 
-def batch_size(options: Mapping[str, Any]) -> int:
-    """Cases that are compiled as one module; 0 for none.
+def batched(steps: Sequence[Step], size: int, machine: Machine, run_dir: Path, finished: Collection[str]) -> Batched:
+    """The steps of a plan, with batches of so many cases; each by itself where that is below 2.
 
     Raises:
-        UsageError: `--batch` is below 0.
+        UsageError: there is nothing that could compile a batch.
     """
-    size = int(options.get("batch") or 0)
-    if size < 0:
-        raise UsageError(f"--batch {size}: expected a number of cases", "Leave it out to compile each by itself.")
-    return size
-
-
-def batched(
-    steps: Sequence[Step], options: Mapping[str, Any], machine: Machine, run_dir: Path, finished: Collection[str]
-) -> Batched:
-    """The steps of a plan, with batches where they are asked for.
-
-    Raises:
-        UsageError: `--batch` is below 0, or there is nothing that could compile a batch.
-    """
-    size = batch_size(options)
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return Batched(tuple(steps), {})
     from iree_gauntlet.running.operator_suites import is_small  # noqa: PLC0415 - other runs do without

@@ -16,6 +16,7 @@ from iree_gauntlet import __version__
 from iree_gauntlet.bench.options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
 from iree_gauntlet.tasks.bench_tasks import bench_task
 from iree_gauntlet.tasks.bisect_tasks import bisect_task
 from iree_gauntlet.tasks.cache_tasks import cache_collection
@@ -29,18 +30,16 @@ from iree_gauntlet.tasks.options import (
     FORMAT,
     RUNNING,
     SELECTION,
+    SHARD,
     TOOLCHAIN,
-    Option,
     gauntlet_task,
     with_defaults,
 )
 from iree_gauntlet.tasks.report_tasks import report_task
 from iree_gauntlet.tasks.several_words import several_in_one
 from iree_gauntlet.tasks.shard_tasks import shard_collection
-from iree_gauntlet.tasks.shards import SHARD
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
 from iree_gauntlet.tasks.toolchain_tasks import toolchain_collection
-from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,11 +54,11 @@ _ALL = Defaults(suite=DEFAULT_SUITE)
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 
 
-def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
+def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
 
-        return execute(options, defaults, stages)
+        return execute(RunRequest.of(options, defaults, stages or asked_stages(options)), sys.stdout)
 
     finish(work)
 
@@ -82,7 +81,7 @@ def plan_task(_context: Any, options: dict[str, Any]) -> None:
     def work() -> ExitCode:
         from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
 
-        return show_plan(options, _ALL, asked_stages(options))
+        return show_plan(RunRequest.of(options, _ALL, asked_stages(options)), options["format"])
 
     finish(work)
 
@@ -140,13 +139,7 @@ def run_task(_context: Any, options: dict[str, Any]) -> None:
               run --model rapidocr --submodel 'det*' --force-recompile
               run --resume
     """
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
-
-        return execute(options, _ALL, asked_stages(options))
-
-    finish(work)
+    _execute(options, _ALL)
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))

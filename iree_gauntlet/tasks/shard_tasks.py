@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
+from iree_gauntlet.requests import Option
 from iree_gauntlet.tasks.ending import asked_for_help, finish
-from iree_gauntlet.tasks.options import Option, gauntlet_task
+from iree_gauntlet.tasks.options import gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

@@ -22,7 +22,8 @@ from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.bench.front import build_parser, parse
 from iree_gauntlet.bench.options import OPTIONS, BenchOptions, nearest_option, read_options, spelled_out
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.tasks.options import CACHE, IREE, Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import CACHE, IREE, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
 from iree_gauntlet.toolchains.known_flags import KnownFlags
 from tests.support.places import ROOT
