@@ -20,7 +20,7 @@ PACKAGE = ROOT / "iree_gauntlet"
 COMMON = {
     "requests",
     "cases",
-    "configuration",
+    "settings",
     "errors",
     "targets",
     "atomic",
@@ -31,7 +31,7 @@ COMMON = {
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
-    "configuration": set(),
+    "settings": set(),
     "errors": set(),
     "requests": {"cases", "errors"},
     "journal_format": {"errors"},

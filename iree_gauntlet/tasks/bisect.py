@@ -21,6 +21,7 @@ from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import lock_facts
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, free_folder, run_candidate
 from iree_gauntlet.tasks.bisect_question import question_before, question_of
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
@@ -29,7 +30,6 @@ from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.tasks.execute import run
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.session_folder import session_folder
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,14 +14,14 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.reporting.bisection import bisect_outcome
 from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, Judged
 from iree_gauntlet.tasks.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.toolchain_place import toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain_place import toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.requests import BisectRequest, Defaults, RunRequest, options_of, read
-from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
@@ -30,17 +29,13 @@ _OPTIONS = (
 
 
 @gauntlet_task("bisect", _OPTIONS)
-def bisect_task(_context: Any, options: dict[str, Any]) -> None:
+def bisect_task(options: dict[str, Any]) -> ExitCode:
     """Find the release since which something is as it is: since when slower, larger, wrong?
 
     Examples: bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
+    from iree_gauntlet.tasks.bisect import bisect  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.bisect import bisect  # noqa: PLC0415
-
-        return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()))
-
-    finish(work)
+    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()))

@@ -32,6 +32,8 @@ from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_entry import DamageError
 from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.archive_manifest import (
     LONGEST_MANIFEST,
     MANIFEST_FILE,
@@ -44,8 +46,7 @@ from iree_gauntlet.tasks.archive_manifest import (
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
 from iree_gauntlet.tasks.cache_progress import CacheProgress
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Selection, runs_folder, select
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ def export_cache(options: Mapping[str, Any]) -> ExitCode:
     selection.require_sound()
     network = read(NetworkRequest, options)
     with CacheProgress("fetching") as progress:
-        machine = make_machine(read(ToolchainRequest, options), progress, network, need_toolchain=False)
+        machine = open_workbench(read(ToolchainRequest, options), progress, network, need_toolchain=False)
         steps = _planned(selection, machine)
         if network.offline:
             missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
@@ -120,7 +121,7 @@ def import_cache(options: Mapping[str, Any]) -> ExitCode:
         return _Import(archive, stream, place).run()
 
 
-def _planned(selection: Selection, machine: Machine) -> Sequence[Step]:
+def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
     surroundings = make_surroundings(machine, runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, surroundings)
     if plan.problems:

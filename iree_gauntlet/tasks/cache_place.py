@@ -14,14 +14,14 @@ from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.artifacts.progress import Progress
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["CachePlace", "age_text", "asked_format", "open_cache", "print_table", "refusals_explained"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,18 +24,16 @@ from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts, machine_locks
-from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.session_verdicts import judge, summary_of
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
-from iree_gauntlet.tasks.surroundings import make_machine
 from iree_gauntlet.tasks.where_slower import explain
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +88,7 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
     machines = [
-        make_machine(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
+        open_workbench(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
         for name in names
     ]
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,23 +131,14 @@ def _measure(
             "left_out": left_out,
         },
     )
-    cancelled = threading.Event()
-    with Supervisor() as supervisor, ProgressLine(sys.stdout, os.environ) as teller:
-
-        def cancel() -> None:
-            cancelled.set()
-            supervisor.cancel_all()
-
-        locks = machine_locks(os.environ, cancelled)
-        processes = Processes(supervisor, folder)
+    with ProgressLine(sys.stdout, os.environ) as teller, open_session(folder, log, teller) as session:
         try:
-            with interruptible(cancel):
-                comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
-                verdicts = judge(comparer.run(pairs, earlier), settings.rules)
+            with session.interruptible():
+                verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
                 _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    explain(different, pairs, sides, processes, locks, log, teller)
+                    explain(session, different, pairs, sides)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.requests import CompareRequest, Defaults, RunRequest, options_of, read
-from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _OPTIONS = (
 
 
 @gauntlet_task("compare", _OPTIONS)
-def compare_task(_context: Any, options: dict[str, Any]) -> None:
+def compare_task(options: dict[str, Any]) -> ExitCode:
     """Compare two IREEs, A B, on this machine: which models got slower or faster, by how much, and where.
 
     Both compile the selection and check its numbers; then processes of both take turns until each model has its
@@ -39,10 +38,6 @@ def compare_task(_context: Any, options: dict[str, Any]) -> None:
               compare 3.12.0 3.13.0 --suite cpu --model minilm --metric compile-time
               compare --resume
     """
+    from iree_gauntlet.tasks.compare import compare  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.compare import compare  # noqa: PLC0415
-
-        return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()))
-
-    finish(work)
+    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()))

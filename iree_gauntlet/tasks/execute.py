@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
@@ -23,18 +21,18 @@ from iree_gauntlet.requests import Defaults, given, require_as_begun
 from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.operator_servers import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.shards import only_chains, only_shard
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Selection, runs_folder, select, shown
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -72,6 +70,10 @@ class _Downloads:
 
     def note(self, url: str, message: str) -> None:
         self._console.message(f"{url}: {message}")
+
+    def cancel(self) -> None:
+        """Ends what is under way."""
+        self.cancelled = True
 
     def _end_if_cancelled(self, url: str) -> None:
         if self.cancelled:
@@ -137,7 +139,7 @@ def execute(request: RunRequest, stream: TextIO) -> ExitCode:
 
 
 def run(
-    chosen: Chosen, stream: TextIO, *, machine: Machine | None = None, hold: Stage | None = None, brief: bool = False
+    chosen: Chosen, stream: TextIO, *, machine: Workbench | None = None, hold: Stage | None = None, brief: bool = False
 ) -> Ran:
     """Plans, runs and reports.
 
@@ -160,7 +162,7 @@ def run(
     held = ExitStack()
     try:
         needed = set(stages) != {Stage.FETCH}
-        machine = machine or make_machine(request.toolchain, downloads, request.network, need_toolchain=needed)
+        machine = machine or open_workbench(request.toolchain, downloads, request.network, need_toolchain=needed)
         cases = chosen.selection.cases.cases
         runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
         run_dir, plan, shard = _planned(chosen, machine)
@@ -185,7 +187,7 @@ def run(
     return Ran(run_dir, ExitCode(int(outcome.exit_code)), plan.steps, later)
 
 
-def _planned(chosen: Chosen, machine: Machine) -> tuple[Path, Plan, dict[str, Any] | None]:
+def _planned(chosen: Chosen, machine: Workbench) -> tuple[Path, Plan, dict[str, Any] | None]:
     """The folder of the run, what is to be done in it, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
     run_dir = _run_folder(request.folder, selection)
@@ -229,7 +231,7 @@ def _run(
     plan: Plan,
     shard: dict[str, Any] | None,
     run_dir: Path,
-    machine: Machine,
+    machine: Workbench,
     selection: Selection,
     request: RunRequest,
     console: Console,
@@ -243,7 +245,6 @@ def _run(
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
     batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    cancelled = threading.Event()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
         "markers": request.selection.markers,
@@ -254,12 +255,13 @@ def _run(
         "batch": conduct.batch,
     }
     made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(run_dir, _jobs(conduct), made_again, cancelled)
+    operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        Supervisor() as supervisor,
-        operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
+        open_session(run_dir, journal, RoundTeller(console)) as session,
+        operator_performers(session, batches, machine, operators) as performers,
     ):
+        session.on_cancel(downloads.cancel)
         journal.run(event)
         console.run_started(event)
         if request.network.offline:
@@ -267,34 +269,15 @@ def _run(
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
                 console.message(missing_text(missing))
-        engine = Engine(
-            run_dir,
-            machine.store,
-            machine.modules,
-            supervisor,
-            machine_locks(os.environ, cancelled),
-            cancelled,
-            journal,
-            console,
-            RunOptions(
-                jobs=_jobs(conduct),
-                fail_fast=conduct.stops_early,
-                made_again=made_again,
-                lenient=conduct.lenient,
-                release=toolchain.compiler_release if toolchain else "",
-                confirm=_confirm(conduct),
-            ),
-            free_memory,
-            machine.shared,
-            performers,
-            end_servers,
+        settings = RunOptions(
+            jobs=_jobs(conduct),
+            fail_fast=conduct.stops_early,
+            made_again=made_again,
+            lenient=conduct.lenient,
+            confirm=_confirm(conduct),
         )
-
-        def cancel() -> None:
-            downloads.cancelled = True
-            engine.cancel()
-
-        with interruptible(cancel):
+        engine = Engine(session, machine, console, settings, performers)
+        with session.interruptible():
             engine.run(plan.steps, finished)
 
 

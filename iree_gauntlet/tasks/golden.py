@@ -18,8 +18,9 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.requests import Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.recording import output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import select, shown
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
+from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -110,7 +111,7 @@ def _chosen(
     if not chosen and cases[0].origin.file not in specs:
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
-    store = make_machine(
+    store = open_workbench(
         read(ToolchainRequest, options), Silent(), read(NetworkRequest, options), need_toolchain=False
     ).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:

@@ -15,9 +15,10 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.reporting.figures import milliseconds, whole
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.cache_place import asked_format, print_table
-from iree_gauntlet.tasks.workspace import runs_folder, select
+from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -14,9 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Selection, each_once, runs_folder, select, urls_of
+from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,8 +75,8 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
 
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
     from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -83,7 +84,7 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=False)
+    machine = open_workbench(request.toolchain, Silent(), request.network, need_toolchain=False)
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
@@ -158,9 +159,9 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
-    machine = make_machine(read(ToolchainRequest, options), Silent(), need_toolchain=True)
+    machine = open_workbench(read(ToolchainRequest, options), Silent(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
     plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})

@@ -24,23 +24,23 @@ from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_r
 from iree_gauntlet.reporting.matrix_text import print_matrix
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.session import interruptible
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose, run
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.session_folder import is_begun, session_folder
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.reporting.matrix_record import MatrixRecord
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.tasks.matrix_asked import AskedMatrix
     from iree_gauntlet.tasks.matrix_irees import AskedIree
-    from iree_gauntlet.tasks.surroundings import Machine
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["matrix", "report_matrix"]
@@ -124,7 +124,7 @@ class _Runs:
             interrupted = True
         self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
-    def _each(self, machines: Mapping[str, Machine | None]) -> str:
+    def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
         irees = self._asked.irees
         for place, iree in enumerate(irees, start=1):
@@ -151,11 +151,11 @@ class _Runs:
             return None
         return ExitCode(result["exit_code"])
 
-    def _found(self, iree: AskedIree) -> Machine | None:
+    def _found(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it cannot be had."""
         try:
             request = self._with(iree)
-            machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=True)
+            machine = open_workbench(request.toolchain, Silent(), request.network, need_toolchain=True)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self._log.write(
@@ -168,7 +168,7 @@ class _Runs:
         self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
 
-    def _run(self, iree: AskedIree, machine: Machine) -> ExitCode:
+    def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self._folder / iree.folder
         begun = is_begun(folder)
         self._log.write("start", {"label": iree.label})

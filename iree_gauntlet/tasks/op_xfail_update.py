@@ -11,10 +11,10 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.earlier_runs import asked_for
 from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
 from iree_gauntlet.tasks.proposed_changes import FileChange
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

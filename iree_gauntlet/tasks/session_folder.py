@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import FolderRequest

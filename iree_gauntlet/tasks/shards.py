@@ -17,7 +17,7 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
 from iree_gauntlet.running.shards import chain_groups, cut_of, shards_of_groups
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

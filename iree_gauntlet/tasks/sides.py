@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
-    from iree_gauntlet.tasks.surroundings import Machine
 
 __all__ = ["Side", "prepare_side", "unready"]
 
@@ -49,7 +49,7 @@ class Side:
     name: str
     asked: str
     folder: Path
-    machine: Machine
+    machine: Workbench
     record: JournalRecord
     benchmarks: dict[str, Step]
     compiles: dict[str, Step]
@@ -65,7 +65,7 @@ class Side:
         }
 
 
-def prepare_side(name: str, machine: Machine, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
+def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
     Args:

@@ -11,8 +11,8 @@ from packaging.version import Version
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.tasks.several_words import several_in_one
-from iree_gauntlet.tasks.toolchain_place import chosen
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.toolchain_place import chosen
 
 if TYPE_CHECKING:
     from pathlib import Path

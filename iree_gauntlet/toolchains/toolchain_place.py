@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.artifacts.leases import Leases
-    from iree_gauntlet.configuration import Configuration
     from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.settings import Configuration
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

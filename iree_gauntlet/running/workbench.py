@@ -1,4 +1,4 @@
-"""What planning and running need to know of this machine: toolchain, known flags, caches."""
+"""What planning and running work with: toolchain, known flags, caches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from iree_gauntlet.running.module_key import flag_ingredients, make_key
 from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
-from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.settings import cache_folder, project_folder
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.toolchains.translate import Translation, translate
 
 if TYPE_CHECKING:
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["Machine", "make_machine", "make_surroundings"]
+__all__ = ["Workbench", "make_surroundings", "open_workbench"]
 
 _REGISTRY = "cache/registry.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The parts that a command works with.
+class Workbench:
+    """An IREE and the caches: what a command works with.
 
     Attributes:
         toolchain: the IREE; None where there is none.
@@ -65,10 +66,15 @@ class Machine:
     shared: SharedModules | None
     leases: Leases
 
+    def flags_of(self, tool: str) -> FlagSet:
+        """The flags that a tool of the toolchain knows."""
+        assert self.known is not None, "of every toolchain"
+        return self.known.of(tool)
 
-def make_machine(
+
+def open_workbench(
     request: ToolchainRequest, progress: Progress, network: NetworkRequest = NetworkRequest(), *, need_toolchain: bool
-) -> Machine:
+) -> Workbench:
     """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
     Args:
@@ -111,10 +117,10 @@ def make_machine(
         missing = error
     known = known_flags(toolchain, cache_dir) if toolchain else None
     shared = shared_modules(store.configuration, offline=network.offline)
-    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
+    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
 
-def make_surroundings(machine: Machine, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> Surroundings:
+def make_surroundings(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> Surroundings:
     """What planning has to know, from the parts and how steps are to be run."""
     toolchain = machine.toolchain
 
