@@ -13,6 +13,7 @@ from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, i
 from iree_gauntlet.reporting.figures import error_figure, whole
 from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __all__ = [
     "Judged",
     "Reading",
     "Run",
-    "free_folder",
     "of_candidate",
     "run_candidate",
 ]
@@ -286,14 +286,6 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
         crashed = bool(result["signal"]) and result["signal"] not in _SENT
         return verdict in _FAILED or crashed or result["timed_out"], f"{label}: {reason}"
     return None, ""
-
-
-def free_folder(wanted: Path) -> Path:
-    """A folder that is not there: that of an attempt that was cut short is kept."""
-    folder, count = wanted, 2
-    while folder.exists():
-        folder, count = wanted.with_name(f"{wanted.name}.{count}"), count + 1
-    return folder
 
 
 def of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:

@@ -27,12 +27,12 @@ from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.devices import device_available
 
@@ -97,7 +97,7 @@ class MicroRun:
             # What is wrong with a device is said before anything is started.
             chosen_target(device, self.options["target"])
             chosen_devices(device, 1, toolchain)
-        self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
+        self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
         world, builder = make_surroundings(self.machine, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
