@@ -391,10 +391,10 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
     """
     for name, value in given.items():
         if name in before and _plain(value) != _plain(before[name]):
-            was = " ".join(map(str, _words(before[name]))) or "its default"
+            was = " ".join(map(str, _words(before[name])))
             now = " ".join(map(str, _words(value)))
             raise UsageError(
-                f"{dashed(name)} {now}: {folder} was begun with {was}",
+                f"{dashed(name)} {now}: {folder} was begun {f'with {was}' if was else 'without it'}",
                 f"Leave it out to resume that {kind}, or start a new one.",
             )
 

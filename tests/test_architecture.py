@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "measuring": COMMON,
     "toolchains": COMMON,
     "reporting": COMMON,
-    "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains"},
+    "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "worker"},
     # `bench/measure_pipeline.py` runs beside the worker, in the same Python.
     "bench": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
     "micro": COMMON | {"bench", "artifacts", "measuring", "toolchains", "running", "reporting", "worker"},

@@ -102,7 +102,7 @@ def open_workbench(
     place = toolchain_place(
         cache_dir,
         store.configuration,
-        leases,
+        leases.use,
         store.verified.sha256,
         find_installed,
         offline=network.offline or not need_toolchain,

@@ -57,7 +57,7 @@ def _asked_toolchain(options: Mapping[str, Any]) -> Toolchain:
     except GauntletError:
         configuration = Configuration()
     hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, find_installed, offline=True)
+    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=True)
     return find_toolchain(compiler, runtime, place)
 
 

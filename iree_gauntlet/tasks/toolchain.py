@@ -152,7 +152,7 @@ def _open(options: Mapping[str, Any], *, offline: bool) -> tuple[Place, Leases]:
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)
-    return toolchain_place(root, configuration, leases, hashes.sha256, find_installed, offline=offline), leases
+    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
 
 
 def _names(options: Mapping[str, Any], task: str) -> list[str]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.leases import Leases
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.toolchains.choice import Choice
@@ -44,7 +43,7 @@ def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choic
 def toolchain_place(
     cache_dir: Path,
     configuration: Configuration,
-    leases: Leases,
+    use: Callable[[Path], None],
     hash_of: Callable[[Path], str],
     installed: Callable[[], Toolchain],
     *,
@@ -55,7 +54,7 @@ def toolchain_place(
     Args:
         cache_dir: folder of the caches.
         configuration: of the project and the user.
-        leases: of the cache; environments are in use for as long as it lives.
+        use: takes a lease of the cache on an environment.
         hash_of: SHA-256 of a file's content.
         installed: finds the one beside this toolkit.
         offline: nothing is installed.
@@ -65,7 +64,7 @@ def toolchain_place(
         cache_dir / "toolchains" / "envs",
         lambda: find_installer(settings.installer),
         offline=offline,
-        use=leases.use,
+        use=use,
         news=_say,
     )
     return Place(installed, environments, settings.nightly_links, hash_of, os.environ.get("PATH", ""))
