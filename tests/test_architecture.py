@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "iree_gauntlet"
 
 # What everything may import.
-COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "process_group", "__version__"}
+COMMON = {
+    "cases",
+    "configuration",
+    "errors",
+    "targets",
+    "atomic",
+    "journal_format",
+    "process_group",
+    "progress",
+    "__version__",
+}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
@@ -25,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "journal_format": {"errors"},
     "process_group": set(),
+    "progress": set(),
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,
@@ -41,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": COMMON
     | {"bench", "micro", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
 }
-HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib")
+HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib", "jinja2")
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ from iree_gauntlet.running.steps import Command
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.running.comparing import Teller
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.processes import Processes
@@ -96,7 +96,7 @@ def measure(
     processes: Processes,
     locks: MachineLocks,
     log: EventLog,
-    teller: Teller,
+    progress: Progress,
     cancelled: threading.Event,
     seed: int,
 ) -> list[Peer]:
@@ -112,21 +112,19 @@ def measure(
         processes: starts them.
         locks: keep the machine to ourselves meanwhile.
         log: where blocks go.
-        teller: is told how it goes.
+        progress: shows how it goes.
         cancelled: set to end it.
         seed: of the coins that choose the order of each block.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
-
-    def waiting(what: str) -> None:
-        teller.progress(f"waiting {what}")
-
-    taker = BlockTaker(processes, locks, log, waiting, seed, cancelled, replace_disturbed=place.replace_disturbed)
+    taker = BlockTaker(
+        processes, locks, log, progress.waiting, seed, cancelled, replace_disturbed=place.replace_disturbed
+    )
     own = _Rounds(iree, json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8")))
     model = read_build(build)
-    session = _Session(own, build, model, place, processes, locks, teller, waiting, cancelled, taker)
+    session = _Session(own, build, model, place, processes, locks, progress, cancelled, taker)
     found: list[Peer] = []
     try:
         for name, peer in session.peers(names):
@@ -134,7 +132,7 @@ def measure(
             if cancelled.is_set():
                 break
             found.append(measured)
-            teller.message(*shown([measured]))
+            progress.message(*shown([measured]))
     except WaitCancelledError:
         return found
     return found
@@ -166,8 +164,7 @@ class _Session:
     place: AgainstPlace
     processes: Processes
     locks: MachineLocks
-    teller: Teller
-    waiting: Callable[[str], None]
+    progress: Progress
     cancelled: threading.Event
     taker: BlockTaker
     iree_ms: float = 0.0
@@ -210,7 +207,7 @@ class _Session:
         return Path(self.iree.measurement.step.folder) / "against" / name.replace(" ", "-")
 
     def _compared(self, name: str, home: Path, peer: _Rounds, outputs: Path) -> Peer:
-        self.teller.progress(f"{name}: first round")
+        self.progress.status(f"{name}: first round")
         failure, text = self._tried(peer.with_plan(home, "trial", {**_timing(_TRIAL_CALLS), "outputs": str(outputs)}))
         if failure:
             return Peer(name, reason=failure)
@@ -233,7 +230,7 @@ class _Session:
         )
         evidence = Evidence()
         while len(evidence.blocks) < BLOCKS and not (self.cancelled.is_set() or self.taker.gives_up(evidence)):
-            self.teller.progress(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
+            self.progress.status(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
             self.taker.take(pair, evidence, AB)
         return judged(replace(found, calls=calls), evidence)
 
@@ -258,9 +255,9 @@ class _Session:
     def _tried(self, measurement: Measurement) -> tuple[str, str]:
         """Why a round failed, and what it wrote; it is no evidence, so that others may run beside it."""
         with ExitStack() as stack:
-            stack.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.waiting))
+            stack.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.progress.waiting))
             if measurement.device:
-                stack.enter_context(self.locks.device_lock(measurement.device, self.waiting))
+                stack.enter_context(self.locks.device_lock(measurement.device, self.progress.waiting))
             taken = take_round(measurement, self.processes, _TRIAL)
         if self.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.chain import Chain
-    from iree_gauntlet.running.comparing import Teller
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.module_cache import ModuleCache
@@ -49,7 +49,7 @@ class Doors:
         modules: what was made before.
         locks: keep other runs on this machine away.
         log: takes rounds beside a peer as they are measured.
-        teller: is told how these go.
+        progress: shows how these go.
         cancelled: set to end the run.
         known: the flags of the toolchain's programs.
     """
@@ -58,7 +58,7 @@ class Doors:
     modules: ModuleCache
     locks: MachineLocks
     log: EventLog
-    teller: Teller
+    progress: Progress
     cancelled: threading.Event
     known: KnownFlags
 
@@ -165,7 +165,7 @@ class BenchSession:
             doors.processes,
             doors.locks,
             doors.log,
-            doors.teller,
+            doors.progress,
             doors.cancelled,
             _SEED,
         )

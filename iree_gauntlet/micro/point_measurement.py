@@ -125,11 +125,8 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.doors.locks.quiet_machine(exclusive=False, on_wait=self._waiting):
+        with self.doors.locks.quiet_machine(exclusive=False, on_wait=self.doors.progress.waiting):
             return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.doors.processes)
-
-    def _waiting(self, what: str) -> None:
-        self.doors.teller.progress(f"waiting {what}" if what else "")
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
         script = Path(worker.__file__).with_name(MODULE_WORKER)
@@ -150,12 +147,12 @@ class PointMeasurement:
             self.doors.processes,
             self.doors.locks,
             self.doors.log,
-            self._waiting,
+            self.doors.progress.waiting,
             _SEED,
             self.doors.cancelled,
             replace_disturbed=self.measuring.replace_disturbed,
         )
-        return rounds.take(lambda _: self._waiting(""))
+        return rounds.take(lambda number: self.doors.progress.status(f"block {number}"))
 
     def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
         notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]

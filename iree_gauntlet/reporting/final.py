@@ -11,9 +11,8 @@ from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.diagnostic_groups import group_failures
-from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.figures import STYLES, duration
 from iree_gauntlet.reporting.headline import cache_line, headline
-from iree_gauntlet.reporting.live import STYLES
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
 from iree_gauntlet.reporting.printing import printing
 from iree_gauntlet.reporting.report import report_names

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
@@ -33,24 +34,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
-
-
-class Listener(Protocol):
-    """What is told of a run while it goes on; called from several threads.
-
-    A step is told by its `id`, `chain` and `stage`, all of it stands in the journal's `run` event; a result is what the
-    journal has of it, not to be changed.
-    """
-
-    def step_started(self, step: dict[str, Any]) -> None:
-        """A step begins."""
-
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """A step has come to something."""
-
-    def waiting(self, text: str) -> None:
-        """The run waits for something outside of it."""
+__all__ = ["Engine", "RunOptions", "exit_code_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +70,7 @@ class Engine:
         locks: keep other runs on this machine away.
         cancelled: set to end the run; the locks wait on it too.
         journal: what happens goes there.
-        listener: and is shown there.
+        progress: and is shown there.
         options: how to run.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
         shared: modules that several machines share; None where there are none.
@@ -104,7 +88,7 @@ class Engine:
         locks: MachineLocks,
         cancelled: threading.Event,
         journal: Journal,
-        listener: Listener,
+        progress: Progress,
         options: RunOptions,
         available_memory: Callable[[], int | None],
         shared: SharedModules | None = None,
@@ -117,11 +101,11 @@ class Engine:
         self._supervisor = supervisor
         self._locks = locks
         self._journal = journal
-        self._listener = listener
+        self._progress = progress
         self._options = options
         self._memory = _Memory(available_memory)
         self._cancelled = cancelled
-        self._quiet = QuietStretch(locks, listener.waiting)
+        self._quiet = QuietStretch(locks, progress.waiting)
         self._processes = Processes(supervisor, run_dir)
         self._maker = ModuleMaker(
             modules,
@@ -190,7 +174,7 @@ class Engine:
             return Verdict.ERROR
         began = time.monotonic()
         self._journal.start(step.id)
-        self._listener.step_started(_told(step))
+        self._progress.step_started(_told(step))
         try:
             result = self._locked(step)
         except GauntletError as error:
@@ -214,7 +198,7 @@ class Engine:
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
         record = result.as_dict() | {"seconds": seconds}
         self._journal.result(step.id, record)
-        self._listener.step_finished(_told(step), record)
+        self._progress.step_finished(_told(step), record)
         return result.verdict
 
     def _locked(self, step: Step) -> Result:
@@ -228,11 +212,11 @@ class Engine:
             if step.resources.exclusive or not step.resources.cores:
                 self._quiet.rest()
             if step.resources.exclusive and step.resources.cores:
-                stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._listener.waiting))
+                stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
             elif step.resources.cores:
                 stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
-                stack.enter_context(self._locks.device_lock(device, self._listener.waiting))
+                stack.enter_context(self._locks.device_lock(device, self._progress.waiting))
             return self._execute(step)
 
     def _execute(self, step: Step) -> Result:

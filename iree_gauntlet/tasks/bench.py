@@ -21,7 +21,6 @@ from iree_gauntlet.bench.session import BenchSession, Doors
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import exit_code_of
@@ -31,11 +30,10 @@ from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.bench_list import print_models
-from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.new_run import new_run_folder
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
@@ -43,7 +41,7 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
-    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.tasks.surroundings import Machine
 
@@ -72,9 +70,8 @@ def bench(options: BenchOptions) -> ExitCode:
         check_output(options.output, _locks(options))
     torch = find_torch_python(options.torch_python)
     output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    try:
-        machine = make_machine(_toolchain_options(options), Arrivals(console), need_toolchain=True)
+    with open_progress(output.stream) as progress:
+        machine = make_machine(_toolchain_options(options), progress, need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -99,13 +96,11 @@ def bench(options: BenchOptions) -> ExitCode:
         session = BenchSession(
             chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
         )
-        code = _run(session, machine, run_dir, console)
-    finally:
-        console.close()
+        code = _run(session, machine, run_dir, progress)
     return _report(session, run_dir, output, code)
 
 
-def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Console) -> ExitCode:
+def _run(session: BenchSession, machine: Machine, run_dir: Path, progress: Progress) -> ExitCode:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     chain = session.chain
     cancelled = threading.Event()
@@ -116,18 +111,18 @@ def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Consol
     event |= {"bench": chain.options.as_args()}
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
         journal.run(event)
-        console.run_started(event)
+        progress.run_started(event)
         locks = machine_locks(os.environ, cancelled)
         assert machine.known is not None, "of every toolchain"
-        processes, teller = Processes(supervisor, run_dir), RoundTeller(console)
-        doors = Doors(processes, machine.modules, locks, journal, teller, cancelled, machine.known)
+        processes = Processes(supervisor, run_dir)
+        doors = Doors(processes, machine.modules, locks, journal, progress, cancelled, machine.known)
         performers = session.performers(doors)
-        engine = model_engine(run_dir, machine, supervisor, locks, cancelled, journal, console, performers)
+        engine = model_engine(run_dir, machine, supervisor, locks, cancelled, journal, progress, performers)
         with interruptible(engine.cancel):
-            return _steps(session, engine, journal, console)
+            return _steps(session, engine, journal, progress)
 
 
-def _steps(session: BenchSession, engine: Engine, journal: Journal, console: Console) -> ExitCode:
+def _steps(session: BenchSession, engine: Engine, journal: Journal, progress: Progress) -> ExitCode:
     began = datetime.now(UTC)
     interrupted = False
     try:
@@ -135,7 +130,7 @@ def _steps(session: BenchSession, engine: Engine, journal: Journal, console: Con
         more = session.steps_after_export()
         if more:
             journal.more_steps([asdict(step) for step in more])
-            console.steps_added(len(more))
+            progress.steps_added(len(more))
             verdicts = engine.perform(more, verdicts)
         code = exit_code_of(verdicts.values())
     except KeyboardInterrupt:

@@ -16,7 +16,6 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import compare
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
 from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.processes import Processes
@@ -25,6 +24,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.bisect_probe import Reading, Run, free_folder, quiet
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.options import replaces_disturbed
+from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.workspace import Defaults
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.measuring.rounds import Block
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.tasks.bisect_question import Question
     from iree_gauntlet.tasks.sides import Side
@@ -96,7 +97,7 @@ class TimedBlocks:
         options: of the command line; they select the chain.
         settings: how rounds are taken.
         taker: takes a block.
-        teller: is told how it goes.
+        progress: shows how it goes.
         earlier: what an earlier part of this bisect has measured.
         cancelled: set to end it.
     """
@@ -108,7 +109,7 @@ class TimedBlocks:
         options: Mapping[str, Any],
         settings: TimingSettings,
         taker: BlockTaker,
-        teller: ProgressLine,
+        progress: Progress,
         earlier: dict[str, Evidence],
         cancelled: threading.Event,
     ) -> None:
@@ -117,7 +118,7 @@ class TimedBlocks:
         self._options = options
         self._settings = settings
         self._taker = taker
-        self._teller = teller
+        self._progress = progress
         self._evidence = earlier
         self._cancelled = cancelled
         self._good: Side | None = None
@@ -155,7 +156,7 @@ class TimedBlocks:
             left = deadline - self._measuring_seconds()
             if left <= 0 or self._cancelled.is_set():
                 break
-            self._teller.progress(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
+            self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
             self._taker.take(pair, evidence, AB)
             if len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)):
                 self._taker.take(pair, evidence, CONTROL)
@@ -219,7 +220,7 @@ def timed_blocks(
     cancelled = threading.Event()
     with ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor())
-        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
+        progress = stack.enter_context(open_progress(sys.stdout))
 
         def cancel() -> None:
             cancelled.set()
@@ -230,10 +231,10 @@ def timed_blocks(
             Processes(supervisor, folder),
             machine_locks(os.environ, cancelled),
             log,
-            lambda what: teller.progress(f"waiting {what}"),
+            progress.waiting,
             _SEED,
             cancelled,
             replace_disturbed=settings.replace_disturbed,
         )
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
-        yield TimedBlocks(question, folder, options, settings, taker, teller, earlier, cancelled)
+        yield TimedBlocks(question, folder, options, settings, taker, progress, earlier, cancelled)

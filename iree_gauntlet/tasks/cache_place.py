@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.progress import Progress
 
 __all__ = ["CachePlace", "age_text", "asked_format", "open_cache", "print_table", "refusals_explained"]
 

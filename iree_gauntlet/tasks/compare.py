@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
@@ -33,6 +32,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.compare_tasks import COMPARE_OPTIONS
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.options import replaces_disturbed
+from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.surroundings import make_machine
@@ -89,7 +89,7 @@ def compare(options: Mapping[str, Any]) -> ExitCode:
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
     _require_work(options, defaults, settings)
     for text in asked:
-        make_machine({**options, "iree": text}, Silent(), need_toolchain=True)
+        make_machine({**options, "iree": text}, Progress(), need_toolchain=True)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
@@ -126,7 +126,7 @@ def _measure(
         },
     )
     cancelled = threading.Event()
-    with Supervisor() as supervisor, ProgressLine(sys.stdout, os.environ) as teller:
+    with Supervisor() as supervisor, open_progress(sys.stdout) as progress:
 
         def cancel() -> None:
             cancelled.set()
@@ -136,19 +136,19 @@ def _measure(
         processes = Processes(supervisor, folder)
         try:
             with interruptible(cancel):
-                comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
+                comparer = Comparer(processes, locks, log, progress, settings.rules, cancelled)
                 verdicts = judge(comparer.run(pairs, earlier), settings.rules)
                 _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    explain(different, pairs, sides, processes, locks, log, teller)
+                    explain(different, pairs, sides, processes, locks, log, progress)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             models = {pair.chain for pair in pairs}
             begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
-            teller.message("interrupted; `compare --resume` goes on with it")
+            progress.message("interrupted; `compare --resume` goes on with it")
             return ExitCode.INTERRUPTED
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.machine_memory import free_memory
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
@@ -31,7 +30,7 @@ from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.operator_servers import OperatorRun, batch_size, batched, operator_performers, started_runs
 from iree_gauntlet.tasks.options import BATCH_NAMES, IREE_NAMES, SELECTION_NAMES, replaces_disturbed
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.shards import SHARD_NAMES, only_shard
 from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
@@ -40,7 +39,7 @@ from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, sele
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.reporting.painter import Painter
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.run_server import RunServers
 
@@ -48,35 +47,6 @@ __all__ = ["execute"]
 
 
 _VERDICTS = ("confirm", "strict")
-
-
-class _Downloads:
-    """Passes the progress of downloads on to the console, and ends them when the run is cancelled.
-
-    A file is known by its URL alone: several steps may want it, and it is fetched once.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self.cancelled = False
-
-    def update(self, url: str, done: int, total: int | None) -> None:
-        self._end_if_cancelled(url)
-        self._console.download(url, done, total)
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        self._end_if_cancelled(url)
-        self._console.checking(url, done, total)
-
-    def finished(self, url: str) -> None:
-        self._console.download_finished(url)
-
-    def note(self, url: str, message: str) -> None:
-        self._console.message(f"{url}: {message}")
-
-    def _end_if_cancelled(self, url: str) -> None:
-        if self.cancelled:
-            raise GauntletError(f"{url}: interrupted")
 
 
 def execute(
@@ -103,21 +73,15 @@ def execute(
     for warning in selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
     output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    downloads = _Downloads(console)
-    held = ExitStack()
-    try:
-        machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
+    with open_progress(output.stream) as progress, ExitStack() as held:
+        machine = make_machine(options, progress, need_toolchain=set(wanted) != {Stage.FETCH})
         runs = held.enter_context(started_runs(selection.cases.cases, wanted, machine, _jobs(options)))
         run_dir, plan, shard = _planned(options, selection, wanted, machine)
         while not _claim(run_dir, options):
             run_dir, plan, shard = _planned(options, selection, wanted, machine)
         kept = {name: options.get(name) for name in (*SELECTION_NAMES, *IREE_NAMES, *SHARD_NAMES, *BATCH_NAMES)}
         asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
-        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, console, downloads, runs)
-    finally:
-        held.close()
-        console.close()
+        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, progress, runs)
     outcome = write_reports(run_dir, environ=os.environ)
     if brief:
         output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
@@ -179,8 +143,7 @@ def _run(
     asked: Asked,
     options: Mapping[str, Any],
     confirm: ConfirmRules | None,
-    console: Console,
-    downloads: _Downloads,
+    progress: Painter,
     runs: RunServers | None,
 ) -> None:
     toolchain = machine.toolchain
@@ -207,12 +170,12 @@ def _run(
         operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
     ):
         journal.run(event)
-        console.run_started(event)
+        progress.run_started(event)
         if options["offline"]:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
-                console.message(missing_text(missing))
+                progress.message(missing_text(missing))
         engine = Engine(
             run_dir,
             machine.store,
@@ -221,7 +184,7 @@ def _run(
             machine_locks(os.environ, cancelled),
             cancelled,
             journal,
-            console,
+            progress,
             RunOptions(
                 jobs=_jobs(options),
                 fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
@@ -237,7 +200,7 @@ def _run(
         )
 
         def cancel() -> None:
-            downloads.cancelled = True
+            progress.cancel()
             engine.cancel()
 
         with interruptible(cancel):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.recording import output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.surroundings import make_machine
@@ -109,7 +109,7 @@ def _chosen(
     if not chosen and cases[0].origin.file not in specs:
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
-    store = make_machine(options, Silent(), need_toolchain=False).store
+    store = make_machine(options, Progress(), need_toolchain=False).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
         yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)
 

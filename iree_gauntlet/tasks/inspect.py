@@ -70,7 +70,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
     # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
     from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
@@ -81,7 +81,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
     name, cases, stages = selection.name, selection.cases, stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = make_machine(options, Silent(), need_toolchain=False)
+    machine = make_machine(options, Progress(), need_toolchain=False)
     run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, options)), options)
     if _format(options) == "json":
@@ -153,11 +153,11 @@ def _warn(warnings: Iterable[str]) -> None:
 
 def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
     """Flags that the installed tools do not know, and those that would be written otherwise."""
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
-    machine = make_machine(options, Silent(), need_toolchain=True)
+    machine = make_machine(options, Progress(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint", options)
     plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})

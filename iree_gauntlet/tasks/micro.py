@@ -13,16 +13,14 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.micro.configuration import read_micro_config
 from iree_gauntlet.micro.overrides import overridden
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
-from iree_gauntlet.tasks.console_tellers import Arrivals
 from iree_gauntlet.tasks.micro_list import print_registry
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro, resumed_options
 from iree_gauntlet.tasks.micro_run import MicroRun
 from iree_gauntlet.tasks.options import replaces_disturbed
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.surroundings import make_machine
 from iree_gauntlet.tasks.workspace import shown
 
@@ -65,13 +63,10 @@ def micro(options: Mapping[str, Any]) -> ExitCode:
         earlier.require_same(config)
     torch = find_torch_python(options["torch_python"])
     output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    try:
-        machine = make_machine(options, Arrivals(console), need_toolchain=True)
-        run = MicroRun(options, config, registry, torch, machine, console, earlier)
+    with open_progress(output.stream) as progress:
+        machine = make_machine(options, progress, need_toolchain=True)
+        run = MicroRun(options, config, registry, torch, machine, progress, earlier)
         run.measure(replace_disturbed=replace_disturbed)
-    finally:
-        console.close()
     return _report(run, output)
 
 

@@ -24,6 +24,7 @@ from iree_gauntlet.micro.point_measurement import Measuring
 from iree_gauntlet.micro.point_session import PointSession
 from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
@@ -31,7 +32,6 @@ from iree_gauntlet.running.machine_lock import WaitCancelledError, machine_locks
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.new_run import new_run_folder
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
-    from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.steps import Step
@@ -65,7 +64,7 @@ _KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets
 
 
 @dataclass(slots=True)
-class MicroRun:
+class MicroRun(Progress):
     """One run over all points of a configuration.
 
     Attributes:
@@ -74,7 +73,7 @@ class MicroRun:
         registry: what it names.
         torch: what makes the models.
         machine: IREE and the caches.
-        console: is told how it goes.
+        progress: shows how it goes.
         earlier: the run that is gone on with; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
@@ -84,7 +83,7 @@ class MicroRun:
     registry: Registry
     torch: TorchPython
     machine: Machine
-    console: Console
+    progress: Progress
     earlier: Earlier | None
     run_dir: Path = field(init=False)
     _session: PointSession | None = field(init=False, default=None)
@@ -111,16 +110,15 @@ class MicroRun:
             event = self._event(chains, done)
             journal.run(event)
             # Of a resumed run only what is left to do counts.
-            self.console.run_started({**event, "steps": []})
+            self.progress.run_started({**event, "steps": []})
             locks = machine_locks(os.environ, cancelled)
             processes = Processes(supervisor, self.run_dir)
-            teller = RoundTeller(self.console)
-            doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)
+            doors = Doors(processes, self.machine.modules, locks, journal, self.progress, cancelled, self.machine.known)
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
             engine = model_engine(self.run_dir, self.machine, supervisor, locks, cancelled, journal, self, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
-                self.console.message(f"not measured: {said}")
+                self.progress.message(f"not measured: {said}")
             with interruptible(engine.cancel):
                 self._points(todo, len(points), chains, doors, engine, journal, replace_disturbed=replace_disturbed)
 
@@ -164,7 +162,7 @@ class MicroRun:
             roofline = self._roofline(todo, doors)
             measuring = Measuring(self.options["against"], replace_disturbed, roofline)
             for number, point in enumerate(todo):
-                self.console.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+                self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
                 verdicts |= self._point(PointSession(chains[point.name], doors, measuring), engine, journal)
             code = exit_code_of(verdicts.values())
         except KeyboardInterrupt:
@@ -178,7 +176,7 @@ class MicroRun:
         for phase in session.phases():
             steps = phase()
             journal.more_steps([asdict(step) for step in steps])
-            self.console.steps_added(len(steps))
+            self.progress.steps_added(len(steps))
             for group in _one_model_at_a_time(steps):
                 verdicts = engine.perform(group, verdicts)
         session.tidy()
@@ -191,13 +189,13 @@ class MicroRun:
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
-            with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
+            with doors.locks.quiet_machine(exclusive=True, on_wait=self.progress.waiting):
                 return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
             # Shares of it are one column; the sweep does not wait for that.
-            self.console.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
+            self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
     def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
@@ -254,18 +252,18 @@ class MicroRun:
         return self._session.performers()[step.stage](step)
 
     def step_started(self, step: dict[str, Any]) -> None:
-        """Tells the console."""
-        self.console.step_started(step)
+        """Passes it on."""
+        self.progress.step_started(step)
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """Keeps the result for the point, and tells the console."""
+        """Keeps the result for the point, and passes it on."""
         assert self._session is not None, "a point is under way"
         self._session.results[step["id"]] = result
-        self.console.step_finished(step, result)
+        self.progress.step_finished(step, result)
 
     def waiting(self, text: str) -> None:
-        """Tells the console."""
-        self.console.waiting(text)
+        """Passes it on."""
+        self.progress.waiting(text)
 
 
 def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Stage
-    from iree_gauntlet.running.engine import Listener
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.results import Result
@@ -34,7 +34,7 @@ def model_engine(
     locks: MachineLocks,
     cancelled: threading.Event,
     journal: Journal,
-    listener: Listener,
+    progress: Progress,
     performers: Mapping[Stage, Callable[[Step], Result]],
 ) -> Engine:
     """An engine with as many jobs as cores, that goes on after failures; arguments as for `Engine`."""
@@ -55,7 +55,7 @@ def model_engine(
         locks,
         cancelled,
         journal,
-        listener,
+        progress,
         options,
         free_memory,
         machine.shared,

@@ -1,12 +1,36 @@
-"""Standard output that may go away while a run is under way."""
+"""Where commands write: standard output that may go away while a run is under way, and progress."""
 
 from __future__ import annotations
 
 import io
 import os
-from typing import TextIO, cast
+import sys
+from typing import TYPE_CHECKING, TextIO, cast
 
-__all__ = ["Output"]
+if TYPE_CHECKING:
+    from iree_gauntlet.reporting.painter import Painter
+
+__all__ = ["Output", "open_progress", "write_line"]
+
+
+def open_progress(stream: TextIO) -> Painter:
+    """Live progress where `stream` is a terminal that can show it, lines elsewhere."""
+    # rich takes long to import.
+    from iree_gauntlet.reporting.live_progress import LiveProgress  # noqa: PLC0415
+    from iree_gauntlet.reporting.plain_progress import PlainProgress  # noqa: PLC0415
+    from iree_gauntlet.reporting.printing import is_live  # noqa: PLC0415
+
+    if is_live(stream, os.environ):
+        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
+    return PlainProgress(stream)
+
+
+def write_line(text: str) -> None:
+    """A line of a result that comes bit by bit, on standard output."""
+    from iree_gauntlet.reporting.cleaning import one_line  # noqa: PLC0415
+
+    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.flush()
 
 
 class Output(io.TextIOBase):

@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.tasks.execute import execute
 from iree_gauntlet.tasks.options import RUNNING
@@ -94,7 +94,7 @@ def prepare_side(name: str, asked: str, options: Mapping[str, Any], defaults: De
     sys.stdout.write(f"\n{name}: {asked}\n")
     sys.stdout.flush()
     code = execute(options, defaults, stages, brief=True)
-    machine = make_machine(options, Silent(), need_toolchain=True)
+    machine = make_machine(options, Progress(), need_toolchain=True)
     plan = make_plan(selection.cases, (Stage.BENCHMARK,), make_surroundings(machine, folder, options))
     plan = without_missing_devices(plan, machine)
     return Side(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.measuring.compile_changes import CompileChange
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.blocks import Pair
-    from iree_gauntlet.running.comparing import Teller
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.processes import Processes
@@ -37,7 +37,7 @@ def explain(
     processes: Processes,
     locks: MachineLocks,
     log: EventLog,
-    teller: Teller,
+    progress: Progress,
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
@@ -46,12 +46,12 @@ def explain(
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in different:
         pair = by_chain[verdict.chain]
-        teller.progress(f"{pair.chain}: looking for where the time went")
+        progress.status(f"{pair.chain}: looking for where the time went")
         a, b = sides
         with ExitStack() as stack:
-            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=teller.progress))
+            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=progress.waiting))
             if pair.a.device:
-                stack.enter_context(locks.device_lock(pair.a.device, teller.progress))
+                stack.enter_context(locks.device_lock(pair.a.device, progress.waiting))
             dispatches = _dispatches(a, b, pair, processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
         log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress
 from tests.support.download_checks import (
     PART,
     SIZE,
@@ -164,10 +164,10 @@ class _GoneError(Exception):
     pass
 
 
-class _Impatient(Silent):
+class _Impatient(Progress):
     """Ends the download after two parts, as Ctrl-C does."""
 
-    def update(self, url: str, done: int, total: int | None) -> None:
+    def download(self, url: str, done: int, total: int | None) -> None:
         if done > 2 * PART:
             raise _GoneError(url, total)
 

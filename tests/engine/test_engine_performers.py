@@ -14,6 +14,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
@@ -42,7 +43,7 @@ STEP = Step(
 )
 
 
-class Told:
+class Told(Progress):
     """Keeps what it was told."""
 
     def __init__(self) -> None:

@@ -361,9 +361,9 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 def machine_of(cache: Path) -> tuple[Machine, dict[str, Any]]:
     options = {option.name: option.default for option in (*SELECTION, *TOOLCHAIN, *RUNNING)}
     options["cache_dir"] = str(cache)
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
-    return make_machine(options, Silent(), need_toolchain=True), options
+    return make_machine(options, Progress(), need_toolchain=True), options
 
 
 @pytest.mark.iree

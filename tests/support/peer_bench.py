@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import worker
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.running.processes import Processes
@@ -30,7 +31,7 @@ __all__ = ["CHAIN", "PeerBench", "answer_of", "run_script"]
 CHAIN = "tiny/model@cpu"
 
 
-class _Told:
+class _Told(Progress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class _Told:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def progress(self, text: str) -> None:
+    def status(self, text: str) -> None:
         self.doing.append(text)
 
 
