@@ -9,14 +9,15 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
-from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
+from iree_gauntlet.reporting.bisection import BISECT_RECORD, REPORT_NAMES, bisect_document, write_bisect_reports
+from iree_gauntlet.reporting.render_console import print_document
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import lock_facts
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
@@ -100,7 +101,8 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
                 },
             )
             outcome = write_bisect_reports(folder, environ=os.environ)
-    output.stream.write(f"\n{_final_text(outcome, folder)}")
+    output.stream.write("\n")
+    _print(outcome, folder, output.stream)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
     write_bisect_reports(folder, environ=os.environ, append_step_summary=True)
@@ -114,12 +116,13 @@ def report_bisection(folder: Path) -> ExitCode:
         GauntletError: its record cannot be read.
     """
     outcome = write_bisect_reports(folder, environ=os.environ)
-    sys.stdout.write(_final_text(outcome, folder))
+    _print(outcome, folder, sys.stdout)
     return outcome.exit_code
 
 
-def _final_text(outcome: BisectOutcome, folder: Path) -> str:
-    return f"{bisect_text(outcome)}reports in {shown(folder)}: bisect.md, bisect.json\n"
+def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
+    print_document(bisect_document(outcome), stream, environ=os.environ)
+    stream.write(f"reports in {shown(folder)}: {', '.join(REPORT_NAMES)}\n")
 
 
 @contextlib.contextmanager
