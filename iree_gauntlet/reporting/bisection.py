@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.reporting.document import Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
-from iree_gauntlet.reporting.outcome import exit_meaning, lock_remark
+from iree_gauntlet.reporting.outcome import lock_remark
 from iree_gauntlet.reporting.render_html import html_page
 from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
@@ -200,10 +200,9 @@ def bisect_document(outcome: BisectOutcome) -> Document:
         blocks.append(Paragraph(("Commits: ", Link(_COMPARE.removeprefix("https://") + "…", outcome.link))))
     details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
     details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
-    details.append(Paragraph((f"Exit code {int(outcome.exit_code)}: {exit_meaning(outcome.exit_code)}.",)))
     tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
     facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
-    return Document(title, outcome.answer, facts, tuple(blocks), tuple(details))
+    return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code)
 
 
 def bisect_json(outcome: BisectOutcome) -> str:

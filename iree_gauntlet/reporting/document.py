@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.figures import duration, milliseconds, percent, whole
+from iree_gauntlet.reporting.figures import duration, milliseconds, whole
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
 
 __all__ = [
     "Block",
@@ -99,7 +103,7 @@ class Column:
         if self.kind is Kind.DURATION:
             return duration(cell)
         if self.kind is Kind.SHARE:
-            return percent(cell, 1)
+            return f"{100 * cell:.0f} %"
         return milliseconds(cell) if self.unit == "ms" else whole(cell)
 
 
@@ -160,6 +164,7 @@ class Document:
         facts: what the answer stands on, a few words each.
         blocks: everything else, in reading order.
         details: what follows in files, where a terminal has no room for it.
+        exit_code: of the command; None where it has not come to its end.
     """
 
     title: str
@@ -167,3 +172,4 @@ class Document:
     facts: tuple[str, ...]
     blocks: tuple[Block, ...]
     details: tuple[Block, ...] = ()
+    exit_code: ExitCode | None = None

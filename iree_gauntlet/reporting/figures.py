@@ -27,6 +27,8 @@ STYLES = {
     "inconclusive": "yellow",
     "good": "green",
     "bad": "bold red",
+    "faster": "green",
+    "slower": "bold red",
 }
 _MINUTE = 60.0
 _HOUR = 3600.0

@@ -11,6 +11,7 @@ import rich.text
 from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.document import Code, Document, Heading, Items, Kind, Link, Notes, Paragraph, Table
 from iree_gauntlet.reporting.figures import STYLES
+from iree_gauntlet.reporting.outcome import exit_meaning
 from iree_gauntlet.reporting.printing import printing
 
 if TYPE_CHECKING:
@@ -25,17 +26,21 @@ _LEAST_TEXT = 30
 _GAP = 2
 
 
-def print_document(document: Document, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
+def print_document(
+    document: Document, stream: TextIO, reports: str = "", *, environ: Mapping[str, str], width: int | None = None
+) -> None:
     """Print a document.
 
     Args:
         document: what to print; its details are left out.
         stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
+        reports: where it is in files, such as `runs/x: a.md, a.json`; empty for nowhere.
         environ: the environment.
         width: columns; None for the terminal's own, or 160 where there is none.
     """
     facts = f" ({'; '.join(document.facts)})" if document.facts else ""
     with printing(stream, environ, width=width) as console:
+        _line(console, "")
         _line(console, document.title, "bold")
         before: Block | None = None
         for block in document.blocks:
@@ -46,6 +51,11 @@ def print_document(document: Document, stream: TextIO, *, environ: Mapping[str, 
             before = block
         _line(console, "")
         _line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
+        if reports:
+            _line(console, f"reports in {reports}")
+        code = document.exit_code
+        if code is not None:
+            _line(console, f"exit code {int(code)}: {exit_meaning(code)}", "bold red" if code else "bold green")
 
 
 def _print(console: rich.console.Console, block: Block) -> None:

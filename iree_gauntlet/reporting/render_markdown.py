@@ -17,7 +17,8 @@ __all__ = ["markdown"]
 
 def markdown(document: Document) -> str:
     """The whole document; ends with a newline."""
-    answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, document.facts)))
+    ended = () if document.exit_code is None else (f"exit code {int(document.exit_code)}",)
+    answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))
     blocks = (_block(block) for block in (*document.blocks, *document.details))
     return "\n\n".join((f"# {escape(document.title)}", answer, *blocks)) + "\n"
 

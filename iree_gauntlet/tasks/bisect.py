@@ -101,7 +101,6 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
                 },
             )
             outcome = write_bisect_reports(folder, environ=os.environ)
-    output.stream.write("\n")
     _print(outcome, folder, output.stream)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
@@ -121,8 +120,8 @@ def report_bisection(folder: Path) -> ExitCode:
 
 
 def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
-    print_document(bisect_document(outcome), stream, environ=os.environ)
-    stream.write(f"reports in {shown(folder)}: {', '.join(REPORT_NAMES)}\n")
+    reports = f"{shown(folder)}: {', '.join(REPORT_NAMES)}"
+    print_document(bisect_document(outcome), stream, reports, environ=os.environ)
 
 
 @contextlib.contextmanager

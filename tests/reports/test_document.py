@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reporting.document import (
     Code,
     Column,
@@ -59,12 +60,13 @@ DOCUMENT = Document(
         Items((("first",), ("then ", Name("b")))),
     ),
     (Code("gauntlet bisect --good 3.5.0", "sh"),),
+    ExitCode.OK,
 )
 
 
 def printed(document: Document, width: int | None = None) -> list[str]:
     stream = io.StringIO()
-    print_document(document, stream, environ={}, width=width)
+    print_document(document, stream, "runs/x: x.md", environ={}, width=width)
     return stream.getvalue().splitlines()
 
 
@@ -79,11 +81,12 @@ def of_text(text: str) -> Document:
 
 def test_on_a_terminal_the_answer_comes_last() -> None:
     assert printed(DOCUMENT) == [
+        "",
         "Bisect",
         "",
-        "model        like  time ms  dispatches        took    share  remarks",
-        "ocr/cls@cpu  good     9.10          76      61.2 s    3.1 %",
-        "vit@cpu      bad         –       1,234  1 h 02 min  100.0 %  it crashed",
+        "model        like  time ms  dispatches        took  share  remarks",
+        "ocr/cls@cpu  good     9.10          76      61.2 s    3 %",
+        "vit@cpu      bad         –       1,234  1 h 02 min  100 %  it crashed",
         "",
         "note: one",
         "note: two",
@@ -94,6 +97,8 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
         "  then b",
         "",
         "first bad: b3 (exact; 2 of 2 tried)",
+        "reports in runs/x: x.md",
+        "exit code 0: all as expected",
     ]
 
 
@@ -101,12 +106,12 @@ def test_as_markdown() -> None:
     assert markdown(DOCUMENT).splitlines() == [
         "# Bisect",
         "",
-        "**first bad: b3** · exact · 2 of 2 tried",
+        "**first bad: b3** · exact · 2 of 2 tried · exit code 0",
         "",
         "| model | like | time ms | dispatches | took | share | remarks |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
-        "| `ocr/cls@cpu` | good | 9.10 | 76 | 61.2 s | 3.1 % |  |",
-        "| `vit@cpu` | **bad** | – | 1,234 | 1 h 02 min | 100.0 % | it crashed |",
+        "| `ocr/cls@cpu` | good | 9.10 | 76 | 61.2 s | 3 % |  |",
+        "| `vit@cpu` | **bad** | – | 1,234 | 1 h 02 min | 100 % | it crashed |",
         "",
         "> one",
         "",
@@ -128,13 +133,13 @@ def test_as_markdown() -> None:
 def test_as_a_page() -> None:
     page = lxml.html.fromstring(html_page(DOCUMENT))
     assert page.findtext(".//h1") == "Bisect"
-    assert page.find(".//p[@class='answer']").text_content() == "first bad: b3 · exact · 2 of 2 tried"
+    assert page.find(".//p[@class='answer']").text_content() == "first bad: b3 · exact · 2 of 2 tried · exit code 0"
     assert [item.text_content() for item in page.findall(".//li")] == ["first", "then b"]
     assert [cell.text_content() for cell in page.findall(".//th")] == [column.heading for column in COLUMNS]
     rows = [[cell.text_content() for cell in row] for row in page.findall(".//tbody/tr")]
     assert rows == [
-        ["ocr/cls@cpu", "good", "9.10", "76", "61.2 s", "3.1 %", ""],
-        ["vit@cpu", "bad", "–", "1,234", "1 h 02 min", "100.0 %", "it crashed"],
+        ["ocr/cls@cpu", "good", "9.10", "76", "61.2 s", "3 %", ""],
+        ["vit@cpu", "bad", "–", "1,234", "1 h 02 min", "100 %", "it crashed"],
     ]
     assert [item.get("class") for item in page.findall(".//tbody/tr[2]/td")][:3] == ["name", "verdict bad", "right"]
     assert page.find(".//a").get("href") == "https://h.example/a...b"
@@ -156,7 +161,7 @@ def test_as_a_page() -> None:
     ],
 )
 def test_where_there_is_no_room_the_least_important_columns_go(width: int, titles: list[str]) -> None:
-    assert printed(DOCUMENT, width)[2].replace(" ms", "").split() == titles
+    assert printed(DOCUMENT, width)[3].replace(" ms", "").split() == titles
 
 
 def test_long_text_is_folded_in_its_column() -> None:
