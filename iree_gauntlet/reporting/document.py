@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.figures import duration, milliseconds, whole
+from iree_gauntlet.reporting.figures import STYLES, duration, milliseconds, whole
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -88,6 +88,10 @@ class Column:
     def heading(self) -> str:
         """What stands above it: `time ms`."""
         return f"{self.title} {self.unit}".rstrip()
+
+    def style(self, text: str) -> str:
+        """Colours of a verdict, by rich's names; what stands behind a colon says where it is from."""
+        return STYLES.get(text.partition(":")[0], "") if self.kind is Kind.VERDICT else ""
 
     @property
     def right(self) -> bool:

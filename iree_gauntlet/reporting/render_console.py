@@ -10,7 +10,6 @@ import rich.text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.document import Code, Document, Heading, Items, Kind, Link, Notes, Paragraph, Table
-from iree_gauntlet.reporting.figures import STYLES
 from iree_gauntlet.reporting.outcome import exit_meaning
 from iree_gauntlet.reporting.printing import printing
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.document import Block, Column, Text
 
-__all__ = ["print_document"]
+__all__ = ["print_document", "rich_table"]
 
 # What a column of text needs: longer cells are folded.
 _LEAST_TEXT = 30
@@ -74,7 +73,7 @@ def _print(console: rich.console.Console, block: Block) -> None:
             for line in clean(text).splitlines():
                 _line(console, f"    {line}")
         case Table():
-            console.print(_table(block, console.width))
+            console.print(rich_table(block, console.width))
 
 
 def _plain(text: Text) -> str:
@@ -82,9 +81,15 @@ def _plain(text: Text) -> str:
     return one_line("".join(parts), 1000)
 
 
-def _table(table: Table, width: int) -> rich.table.Table:
+def rich_table(table: Table, width: int) -> rich.table.Table:
+    """A table for a console of so many columns."""
     cells = [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows]
-    shown = _fitting(table.columns, cells, width)
+    needed = [
+        _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
+        for index, column in enumerate(table.columns)
+    ]
+    shown = _fitting(table.columns, needed, width + _GAP)
+    fits = sum(needed[index] for index in shown) <= width + _GAP
     found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for index in shown:
         column = table.columns[index]
@@ -92,25 +97,17 @@ def _table(table: Table, width: int) -> rich.table.Table:
             one_line(column.heading),
             justify="right" if column.right else "left",
             overflow="fold",
-            no_wrap=column.kind is not Kind.TEXT,
+            no_wrap=fits and column.kind is not Kind.TEXT,
         )
     for row in cells:
-        found.add_row(*(_cell(table.columns[index], row[index]) for index in shown))
+        found.add_row(*(rich.text.Text(row[index], table.columns[index].style(row[index])) for index in shown))
     return found
 
 
-def _cell(column: Column, text: str) -> rich.text.Text:
-    return rich.text.Text(text, style=STYLES.get(text, "") if column.kind is Kind.VERDICT else "")
-
-
-def _fitting(columns: tuple[Column, ...], cells: list[list[str]], width: int) -> list[int]:
+def _fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list[int]:
     """The columns for which there is room, by their ranks."""
-    needed = [
-        max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0) + _GAP
-        for index, column in enumerate(columns)
-    ]
     shown = list(range(len(columns)))
-    while sum(needed[index] for index in shown) - _GAP > width:
+    while sum(needed[index] for index in shown) > width:
         least = max(shown, key=lambda index: columns[index].rank)
         if columns[least].rank == 0:
             break

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from iree_gauntlet.reporting.document import Code, Heading, Items, Kind, Link, Name, Notes, Paragraph, Table
-from iree_gauntlet.reporting.figures import STYLES
 from iree_gauntlet.reporting.markdown import code, escape, fenced, table
 
 if TYPE_CHECKING:
@@ -59,5 +58,4 @@ def _cell(column: Column, cell: Cell) -> str:
     text = column.written(cell)
     if column.kind is Kind.NAME and cell is not None:
         return code(text)
-    bold = column.kind is Kind.VERDICT and "bold" in STYLES.get(text, "")
-    return f"**{escape(text)}**" if bold else escape(text)
+    return f"**{escape(text)}**" if "bold" in column.style(text) else escape(text)

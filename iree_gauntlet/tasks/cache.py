@@ -15,7 +15,8 @@ from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
 from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.tasks.cache_place import age_text, asked_format, open_cache, print_table, refusals_explained
+from iree_gauntlet.tasks.cache_place import age_text, open_cache, refusals_explained
+from iree_gauntlet.tasks.output import asked_format, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.reporting.figures import milliseconds, whole
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.tasks.cache_place import asked_format, print_table
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.tasks.workspace import Defaults, runs_folder, select
 
 if TYPE_CHECKING:

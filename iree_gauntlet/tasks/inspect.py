@@ -12,8 +12,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, SpecError
 from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.tasks.workspace import Defaults, Selection, each_once, runs_folder, select, urls_of
 
@@ -51,14 +52,14 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
-    if _format(options) == "json":
+    if asked_format(options) == "json":
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
         row = _listed(model, submodel, target, cases)
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
-    _print_table(table)
+    print_table(table)
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{models} models, {len(rows)} chains\n")
     return code
@@ -84,7 +85,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
     machine = make_machine(options, Progress(), need_toolchain=False)
     run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, options)), options)
-    if _format(options) == "json":
+    if asked_format(options) == "json":
         head = {
             "schema": 1,
             "suite": name,
@@ -257,18 +258,5 @@ def _report_problems(problems: Sequence[Problem]) -> None:
         sys.stderr.write(f"{problem}\n")
 
 
-def _format(options: Mapping[str, Any]) -> str:
-    wanted = str(options["format"])
-    if wanted not in ("text", "json"):
-        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
-    return wanted
-
-
 def _print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

@@ -14,7 +14,8 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.tasks.cache_place import age_text, asked_format, print_table
+from iree_gauntlet.tasks.cache_place import age_text
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.tasks.workspace import cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
