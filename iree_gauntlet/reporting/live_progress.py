@@ -78,6 +78,7 @@ class LiveProgress(Painter):
     ) -> None:
         super().__init__(clock)
         self._opened = clock()
+        self._closed = False
         one = Column(no_wrap=True)
         self._run_table = _table(
             BarColumn(20), MofNCompleteColumn(table_column=one), _TextColumn(lambda _: self._verdicts())
@@ -113,6 +114,7 @@ class LiveProgress(Painter):
 
     def close(self) -> None:
         """Take the live part away and show the cursor again."""
+        self._closed = True
         self._live.stop()
 
     def _line(self, text: str, verdict: str = "") -> None:
@@ -127,7 +129,7 @@ class LiveProgress(Painter):
             self._line(text)
 
     def _show(self, *, at_once: bool = False) -> None:
-        if not self._live.is_started and (at_once or self._clock() - self._opened >= _QUIET_SECONDS):
+        if not (self._closed or self._live.is_started) and (at_once or self._clock() - self._opened >= _QUIET_SECONDS):
             self._live.start()
 
     # What follows is called by rich's own thread, which holds rich's lock: the painter's lock is never taken there.

@@ -259,6 +259,6 @@ class Painter(Progress):
         ]
 
     def _downloads(self) -> list[Task]:
-        """All downloads of which some are under way; none where fewer than two are."""
+        """All downloads since last nothing was under way; none where fewer than two are on their way."""
         found = [task for task in self._files.tasks if task.description == DOWNLOADING]
-        return found if sum(task.visible for task in found) > 1 else []
+        return found if sum(not task.finished for task in found) > 1 else []

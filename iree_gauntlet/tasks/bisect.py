@@ -26,13 +26,14 @@ from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.tasks.execute import execute
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.workspace import Defaults, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.reporting.bisection import BisectOutcome
     from iree_gauntlet.tasks.bisect_probe import Judge, Judged
     from iree_gauntlet.tasks.bisect_question import Question
@@ -65,10 +66,10 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
     output = Output(sys.stdout)
     began = time.monotonic()
 
-    def say(text: str) -> None:
-        output.stream.write(f"{text}\n")
-
-    with EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
+    with (
+        EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log,
+        open_progress(output.stream) as progress,
+    ):
         log.write(
             "bisect",
             {
@@ -85,8 +86,9 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
         problem, code = "", ExitCode.INTERRUPTED
         try:
             _fetch(folder, options)
-            with _judge(question, folder, options, log) as judge:
-                code, problem = BisectSearch(question, judge, log, say, earlier, every=bool(options["every"])).search()
+            with _judge(question, folder, options, log, progress) as judge:
+                every = bool(options["every"])
+                code, problem = BisectSearch(question, judge, log, progress.message, earlier, every=every).search()
         except GauntletError as error:
             code, problem = error.exit_code, error.what
             raise
@@ -125,7 +127,9 @@ def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _judge(question: Question, folder: Path, options: Mapping[str, Any], log: EventLog) -> Iterator[Judge]:
+def _judge(
+    question: Question, folder: Path, options: Mapping[str, Any], log: EventLog, progress: Progress
+) -> Iterator[Judge]:
     """What decides on candidates by the question's metric."""
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
@@ -136,7 +140,7 @@ def _judge(question: Question, folder: Path, options: Mapping[str, Any], log: Ev
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
     comparisons = count - 1 if options["every"] else most_comparisons(count)
-    with timed_blocks(question, folder, options, TimingSettings.of(options), log) as source:
+    with timed_blocks(question, folder, options, TimingSettings.of(options), log, progress) as source:
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 

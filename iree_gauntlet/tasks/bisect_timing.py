@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,6 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.bisect_probe import Reading, Run, free_folder, quiet
 from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.options import replaces_disturbed
-from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.workspace import Defaults
 
@@ -214,13 +212,17 @@ class TimedBlocks:
 
 @contextmanager
 def timed_blocks(
-    question: Question, folder: Path, options: Mapping[str, Any], settings: TimingSettings, log: EventLog
+    question: Question,
+    folder: Path,
+    options: Mapping[str, Any],
+    settings: TimingSettings,
+    log: EventLog,
+    progress: Progress,
 ) -> Iterator[TimedBlocks]:
     """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
     cancelled = threading.Event()
     with ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor())
-        progress = stack.enter_context(open_progress(sys.stdout))
 
         def cancel() -> None:
             cancelled.set()

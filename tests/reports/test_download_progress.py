@@ -207,6 +207,9 @@ def test_what_has_arrived_stays_in_the_sum_until_nothing_is_under_way() -> None:
     log.download(urls[0], 10 * MB, 10 * MB)
     log.download_finished(urls[0])
     assert log.together == "downloading 2 files: 10.0 of 30.0 MB (33.3 %)"
+    for url in urls[1:]:
+        log.checking(url, 0, 10 * MB)
+    assert log.together == "", "what is hashed is not on its way any more"
     for url in urls:
         log.download_finished(url)
     for url in urls[:2]:

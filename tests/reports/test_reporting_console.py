@@ -320,6 +320,10 @@ def test_a_moment_of_work_shows_nothing_on_a_terminal() -> None:
         progress.advance(1_000_000)
         assert "\x1b[?25l" in stream.getvalue()
         assert painted(progress)[0].startswith("verifying")
+    ended = stream.getvalue()
+    assert ended.rindex("\x1b[?25h") > ended.rindex("\x1b[?25l"), "the cursor is shown again"
+    progress.status("late news")
+    assert stream.getvalue() == ended
 
 
 def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
