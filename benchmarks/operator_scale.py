@@ -26,7 +26,7 @@ from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.console import PlainConsole
+from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
@@ -120,7 +120,7 @@ def _status(field: str) -> int:
 
 def _run(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
     cancelled = threading.Event()
-    console = PlainConsole(io.StringIO())
+    console = PlainProgress(io.StringIO())
     with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
         event = {"run": run_dir.name, "suite": "ops", "steps": steps}
         journal.run(event)

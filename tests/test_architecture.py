@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "requests": {"cases", "errors"},
     "journal_format": {"errors"},
     "process_group": set(),
+    "progress": set(),
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": COMMON
     | {"bench", "micro", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
 }
-HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib")
+HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib", "jinja2")
 
 
 @dataclass(frozen=True)

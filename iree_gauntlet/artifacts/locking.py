@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.progress import Progress
 
 __all__ = ["locked"]
 

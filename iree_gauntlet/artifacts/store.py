@@ -26,7 +26,6 @@ from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.progress import Progress, Recorder, Silent
 from iree_gauntlet.artifacts.publishing import disk_errors, publish, publishing
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import (
@@ -40,6 +39,7 @@ from iree_gauntlet.artifacts.sources import (
 )
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ArtifactStore:
         self.lock_file = LockFile(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self._artifacts = root / "artifacts"
-        self._progress: Progress = progress or Silent()
+        self.progress: Progress = progress or Progress()
         downloads = self.configuration.downloads
         policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
         self._leases = Leases(root)
@@ -146,7 +146,7 @@ class ArtifactStore:
             ArtifactError: if it cannot be had, or is not what the registry says.
         """
         started = time.perf_counter()
-        recorder = Recorder(self._progress)
+        recorder = Recorder(self.progress)
         source, path = self._located(url)
         if isinstance(source, FileSource):
             sha256, cached = self._hash(url, path), True
@@ -159,7 +159,7 @@ class ArtifactStore:
                 error.notes = tuple(recorder.notes)
                 raise
             finally:
-                self._progress.finished(url)
+                self.progress.download_finished(url)
         seconds = time.perf_counter() - started
         return Fetched(url, path, sha256, path.stat().st_size, seconds, cached, tuple(recorder.notes))
 
@@ -223,7 +223,7 @@ class ArtifactStore:
 
     def _present_or_made(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
         """SHA-256, and whether it was there before."""
-        sha256 = self._usable(source, path, Recorder(Silent()))
+        sha256 = self._usable(source, path, Recorder(Progress()))
         if sha256:
             return sha256, True
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", source.url, progress):

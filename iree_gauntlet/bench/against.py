@@ -112,7 +112,7 @@ def measure(
             if session.cancelled.is_set():
                 break
             found.append(measured)
-            session.teller.message(*shown([measured]))
+            session.progress.message(*shown([measured]))
     except WaitCancelledError:
         return found
     return found
@@ -184,7 +184,7 @@ class _Peers:
         return Path(self.iree.measurement.step.folder) / "against" / name.replace(" ", "-")
 
     def _compared(self, name: str, home: Path, peer: _Rounds, outputs: Path) -> Peer:
-        self.session.teller.progress(f"{name}: first round")
+        self.session.progress.status(f"{name}: first round")
         failure, text = self._tried(peer.with_plan(home, "trial", {**_timing(_TRIAL_CALLS), "outputs": str(outputs)}))
         if failure:
             return Peer(name, reason=failure)
@@ -207,7 +207,7 @@ class _Peers:
         )
         evidence = Evidence()
         while len(evidence.blocks) < BLOCKS and not (self.session.cancelled.is_set() or self.taker.gives_up(evidence)):
-            self.session.teller.progress(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
+            self.session.progress.status(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
             self.taker.take(pair, evidence, AB)
         return judged(replace(found, calls=calls), evidence)
 
@@ -232,9 +232,10 @@ class _Peers:
     def _tried(self, measurement: Measurement) -> tuple[str, str]:
         """Why a round failed, and what it wrote; it is no evidence, so that others may run beside it."""
         with ExitStack() as stack:
-            stack.enter_context(self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.waiting))
+            locks, waiting = self.session.locks, self.session.progress.waiting
+            stack.enter_context(locks.quiet_machine(exclusive=False, on_wait=waiting))
             if measurement.device:
-                stack.enter_context(self.session.locks.device_lock(measurement.device, self.session.waiting))
+                stack.enter_context(locks.device_lock(measurement.device, waiting))
             taken = take_round(measurement, self.session.processes, _TRIAL)
         if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")

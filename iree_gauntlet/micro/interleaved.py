@@ -140,10 +140,11 @@ class InterleavedRounds:
         self._lots.shuffle(order)
         rounds: list[tuple[str, TakenRound]] = []
         with ExitStack() as stack:
-            stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._session.waiting))
+            locks, waiting = self._session.locks, self._session.progress.waiting
+            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=waiting))
             device = next((item.device for item in self._iree.values() if item.device), "")
             if device:
-                stack.enter_context(self._session.locks.device_lock(device, self._session.waiting))
+                stack.enter_context(locks.device_lock(device, waiting))
             complete = self._rounds(order, rounds)
             if complete and self._torch is not None:
                 complete = self._torch_round(self._torch, rounds)

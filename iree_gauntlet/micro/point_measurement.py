@@ -125,7 +125,7 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.waiting):
+        with self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.progress.waiting):
             return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
@@ -148,7 +148,7 @@ class PointMeasurement:
             _SEED,
             replace_disturbed=self.measuring.replace_disturbed,
         )
-        return rounds.take(lambda _: self.session.waiting(""))
+        return rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
     def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
         notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,8 +17,7 @@ from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.details import finding_lines
-from iree_gauntlet.reporting.download_rates import Downloads
-from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
+from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
@@ -77,56 +75,31 @@ class StepError(_PlainFailure):
     __module__ = "builtins"
 
 
-class _Log:
-    """Tells pytest's log what happens; `--log-cli-level=info` shows it."""
+class _Log(PlainProgress):
+    """Progress in pytest's log; `--log-cli-level=info` shows it."""
 
     def __init__(self) -> None:
+        super().__init__(sys.stdout)
         self.records: dict[str, dict[str, Any]] = {}
         self.running: set[str] = set()
-        self._lock = threading.Lock()
-        self._downloads = Downloads()
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.running.add(step["id"])
-        _LOG.info("%s %s", step["chain"], step["stage"])
+        self._line(f"{step['chain']} {step['stage']}")
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
         self.records[step["id"]] = result
         self.running.discard(step["id"])
         if result.get("command"):
-            _LOG.info("%s", result["command"])
-        _LOG.info("%s %s: %s %s", step["chain"], step["stage"], result["verdict"], result.get("reason") or "")
+            self._line(result["command"])
+        self._line(f"{step['chain']} {step['stage']}: {result['verdict']} {result.get('reason') or ''}")
 
-    def waiting(self, text: str) -> None:
-        _LOG.info("waiting %s", text)
-
-    def message(self, text: str) -> None:
+    def _line(self, text: str, verdict: str = "") -> None:
+        del verdict
         _LOG.info("%s", text)
 
-    def progress(self, text: str) -> None:
-        _LOG.debug("%s", text)
-
-    def update(self, url: str, done: int, total: int | None) -> None:
-        """Downloads are told of when they begin and when they are done, as a log has no line to overwrite."""
-        with self._lock:
-            begun = self._downloads.update(time.monotonic(), url, done, total)
-        if begun:
-            _LOG.info("%s", beginning_text(begun))
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        """What is hashed tells that a download is whole."""
-        with self._lock:
-            self._downloads.checking(time.monotonic(), url, done, total)
-
-    def finished(self, url: str) -> None:
-        with self._lock:
-            arrival = self._downloads.finished(time.monotonic(), url)
-        text = arrival_text(arrival) if arrival else ""
-        if text:
-            _LOG.info("%s", text)
-
-    def note(self, url: str, message: str) -> None:
-        _LOG.info("%s: %s", url, message)
+    def _show(self, *, at_once: bool = False) -> None:
+        """A log of pytest has no heartbeat."""
 
 
 class ModelTestSession:
@@ -258,7 +231,7 @@ class ModelTestSession:
         options = RunOptions(
             jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
         )
-        return Engine(self._session, self._machine, self._log, options)
+        return Engine(self._session, self._machine, options)
 
     def _outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.records, end={})

@@ -151,9 +151,10 @@ class BlockTaker:
         rounds: list[tuple[str, TakenRound]] = []
         began = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._session.waiting))
+            locks, waiting = self._session.locks, self._session.progress.waiting
+            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=waiting))
             if pair.a.device:
-                stack.enter_context(self._session.locks.device_lock(pair.a.device, self._session.waiting))
+                stack.enter_context(locks.device_lock(pair.a.device, waiting))
             self.waited += time.monotonic() - began
             for side in order:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.

@@ -60,7 +60,7 @@ class Comparer:
     """
 
     def __init__(self, session: Session[Any], rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
-        self._teller = session.teller
+        self._progress = session.progress
         self._rules = rules
         self._cancelled = session.cancelled
         self._taker = BlockTaker(session, rules.seed, replace_disturbed=rules.replace_disturbed)
@@ -116,7 +116,7 @@ class Comparer:
 
         while len(evidence.blocks) < look and goes_on():
             left = max(0.0, self._left())
-            self._teller.progress(
+            self._progress.status(
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
             self._taker.take(pair, evidence, AB)
@@ -125,9 +125,9 @@ class Comparer:
 
     def _tell(self, pair: Pair, evidence: Evidence) -> None:
         if evidence.failure or not evidence.blocks:
-            self._teller.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
+            self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
         so_far = compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band)
         more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
         change = f"{100 * (so_far.ratio - 1):+.1f} %"
-        self._teller.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")
+        self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

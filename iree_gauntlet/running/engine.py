@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
@@ -30,24 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.workbench import Workbench
 
-__all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
-
-
-class Listener(Protocol):
-    """What is told of a run while it goes on; called from several threads.
-
-    A step is told by its `id`, `chain` and `stage`, all of it stands in the journal's `run` event; a result is what the
-    journal has of it, not to be changed.
-    """
-
-    def step_started(self, step: dict[str, Any]) -> None:
-        """A step begins."""
-
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """A step has come to something."""
-
-    def waiting(self, text: str) -> None:
-        """The run waits for something outside of it."""
+__all__ = ["Engine", "RunOptions", "exit_code_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +59,6 @@ class Engine:
     Args:
         session: what it runs in; its log is the run's journal.
         workbench: the caches and the IREE.
-        listener: is told of steps.
         options: how to run.
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
@@ -87,7 +69,6 @@ class Engine:
         self,
         session: Session[Journal],
         workbench: Workbench,
-        listener: Listener,
         options: RunOptions,
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
         available_memory: Callable[[], int | None] = free_memory,
@@ -95,12 +76,12 @@ class Engine:
         self._session = session
         self._store = workbench.store
         self._release = workbench.toolchain.compiler_release if workbench.toolchain else ""
-        self._listener = listener
+        self._progress = session.progress
         self._options = options
         self._performers = performers or {}
         self._memory = _Memory(available_memory)
         self._cancelled = session.cancelled
-        self._quiet = QuietStretch(session.locks, listener.waiting)
+        self._quiet = QuietStretch(session.locks, session.progress.waiting)
         self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
@@ -153,7 +134,7 @@ class Engine:
             return Verdict.ERROR
         began = time.monotonic()
         self._session.log.start(step.id)
-        self._listener.step_started(_told(step))
+        self._progress.step_started(_told(step))
         try:
             result = self._locked(step)
         except GauntletError as error:
@@ -177,7 +158,7 @@ class Engine:
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
         record = result.as_dict() | {"seconds": seconds}
         self._session.log.result(step.id, record)
-        self._listener.step_finished(_told(step), record)
+        self._progress.step_finished(_told(step), record)
         return result.verdict
 
     def _locked(self, step: Step) -> Result:
@@ -191,11 +172,11 @@ class Engine:
             if step.resources.exclusive or not step.resources.cores:
                 self._quiet.rest()
             if step.resources.exclusive and step.resources.cores:
-                stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._listener.waiting))
+                stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
             elif step.resources.cores:
                 stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
-                stack.enter_context(self._session.locks.device_lock(device, self._listener.waiting))
+                stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
             return self._execute(step)
 
     def _execute(self, step: Step) -> Result:

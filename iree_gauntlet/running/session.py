@@ -7,7 +7,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import MachineLocks, machine_locks
@@ -18,19 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Session", "Teller", "interruptible", "open_session"]
+    from iree_gauntlet.progress import Progress
+
+__all__ = ["Session", "interruptible", "open_session"]
 
 Log = TypeVar("Log", bound=EventLog)
-
-
-class Teller(Protocol):
-    """Who is told how it goes."""
-
-    def message(self, text: str) -> None:
-        """Something that stays to be read."""
-
-    def progress(self, text: str) -> None:
-        """What goes on just now."""
 
 
 @dataclass(slots=True)
@@ -40,7 +32,7 @@ class Session(Generic[Log]):
     Attributes:
         folder: where it is kept.
         log: takes what happens.
-        teller: is told how it goes.
+        progress: shows how it goes.
         supervisor: owns the processes.
         processes: starts them, with their logs below the folder.
         locks: keep other runs on this machine away.
@@ -49,16 +41,12 @@ class Session(Generic[Log]):
 
     folder: Path
     log: Log
-    teller: Teller
+    progress: Progress
     supervisor: Supervisor
     processes: Processes
     locks: MachineLocks
     cancelled: threading.Event = field(default_factory=threading.Event)
     _ends: list[Callable[[], None]] = field(default_factory=list)
-
-    def waiting(self, what: str) -> None:
-        """Is told for whom one waits; empty: no longer."""
-        self.teller.progress(f"waiting {what}" if what else "")
 
     def on_cancel(self, end: Callable[[], None]) -> None:
         """Has something more ended when the session is; it must be safe in a signal handler."""
@@ -79,12 +67,12 @@ class Session(Generic[Log]):
 
 
 @contextmanager
-def open_session(folder: Path, log: Log, teller: Teller) -> Iterator[Session[Log]]:
+def open_session(folder: Path, log: Log, progress: Progress) -> Iterator[Session[Log]]:
     """A session, whose processes have ended when it is left."""
     cancelled = threading.Event()
     with Supervisor() as supervisor:
         locks = machine_locks(os.environ, cancelled)
-        yield Session(folder, log, teller, supervisor, Processes(supervisor, folder), locks, cancelled)
+        yield Session(folder, log, progress, supervisor, Processes(supervisor, folder), locks, cancelled)
 
 
 @contextmanager

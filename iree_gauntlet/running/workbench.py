@@ -32,7 +32,7 @@ from iree_gauntlet.toolchains.translate import Translation, translate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain

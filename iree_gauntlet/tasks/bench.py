@@ -20,7 +20,6 @@ from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.requests import ToolchainRequest
@@ -32,15 +31,14 @@ from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings, open_workbench
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bench_list import print_models
-from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
-    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.workbench import Workbench
 
@@ -69,9 +67,8 @@ def bench(options: BenchOptions) -> ExitCode:
         check_output(options.output, _locks(options))
     torch = find_torch_python(options.torch_python)
     output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    try:
-        machine = open_workbench(_toolchain(options), Arrivals(console), need_toolchain=True)
+    with open_progress(output.stream) as progress:
+        machine = open_workbench(_toolchain(options), progress, need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -96,13 +93,11 @@ def bench(options: BenchOptions) -> ExitCode:
         session = BenchSession(
             chain, devices, fidelity.contraction_type, (*_emulation(options), *level.notes, *fidelity.notes)
         )
-        code = _run(session, machine, run_dir, console)
-    finally:
-        console.close()
+        code = _run(session, machine, run_dir, progress)
     return _report(session, run_dir, output, code)
 
 
-def _run(session: BenchSession, machine: Workbench, run_dir: Path, console: Console) -> ExitCode:
+def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Progress) -> ExitCode:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     chain = session.chain
     export = chain.export()
@@ -112,16 +107,16 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, console: Cons
     event |= {"bench": chain.options.as_args()}
     with (
         Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        open_session(run_dir, journal, RoundTeller(console)) as context,
+        open_session(run_dir, journal, progress) as context,
     ):
         journal.run(event)
-        console.run_started(event)
-        engine = model_engine(context, machine, console, session.performers(context, machine))
+        progress.run_started(event)
+        engine = model_engine(context, machine, session.performers(context, machine))
         with context.interruptible():
-            return _steps(session, engine, journal, console)
+            return _steps(session, engine, journal, progress)
 
 
-def _steps(session: BenchSession, engine: Engine, journal: Journal, console: Console) -> ExitCode:
+def _steps(session: BenchSession, engine: Engine, journal: Journal, progress: Progress) -> ExitCode:
     began = datetime.now(UTC)
     interrupted = False
     try:
@@ -129,7 +124,7 @@ def _steps(session: BenchSession, engine: Engine, journal: Journal, console: Con
         more = session.steps_after_export()
         if more:
             journal.more_steps([asdict(step) for step in more])
-            console.steps_added(len(more))
+            progress.steps_added(len(more))
             verdicts = engine.perform(more, verdicts)
         code = exit_code_of(verdicts.values())
     except KeyboardInterrupt:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import compare
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.running.run_folder import free_folder
@@ -99,7 +97,7 @@ class TimedBlocks:
         self._folder = session.folder
         self._settings = settings
         self._taker = BlockTaker(session, _SEED, replace_disturbed=settings.replace_disturbed)
-        self._teller = session.teller
+        self._progress = session.progress
         self._evidence = earlier
         self._cancelled = session.cancelled
         self._good: Side | None = None
@@ -137,7 +135,7 @@ class TimedBlocks:
             left = deadline - self._measuring_seconds()
             if left <= 0 or self._cancelled.is_set():
                 break
-            self._teller.progress(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
+            self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
             self._taker.take(pair, evidence, AB)
             if len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)):
                 self._taker.take(pair, evidence, CONTROL)
@@ -196,17 +194,15 @@ class TimedBlocks:
         chosen = self._question.chosen
         stages = tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK)))
         request = replace(chosen.request.toolchain, iree=candidate.iree)
-        machine = open_workbench(request, Silent(), chosen.request.network, need_toolchain=True)
+        machine = open_workbench(request, Progress(), chosen.request.network, need_toolchain=True)
         return prepare_side(candidate.label, machine, candidate.iree, replace(chosen, stages=stages), folder, stream)
 
 
 @contextmanager
-def timed_blocks(question: Question, folder: Path, settings: TimingSettings, log: EventLog) -> Iterator[TimedBlocks]:
+def timed_blocks(
+    question: Question, folder: Path, settings: TimingSettings, log: EventLog, progress: Progress
+) -> Iterator[TimedBlocks]:
     """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
-    with (
-        ProgressLine(sys.stdout, os.environ) as teller,
-        open_session(folder, log, teller) as session,
-        session.interruptible(),
-    ):
+    with open_session(folder, log, progress) as session, session.interruptible():
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
         yield TimedBlocks(question, session, settings, earlier)

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
@@ -32,6 +31,7 @@ from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose
+from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.where_slower import explain
 
@@ -88,7 +88,7 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
     machines = [
-        open_workbench(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
+        open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
         for name in names
     ]
     folder = make_folder(named, "compare")
@@ -131,7 +131,7 @@ def _measure(
             "left_out": left_out,
         },
     )
-    with ProgressLine(sys.stdout, os.environ) as teller, open_session(folder, log, teller) as session:
+    with open_progress(sys.stdout) as progress, open_session(folder, log, progress) as session:
         try:
             with session.interruptible():
                 verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
@@ -145,7 +145,7 @@ def _measure(
             models = {pair.chain for pair in pairs}
             begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
-            teller.message("interrupted; `compare --resume` goes on with it")
+            progress.message("interrupted; `compare --resume` goes on with it")
             return ExitCode.INTERRUPTED
 
 

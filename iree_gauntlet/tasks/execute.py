@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
@@ -26,11 +25,10 @@ from iree_gauntlet.running.run_folder import asked_folder, make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
 from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.operator_servers import OperatorRun, batched, operator_performers, started_runs
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.shards import only_chains, only_shard
 from iree_gauntlet.tasks.workspace import Selection, select
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-    from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.reporting.painter import Painter
     from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.plan import Plan
@@ -49,39 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["Chosen", "Ran", "choose", "execute", "run"]
 
 _JOURNAL = "journal.jsonl"
-
-
-class _Downloads:
-    """Passes the progress of downloads on to the console, and ends them when the run is cancelled.
-
-    A file is known by its URL alone: several steps may want it, and it is fetched once.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self.cancelled = False
-
-    def update(self, url: str, done: int, total: int | None) -> None:
-        self._end_if_cancelled(url)
-        self._console.download(url, done, total)
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        self._end_if_cancelled(url)
-        self._console.checking(url, done, total)
-
-    def finished(self, url: str) -> None:
-        self._console.download_finished(url)
-
-    def note(self, url: str, message: str) -> None:
-        self._console.message(f"{url}: {message}")
-
-    def cancel(self) -> None:
-        """Ends what is under way."""
-        self.cancelled = True
-
-    def _end_if_cancelled(self, url: str) -> None:
-        if self.cancelled:
-            raise GauntletError(f"{url}: interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +128,10 @@ def run(
     named, _ = asked_folder("run", request.folder, _JOURNAL)
     there = named is not None and named.exists()
     output = Output(stream)
-    console = open_console(output.stream, os.environ)
-    downloads = _Downloads(console)
-    held = ExitStack()
-    try:
+    with open_progress(output.stream) as progress, ExitStack() as held:
         needed = set(stages) != {Stage.FETCH}
-        machine = machine or open_workbench(request.toolchain, downloads, request.network, need_toolchain=needed)
+        machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+        machine.store.progress = progress
         cases = chosen.selection.cases.cases
         runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
         run_dir = make_folder(named, chosen.selection.name)
@@ -176,10 +139,7 @@ def run(
             plan, shard = _planned(chosen, machine, run_dir)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        _run(plan, shard, run_dir, machine, chosen.selection, request, console, downloads, runs)
-    finally:
-        held.close()
-        console.close()
+        _run(plan, shard, run_dir, machine, chosen, progress, runs)
     outcome = write_reports(run_dir, environ=os.environ)
     if brief:
         output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
@@ -235,13 +195,12 @@ def _run(
     shard: dict[str, Any] | None,
     run_dir: Path,
     machine: Workbench,
-    selection: Selection,
-    request: RunRequest,
-    console: Console,
-    downloads: _Downloads,
+    chosen: Chosen,
+    progress: Painter,
     runs: RunServers | None,
 ) -> None:
     toolchain = machine.toolchain
+    selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     if folder.resume:
@@ -261,17 +220,17 @@ def _run(
     operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
         Journal(run_dir / _JOURNAL, lambda: datetime.now(UTC)) as journal,
-        open_session(run_dir, journal, RoundTeller(console)) as session,
+        open_session(run_dir, journal, progress) as session,
         operator_performers(session, batches, machine, operators) as performers,
     ):
-        session.on_cancel(downloads.cancel)
+        session.on_cancel(progress.cancel)
         journal.run(event)
-        console.run_started(event)
+        progress.run_started(event)
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
-                console.message(missing_text(missing))
+                progress.message(missing_text(missing))
         settings = RunOptions(
             jobs=_jobs(conduct),
             fail_fast=conduct.stops_early,
@@ -279,7 +238,7 @@ def _run(
             lenient=conduct.lenient,
             confirm=_confirm(conduct),
         )
-        engine = Engine(session, machine, console, settings, performers)
+        engine = Engine(session, machine, settings, performers)
         with session.interruptible():
             engine.run(plan.steps, finished)
 

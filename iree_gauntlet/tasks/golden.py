@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import worker
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.requests import Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.recording import output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.running.supervisor import Supervisor
@@ -112,7 +112,7 @@ def _chosen(
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
     store = open_workbench(
-        read(ToolchainRequest, options), Silent(), read(NetworkRequest, options), need_toolchain=False
+        read(ToolchainRequest, options), Progress(), read(NetworkRequest, options), need_toolchain=False
     ).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
         yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)

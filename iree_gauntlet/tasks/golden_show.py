@@ -17,7 +17,7 @@ from iree_gauntlet.reporting.figures import milliseconds, whole
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.tasks.cache_place import asked_format, print_table
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:

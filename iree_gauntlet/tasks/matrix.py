@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
 from iree_gauntlet.reporting.matrix_text import print_matrix
@@ -155,7 +155,7 @@ class _Runs:
         """What an IREE means here, installed where it has to be; None where it cannot be had."""
         try:
             request = self._with(iree)
-            machine = open_workbench(request.toolchain, Silent(), request.network, need_toolchain=True)
+            machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self._log.write(

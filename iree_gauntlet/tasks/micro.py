@@ -13,17 +13,15 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.micro.configuration import read_micro_config
 from iree_gauntlet.micro.overrides import overridden
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
-from iree_gauntlet.tasks.console_tellers import Arrivals
 from iree_gauntlet.tasks.micro_list import print_registry
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro
 from iree_gauntlet.tasks.micro_run import MicroRun
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
@@ -64,13 +62,10 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
         earlier.require_same(config)
     torch = find_torch_python(asked.torch_python)
     output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    try:
-        workbench = open_workbench(toolchain, Arrivals(console), need_toolchain=True)
-        run = MicroRun(asked, toolchain, config, registry, torch, workbench, console, earlier)
+    with open_progress(output.stream) as progress:
+        workbench = open_workbench(toolchain, progress, need_toolchain=True)
+        run = MicroRun(asked, toolchain, config, registry, torch, workbench, progress, earlier)
         run.measure()
-    finally:
-        console.close()
     return _report(run, output)
 
 

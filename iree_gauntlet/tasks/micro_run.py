@@ -22,6 +22,7 @@ from iree_gauntlet.micro.point_measurement import Measuring
 from iree_gauntlet.micro.point_session import PointSession
 from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
@@ -31,13 +32,12 @@ from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings
 from iree_gauntlet.settings import shown
-from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.torch_python import TorchPython
     from iree_gauntlet.measuring.gpu_state import GpuState
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
-    from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.results import Result
@@ -73,7 +72,7 @@ class MicroRun:
         registry: what it names.
         torch: what makes the models.
         workbench: IREE and the caches.
-        console: is told how it goes.
+        progress: shows how it goes.
         earlier: the run that is gone on with; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
@@ -84,7 +83,7 @@ class MicroRun:
     registry: Registry
     torch: TorchPython
     workbench: Workbench
-    console: Console
+    progress: Progress
     earlier: Earlier | None
     run_dir: Path = field(init=False)
     _session: PointSession | None = field(init=False, default=None)
@@ -107,17 +106,17 @@ class MicroRun:
         todo = [point for point in points if chains[point.name].id not in done]
         with (
             Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-            open_session(self.run_dir, journal, RoundTeller(self.console)) as session,
+            open_session(self.run_dir, journal, _Results(self.progress, self._keep)) as session,
         ):
             event = self._event(chains, done)
             journal.run(event)
             # Of a resumed run only what is left to do counts.
-            self.console.run_started({**event, "steps": []})
+            self.progress.run_started({**event, "steps": []})
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
-            engine = model_engine(session, self.workbench, self, performers)
+            engine = model_engine(session, self.workbench, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
-                self.console.message(f"not measured: {said}")
+                self.progress.message(f"not measured: {said}")
             with session.interruptible():
                 self._points(todo, len(points), chains, session, engine)
 
@@ -158,7 +157,7 @@ class MicroRun:
             roofline = self._roofline(todo, session)
             measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
             for number, point in enumerate(todo):
-                self.console.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+                self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
                 of_point = PointSession(chains[point.name], session, self.workbench, measuring)
                 verdicts |= self._point(of_point, engine, session.log)
             code = exit_code_of(verdicts.values())
@@ -173,7 +172,7 @@ class MicroRun:
         for phase in session.phases():
             steps = phase()
             journal.more_steps([asdict(step) for step in steps])
-            self.console.steps_added(len(steps))
+            self.progress.steps_added(len(steps))
             for group in _one_model_at_a_time(steps):
                 verdicts = engine.perform(group, verdicts)
         session.tidy()
@@ -186,13 +185,13 @@ class MicroRun:
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
-            with session.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
+            with session.locks.quiet_machine(exclusive=True, on_wait=self.progress.waiting):
                 return machine_roofline(self.workbench.cache_dir / "machine", toolchain.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
             # Shares of it are one column; the sweep does not wait for that.
-            self.console.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
+            self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
     def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
@@ -248,19 +247,43 @@ class MicroRun:
         assert self._session is not None, "a point is under way"
         return self._session.performers()[step.stage](step)
 
+    def _keep(self, step: str, result: dict[str, Any]) -> None:
+        assert self._session is not None, "a point is under way"
+        self._session.results[step] = result
+
+
+@dataclass(slots=True)
+class _Results(Progress):
+    """Keeps the results of steps, and passes on how it goes.
+
+    Attributes:
+        progress: shows how it goes.
+        keep: is given each result.
+    """
+
+    progress: Progress
+    keep: Callable[[str, dict[str, Any]], None]
+
     def step_started(self, step: dict[str, Any]) -> None:
-        """Tells the console."""
-        self.console.step_started(step)
+        """Passes it on."""
+        self.progress.step_started(step)
 
     def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """Keeps the result for the point, and tells the console."""
-        assert self._session is not None, "a point is under way"
-        self._session.results[step["id"]] = result
-        self.console.step_finished(step, result)
+        """Keeps the result, and passes it on."""
+        self.keep(step["id"], result)
+        self.progress.step_finished(step, result)
+
+    def message(self, text: str) -> None:
+        """Passes it on."""
+        self.progress.message(text)
+
+    def status(self, text: str) -> None:
+        """Passes it on."""
+        self.progress.status(text)
 
     def waiting(self, text: str) -> None:
-        """Tells the console."""
-        self.console.waiting(text)
+        """Passes it on."""
+        self.progress.waiting(text)
 
 
 def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:

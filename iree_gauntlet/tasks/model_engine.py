@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from iree_gauntlet.cases import Stage
-    from iree_gauntlet.running.engine import Listener
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.session import Session
@@ -24,15 +23,12 @@ __all__ = ["model_engine", "require_importer"]
 
 
 def model_engine(
-    session: Session[Journal],
-    workbench: Workbench,
-    listener: Listener,
-    performers: Mapping[Stage, Callable[[Step], Result]],
+    session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
     """An engine with as many jobs as cores, that goes on after failures; arguments as for `Engine`."""
     jobs = machine_facts().cores
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
-    return Engine(session, workbench, listener, options, performers)
+    return Engine(session, workbench, options, performers)
 
 
 def require_importer(toolchain: Toolchain) -> None:

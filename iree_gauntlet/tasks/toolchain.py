@@ -16,7 +16,8 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.requests import ToolchainRequest, read
 from iree_gauntlet.settings import cache_folder, project_folder
-from iree_gauntlet.tasks.cache_place import age_text, asked_format, print_table
+from iree_gauntlet.tasks.cache_place import age_text
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed

@@ -38,12 +38,12 @@ def explain(
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in different:
         pair = by_chain[verdict.chain]
-        session.teller.progress(f"{pair.chain}: looking for where the time went")
+        session.progress.status(f"{pair.chain}: looking for where the time went")
         a, b = sides
         with ExitStack() as stack:
-            stack.enter_context(session.locks.quiet_machine(exclusive=True, on_wait=session.waiting))
+            stack.enter_context(session.locks.quiet_machine(exclusive=True, on_wait=session.progress.waiting))
             if pair.a.device:
-                stack.enter_context(session.locks.device_lock(pair.a.device, session.waiting))
+                stack.enter_context(session.locks.device_lock(pair.a.device, session.progress.waiting))
             dispatches = _dispatches(a, b, pair, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
         session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})

@@ -15,6 +15,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
@@ -44,7 +45,7 @@ STEP = Step(
 )
 
 
-class Told:
+class Told(Progress):
     """Keeps what it was told."""
 
     def __init__(self) -> None:
@@ -75,10 +76,10 @@ def performed(
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        session_in(tmp_path, journal) as session,
+        session_in(tmp_path, journal, told) as session,
     ):
         journal.run({"steps": steps})
-        engine = Engine(session, bench, told, options, performers, memory)
+        engine = Engine(session, bench, options, performers, memory)
         code = engine.run(steps, {})
         locks = session.locks
     with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):

@@ -359,9 +359,9 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 
 
 def machine_of(cache: Path) -> Workbench:
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
-    return open_workbench(ToolchainRequest(str(cache)), Silent(), need_toolchain=True)
+    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True)
 
 
 @pytest.mark.iree

@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.measuring.dispatch_changes import Match, dispatch_changes
-from iree_gauntlet.reporting.where_slower import dispatch_lines
+from iree_gauntlet.reporting.where_slower import dispatch_blocks
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.running.steps import Command, Resources, Step
@@ -19,6 +19,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.documents import block_lines
 from tests.support.hanging import HANG
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     record = compared(found["host"], found["generic"], (1.0, 2.0))
     assert record["measured"] == {"a_ns": 1_000_000, "b_ns": 2_000_000}
     assert len(record["commands"]["a"]) == 2
-    assert "matmul_192x192x192_f32" in dispatch_lines(record)[2]
+    assert "matmul_192x192x192_f32" in block_lines(dispatch_blocks(record))[3]
 
 
 @pytest.mark.measure
@@ -193,7 +194,10 @@ def test_the_dispatches_explain_the_difference_of_two_builds(
     assert guilty.match is Match.NAME
     assert (changes.share(guilty) or 0) > 0.6
     assert guilty in changes.explaining()
-    assert "matmul_192x192x192_f32" in dispatch_lines(compared(found["host"], found["generic"], (1.0, 2.0)))[2]
+    assert (
+        "matmul_192x192x192_f32"
+        in block_lines(dispatch_blocks(compared(found["host"], found["generic"], (1.0, 2.0))))[3]
+    )
 
 
 @pytest.mark.parametrize("device", ["local-sync", "local-task"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import worker
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.steps import Command, Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
@@ -28,7 +29,7 @@ __all__ = ["CHAIN", "PeerBench", "answer_of", "run_script"]
 CHAIN = "tiny/model@cpu"
 
 
-class _Told:
+class _Told(Progress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class _Told:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def progress(self, text: str) -> None:
+    def status(self, text: str) -> None:
         self.doing.append(text)
 
 
