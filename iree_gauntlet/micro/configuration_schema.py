@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
 from dataclasses import dataclass, field, replace
@@ -28,11 +29,12 @@ from iree_gauntlet.bench.registry import shown
 from iree_gauntlet.dialects.fields import Document
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.lookup import Registry
 from iree_gauntlet.micro.registry import CUSTOM, HIGHEST_POWER
 from iree_gauntlet.targets import target_of
 
 if TYPE_CHECKING:
-    from iree_gauntlet.micro.lookup import Registry
+    from collections.abc import Callable
 
 __all__ = ["Context", "File", "ModelEntry", "ShapesEntry", "iree_device"]
 
@@ -76,10 +78,10 @@ def _context(info: ValidationInfo) -> Context:
     return info.context
 
 
-def _known(kind: str, text: str, info: ValidationInfo) -> str:
+def _known(ask: Callable[[Registry, str], object], text: str, info: ValidationInfo) -> str:
     """A text that the registry knows."""
     try:
-        getattr(_context(info).registry, kind)(text)
+        ask(_context(info).registry, text)
     except UsageError as error:
         raise FieldError(None, error.what, error.hint) from error
     return text
@@ -100,7 +102,7 @@ def _mode(text: str) -> str:
 
 def _recipe(listed: str, text: str, info: ValidationInfo) -> str:
     """A recipe that is listed where its kind is; the baseline may stand among the quantizations."""
-    kind = _context(info).registry.recipe(_known("recipe", text, info)).recipe.kind
+    kind = _context(info).registry.recipe(_known(Registry.recipe, text, info)).recipe.kind
     right = _SPARSITY if kind == "sparsity" else _QUANTIZATION
     if right != listed:
         raise FieldError(None, f"{text} is a {kind} recipe", f"List it under {right}.")
@@ -144,7 +146,7 @@ def _name(text: str, info: ValidationInfo) -> str:
 
 
 def _set(name: str, info: ValidationInfo) -> str:
-    return name if name == CUSTOM else _known("shapes", name, info)
+    return name if name == CUSTOM else _known(Registry.shapes, name, info)
 
 
 def _device(text: str) -> str:
@@ -157,8 +159,9 @@ def _device(text: str) -> str:
 def _model_config(text: str, folder: Path) -> str:
     """A `config.json` in a folder or below it, absolute, which holds a JSON object."""
     found = (folder / text).resolve()
-    found = (found / "config.json" if found.is_dir() else found).resolve()
-    if _is_outside(text) or not found.is_relative_to(folder.resolve()):
+    if os.path.isdir(found):  # noqa: PTH112 - pathlib's raises where a name is too long
+        found /= "config.json"
+    if _is_outside(text) or not found.resolve().is_relative_to(folder.resolve()):
         message = f"{text!r} leaves the folder of the configuration"
         raise FieldError(None, message, "Put the file there, or below it.")
     try:
@@ -198,7 +201,7 @@ def _form(value: object) -> str:
 
 
 Readable = Annotated[str, AfterValidator(_readable)]
-ModelType = Annotated[Readable, AfterValidator(partial(_known, "model_type"))]
+ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
 Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes)]
 Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]

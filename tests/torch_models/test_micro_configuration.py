@@ -289,6 +289,7 @@ model_params:
     [
         ("", "x.yml:2: model_params[0].config: is missing: the path of a config.json, from ."),
         ("config: missing", "x.yml:2: model_params[0].config: missing cannot be read: No such file"),
+        (f"config: {'x' * 300}", "cannot be read: File name too long"),
         ("config: empty", "empty/config.json cannot be read: No such file"),
         ("config: broken.json", "broken.json is no JSON: "),
         ("config: deep.json", "deep.json is no JSON: "),
