@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.configuration_schema import ModelEntry
     from iree_gauntlet.micro.lookup import AskedArchitecture, AskedRecipe, Registry
 
-__all__ = ["DType", "MicroConfig", "ModelParams", "Variant", "read_micro_config"]
+__all__ = ["DType", "MicroConfig", "ModelParams", "Variant", "overridden", "read_micro_config"]
 
 DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
@@ -205,3 +205,22 @@ def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
         taken.add(name)
         found.append(replace(model, name=name))
     return tuple(found)
+
+
+def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
+    """The configuration with a device and an element type for all of its entries.
+
+    Args:
+        config: as it is written.
+        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
+        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
+
+    Raises:
+        UsageError: there is no such type.
+    """
+    known = _TYPES | {kind: kind for kind in _TYPES.values()}
+    kind = known.get(dtype.removeprefix("torch."))
+    if dtype and kind is None:
+        raise UsageError(f"--dtype {dtype}: unknown", f"Known: {', '.join(_TYPES)}.")
+    models = (replace(model, device=device or model.device, dtype=kind or model.dtype) for model in config.models)
+    return replace(config, models=tuple(models))
