@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "worker"},
     # `bench/measure_pipeline.py` runs beside the worker, in the same Python.
     "bench": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
-    "micro": COMMON | {"bench", "artifacts", "measuring", "toolchains", "running", "reporting", "worker"},
+    "micro": COMMON | {"bench", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
     # A door like the tasks, and beside them: it sets up what they set up.
     "pytest_plugin": COMMON | {"dialects", "measuring", "running", "reporting", "tasks"},
     "tasks": COMMON
@@ -184,6 +184,11 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
     loaded = imported_by("import iree_gauntlet.tasks.program")
     assert "iree_gauntlet.requests" in loaded
     assert not loaded & set(HEAVY)
+
+
+def test_plugins_are_loaded_without_heavy_imports() -> None:
+    # In torch's Python too, which has nothing of what the toolkit needs.
+    assert not imported_by("import iree_gauntlet.micro.plugins") & set(HEAVY)
 
 
 def test_listing_brings_pydantic_alone() -> None:

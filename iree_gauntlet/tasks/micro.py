@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.micro.configuration import read_micro_config
-from iree_gauntlet.micro.overrides import overridden
+from iree_gauntlet.micro.configuration import overridden, read_micro_config
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports

@@ -16,7 +16,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.micro.configuration import iree_device
+from iree_gauntlet.micro.configuration_schema import iree_device
 from iree_gauntlet.micro.point_chain import DIALECT, PointChain, builder_identity
 from iree_gauntlet.micro.point_measurement import Measuring
 from iree_gauntlet.micro.point_session import PointSession
