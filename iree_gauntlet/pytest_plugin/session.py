@@ -257,7 +257,7 @@ class ModelTestSession:
             fail_fast=False,
             made_again=self._made_again,
             lenient=False,
-            release=toolchain.compiler_release,
+            release=toolchain.compiler.release,
             confirm=self._confirm,
         )
         return Engine(

@@ -186,7 +186,7 @@ def _run(
     toolchain = machine.toolchain
     finished: dict[str, Verdict] = {}
     if options["resume"]:
-        finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
+        finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
     batches = batched(plan.steps, options, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     cancelled = threading.Event()
@@ -227,7 +227,7 @@ def _run(
                 fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
                 made_again=made_again,
                 lenient=bool(options["lenient"]),
-                release=toolchain.compiler_release if toolchain else "",
+                release=toolchain.compiler.release if toolchain else "",
                 confirm=confirm,
             ),
             free_memory,

@@ -102,7 +102,7 @@ class MicroRun:
             chosen_target(device, self.options["target"])
             chosen_devices(device, 1, toolchain)
         self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
-        done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
+        done = {} if self.earlier is None else self.earlier.done(toolchain.compiler.identity)
         world, builder = make_surroundings(self.machine, self.run_dir, {}), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
@@ -192,7 +192,7 @@ class MicroRun:
             return None
         try:
             with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
-                return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+                return machine_roofline(self.machine.cache_dir / "machine", toolchain.compiler.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:

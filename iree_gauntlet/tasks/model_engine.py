@@ -44,7 +44,7 @@ def model_engine(
         fail_fast=False,
         made_again=None,
         lenient=False,
-        release=machine.toolchain.compiler_release,
+        release=machine.toolchain.compiler.release,
         confirm=None,
     )
     return Engine(
@@ -69,7 +69,7 @@ def require_importer(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: it cannot.
     """
-    if not toolchain.python or not toolchain.has_onnx_importer:
+    if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
             f"{toolchain.source} has no Python bindings, or no onnx package beside them",
             "A model is imported and measured through them; choose another IREE with --iree.",

@@ -18,8 +18,7 @@ from iree_gauntlet.toolchains.environments import Recipe, environment_tag
 from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
 from iree_gauntlet.toolchains.installer import Sources
 from iree_gauntlet.toolchains.on_path import environment_of, find_on_path
-from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide, joined
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment, Environments
-    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime
 
 __all__ = ["Place", "environment_for", "find_toolchain"]
 
@@ -64,46 +63,25 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return place.installed()
-    return joined(_compiler(compiler, place), _runtime(runtime, place))
+    return Toolchain(_compiler(compiler, place), _runtime(runtime, place))
 
 
-def _compiler(choice: Choice, place: Place) -> CompilerSide:
+def _compiler(choice: Choice, place: Place) -> Compiler:
     python, tree = _where(choice, place, _COMPILER_TOOLS)
     if tree is not None:
         return compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     if python is not None:
         return compiler_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    whole = place.installed()
-    return CompilerSide(
-        whole.source,
-        whole.python,
-        whole.compile,
-        whole.import_onnx,
-        whole.onnx_version,
-        whole.compiler_version,
-        whole.compiler_release,
-        whole.compiler_commit,
-        whole.identity,
-        whole.ir_tool,
-    )
+    return place.installed().compiler
 
 
-def _runtime(choice: Choice, place: Place) -> RuntimeSide:
+def _runtime(choice: Choice, place: Place) -> Runtime:
     python, tree = _where(choice, place, _RUNTIME_TOOLS)
     if tree is not None:
         return runtime_of(tree, place.hash_of)
     if python is not None:
         return runtime_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    whole = place.installed()
-    return RuntimeSide(
-        whole.source,
-        whole.run_module,
-        whole.benchmark_module,
-        whole.runtime_version,
-        whole.runtime_release,
-        whole.runtime_commit,
-        whole.runtime_identity,
-    )
+    return place.installed().runtime
 
 
 def _name(choice: Choice) -> str:

@@ -118,18 +118,18 @@ def quick(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rele
 def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None:
     tools = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
     path = releases.folder / releases.place().environments.path_of("3.9.0").name
-    assert tools.compiler_release == tools.runtime_release == "3.9.0"
+    assert tools.compiler.release == tools.runtime.release == "3.9.0"
     assert tools.source.startswith(f"3.9: {path}")
-    for tool in (tools.compile, tools.run_module, tools.benchmark_module):
+    for tool in (tools.compiler.compile, tools.runtime.run_module, tools.runtime.benchmark_module):
         done = subprocess.run([tool], capture_output=True, text=True, check=True)
         assert done.stdout.endswith(" 3.9.0\n")
     # The environment was moved after it was made: its Python finds it all the same.
     code = "import iree.compiler.version as v; print(v.VERSION)"
-    done = subprocess.run([tools.python, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([tools.compiler.python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "3.9.0\n"
     assert not [script.name for script in (path / "bin").iterdir() if not script.name.startswith("python")]
     again = find_toolchain(parse_choice("3.9.0"), parse_choice("3.9.0"), releases.place())
-    assert again.identity == tools.identity
+    assert again.compiler.identity == tools.compiler.identity
     assert releases.installs() == 1
     assert releases.used[0] == path
 
@@ -270,20 +270,20 @@ def test_wheels_of_a_folder_have_environments_by_their_content(quick: Releases, 
     for name in ("a", "b"):
         choice = parse_choice(f"wheels:{tmp_path / name}")
         found[name] = find_toolchain(choice, choice, quick.place())
-    assert found["a"].compile != found["b"].compile
-    assert found["a"].identity != found["b"].identity
-    assert found["a"].runtime_identity == found["b"].runtime_identity
+    assert found["a"].compiler.compile != found["b"].compiler.compile
+    assert found["a"].compiler.identity != found["b"].compiler.identity
+    assert found["a"].runtime.identity == found["b"].runtime.identity
     # The same wheels elsewhere are the same IREE.
     shutil.copytree(tmp_path / "a", tmp_path / "with space")
     choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
-    assert find_toolchain(choice, choice, quick.place()).compile == found["a"].compile
+    assert find_toolchain(choice, choice, quick.place()).compiler.compile == found["a"].compiler.compile
     assert quick.installs() == 2
 
 
 def test_wheels_of_a_folder_are_installed(releases: Releases, tmp_path: Path) -> None:
     release_wheels(tmp_path / "with space", "3.13.0.dev1")
     choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
-    assert find_toolchain(choice, choice, releases.place()).compiler_release == "3.13.0.dev1"
+    assert find_toolchain(choice, choice, releases.place()).compiler.release == "3.13.0.dev1"
 
 
 def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
