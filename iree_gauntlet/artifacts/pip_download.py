@@ -1,7 +1,7 @@
 """Wheels through pip, so that its index settings (mirrors, credentials, proxies, find-links) are used.
 
 Which pip: the one of this Python (nox and venv environments have it); else a `pip` on the PATH, or pip run
-by `uv tool run`, each told with `--python` to work for this Python (uv's environments have no pip, and uv
+by `uv tool run`, each with `--python` to work for this Python (uv's environments have no pip, and uv
 itself cannot download). Requires-Python is ignored: only data is taken out of a wheel, nothing is run.
 """
 
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from typing import TYPE_CHECKING
+
+from uv import find_uv_bin
 
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.process_group import end_group
@@ -38,22 +40,12 @@ _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 def pip_command() -> tuple[str, ...]:
-    """Argument vector of a pip that works for this Python.
-
-    Raises:
-        ArtifactError: if there is none.
-    """
+    """Argument vector of a pip that works for this Python."""
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
     if pip := shutil.which("pip"):
         return (pip, "--python", sys.executable)
-    if uv := shutil.which("uv"):
-        return (uv, "tool", "run", "pip", "--python", sys.executable)
-    raise ArtifactError(
-        "pypi:",
-        f"no pip to download wheels with: not in {sys.executable}, and neither pip nor uv is on the PATH",
-        f"Install one: {sys.executable} -m ensurepip",
-    )
+    return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 
 def download_wheel(url: str, distribution: str, version: str, folder: Path, *, timeout: float) -> Path:

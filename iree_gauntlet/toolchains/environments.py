@@ -106,7 +106,7 @@ class Environments:
 
     Args:
         folder: where they lie; made when the first one is.
-        installer: finds uv or pip, when one is needed.
+        installer: what installs.
         offline: nothing is installed.
         use: is told of an environment's folder before it is looked for, so that nobody removes it.
         news: is told in a line what takes long.
@@ -115,7 +115,7 @@ class Environments:
     def __init__(
         self,
         folder: Path,
-        installer: Callable[[], Installer],
+        installer: Installer,
         *,
         offline: bool,
         use: Callable[[Path], None],
@@ -211,22 +211,21 @@ class Environments:
         for left in self.folder.glob(f".making-{path.name}-*"):
             # Whoever made it is dead: its lock is ours.
             shutil.rmtree(left)
-        installer = self.installer()
         making = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
         started = time.monotonic()
 
         def news(text: str) -> None:
             self._news(f"IREE {recipe.label}: {text}")
 
-        news(f"installing with {installer.name} into {path}")
+        news(f"installing with uv into {path}")
         try:
-            installer.make_environment(making, held, news)
-            installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
+            self.installer.make_environment(making, held, news)
+            self.installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
             for script in (making / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
             _require(making, recipe)
-            _seal(making, recipe, installer.name)
+            _seal(making, recipe)
             self._discard(path)
             making.rename(path)
         finally:
@@ -300,7 +299,7 @@ def _require(path: Path, recipe: Recipe) -> None:
                 )
 
 
-def _seal(path: Path, recipe: Recipe, installer: str) -> None:
+def _seal(path: Path, recipe: Recipe) -> None:
     """Write what is inside, as the last thing, and have it on the disk."""
     files = {}
     for folder, _, names in os.walk(path):
@@ -309,7 +308,7 @@ def _seal(path: Path, recipe: Recipe, installer: str) -> None:
                 file = Path(folder, name)
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
-    document = {"format": _FORMAT, **asdict(recipe), "installer": installer, "files": files}
+    document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
     with (path / SEAL).open("w", encoding="utf-8") as file_object:
         json.dump(document, file_object)
         file_object.flush()

@@ -178,9 +178,9 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
             )
         return max(fitting)
     asked = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
-    versions = environments.installer().versions(COMPILER_WHEEL.distribution, wanted, asked)
+    versions = environments.installer.versions(COMPILER_WHEEL.distribution, wanted, asked)
     if not versions and choice.range is not None:
-        known = environments.installer().versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
+        known = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
         raise ToolchainError(
             f"no release of IREE is {choice.text}",
             f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
@@ -195,7 +195,7 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
 
 def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
     """The versions beside one that does not exist; None where it does."""
-    installer = place.environments.installer()
+    installer = place.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
 
     def there(text: str) -> list[Version]:

@@ -16,7 +16,7 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import find_installer
+from iree_gauntlet.toolchains.installer import Installer
 from tests.support.toy_project import Project
 
 _VERSION = """#!/bin/sh
@@ -84,9 +84,7 @@ def link_bindings(root: Path) -> None:
 
 
 def place_of(folder: Path, search_path: str = "") -> Place:
-    environments = Environments(
-        folder / "envs", lambda: find_installer(""), offline=True, use=lambda _: None, news=lambda _: None
-    )
+    environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
     return Place(find_installed, environments, "", hash_file, search_path)
 
 
