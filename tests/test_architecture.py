@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "iree_gauntlet"
 
 # What everything may import.
-COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "process_group", "__version__"}
+COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "short_process", "__version__"}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
     "configuration": set(),
     "errors": set(),
     "journal_format": {"errors"},
-    "process_group": set(),
+    "short_process": set(),
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,

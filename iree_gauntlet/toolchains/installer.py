@@ -6,20 +6,19 @@ its variables name no index, pip's do.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 from uv import find_uv_bin
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.process_group import end_group
+from iree_gauntlet.short_process import run_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 
     from packaging.specifiers import SpecifierSet
 
+    from iree_gauntlet.short_process import Answer
+
 __all__ = ["Installer", "Sources"]
 
 _ASK_SECONDS = 180.0
-_POLL_SECONDS = 0.05
-# After the first of these many seconds an install says that it goes on, and then every so often.
-_NEWS_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 12
 # What pip's variables are called by uv.
@@ -112,75 +110,41 @@ class Installer:
     def _resolved(self, requirement: str, sources: Sources, way: str) -> Version | None:
         argv = ["pip", "compile", "--color=never", "--no-header", "--no-annotate", "--no-deps"]
         argv += ["--python", sys.executable, "--resolution", way, *sources.flags(), "-"]
-        code, output = self._asked(argv, requirement)
-        if code != 0:
-            if "No solution found" in output and "network" not in output.lower():
-                return None
-            raise _unanswered(requirement, code, output)
-        for line in output.splitlines():
-            if line.startswith(Requirement(requirement).name + "=="):
-                return Version(line.partition("==")[2])
-        raise _unanswered(requirement, code, output)
-
-    @property
-    def _uv(self) -> str:
-        return self.program or find_uv_bin()
-
-    def _asked(self, argv: Sequence[str], stdin: str = "") -> tuple[int, str]:
-        """Exit code and all that was printed."""
         try:
-            done = subprocess.run(
-                [self._uv, *argv],
-                input=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_ASK_SECONDS,
-                env=_environment(),
-                check=False,
-            )
+            answer = self._uv(argv, timeout=_ASK_SECONDS, stdin=requirement)
         except subprocess.TimeoutExpired as error:
             raise ToolchainError(
                 f"uv did not answer within {_ASK_SECONDS:g} s", "Check the network and its index settings."
             ) from error
-        except OSError as error:
-            raise _unstartable(error) from error
-        return done.returncode, done.stdout
+        if answer.exit_code != 0:
+            if "No solution found" in answer.text and "network" not in answer.text.lower():
+                return None
+            raise _unanswered(requirement, answer)
+        for line in answer.text.splitlines():
+            if line.startswith(Requirement(requirement).name + "=="):
+                return Version(line.partition("==")[2])
+        raise _unanswered(requirement, answer)
 
     def _run(self, argv: Sequence[str], held: int, news: Callable[[str], None], what: str) -> None:
-        started = time.monotonic()
-        next_news = _NEWS_SECONDS
-        with tempfile.TemporaryFile() as output:
-            try:
-                # With the lock's descriptor: should we be killed, nobody begins anew while this still writes.
-                process = subprocess.Popen(
-                    [self._uv, *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=(held,),
-                    env=_environment(),
-                )
-            except OSError as error:
-                raise _unstartable(error) from error
-            try:
-                while process.poll() is None:
-                    time.sleep(_POLL_SECONDS)
-                    seconds = time.monotonic() - started
-                    if seconds > next_news:
-                        news(f"uv is at work ({seconds:.0f} s so far)")
-                        next_news += _NEWS_SECONDS
-            finally:
-                if process.poll() is None:
-                    end_group(process, _GRACE_SECONDS)
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-        if process.returncode != 0:
-            if "No space left on device" in text or "Disk quota exceeded" in text:
-                raise ToolchainError(f"{what}: disk full", f"Free disk space.\n{_tail(text)}")
-            raise ToolchainError(f"{what} (exit code {process.returncode})", _tail(text))
+        # With the lock's descriptor: should we be killed, nobody begins again while this still writes.
+        answer = self._uv(
+            argv,
+            timeout=math.inf,
+            grace=_GRACE_SECONDS,
+            held=(held,),
+            news=lambda seconds: news(f"uv is at work ({seconds:.0f} s so far)"),
+        )
+        if answer.exit_code != 0:
+            if "No space left on device" in answer.text or "Disk quota exceeded" in answer.text:
+                raise ToolchainError(f"{what}: disk full", f"Free disk space.\n{_tail(answer.text)}")
+            raise ToolchainError(f"{what} (exit code {answer.exit_code})", _tail(answer.text))
+
+    def _uv(self, argv: Sequence[str], **how: Any) -> Answer:
+        try:
+            return run_short([self.program or find_uv_bin(), *argv], environment=_environment(), **how)
+        except OSError as error:
+            hint = f"Reinstall it: {sys.executable} -m pip install uv"
+            raise ToolchainError(f"uv cannot be started: {error}", hint) from error
 
 
 def _environment() -> dict[str, str]:
@@ -195,14 +159,10 @@ def _environment() -> dict[str, str]:
     return ours
 
 
-def _unstartable(error: OSError) -> ToolchainError:
-    return ToolchainError(f"uv cannot be started: {error}", f"Reinstall it: {sys.executable} -m pip install uv")
-
-
-def _unanswered(requirement: str, code: int, output: str) -> ToolchainError:
+def _unanswered(requirement: str, answer: Answer) -> ToolchainError:
     return ToolchainError(
-        f"uv cannot say what there is of {requirement} (exit code {code})",
-        f"Check the network and uv's index settings.\n{_tail(output)}",
+        f"uv cannot say what there is of {requirement} (exit code {answer.exit_code})",
+        f"Check the network and uv's index settings.\n{_tail(answer.text)}",
     )
 
 
