@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "iree_gauntlet"
 
 # What everything may import.
-COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "short_process", "__version__"}
+COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "__version__"}
+COMMON |= {"file_lock", "short_process"}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
     "configuration": set(),
     "errors": set(),
     "journal_format": {"errors"},
+    "file_lock": set(),
     "short_process": set(),
     "targets": set(),
     "worker": set(),

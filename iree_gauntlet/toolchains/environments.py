@@ -14,7 +14,6 @@ seal, without one, or with files missing or of another size is no environment: i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -30,11 +29,13 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import site_packages_of
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from iree_gauntlet.toolchains.installer import Installer, Sources
 
@@ -42,9 +43,6 @@ __all__ = ["SEAL", "Environment", "Environments", "Recipe", "environment_tag", "
 
 SEAL = "gauntlet-environment.json"
 _FORMAT = 1
-_POLL_SECONDS = 0.1
-_PATIENCE_SECONDS = 3.0
-_REMINDER_SECONDS = 30.0
 _USE_SECONDS = 3600.0
 
 
@@ -186,26 +184,13 @@ class Environments:
         with _refused(self.folder), self._alone(label):
             self._discard(path)
 
-    @contextmanager
-    def _alone(self, label: str) -> Iterator[int]:
+    def _alone(self, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
-        lock = self.folder / f".{self.path_of(label).name}.lock"
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            started, patience = time.monotonic(), _PATIENCE_SECONDS
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    waited = time.monotonic() - started
-                    if waited > patience:
-                        self._news(f"waiting for another process that installs IREE {label} ({waited:.0f} s so far)")
-                        patience += _REMINDER_SECONDS
-                    time.sleep(_POLL_SECONDS)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+
+        def waiting(seconds: float) -> None:
+            self._news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
+
+        return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
 
     def _make(self, recipe: Recipe, path: Path, held: int) -> None:
         for left in self.folder.glob(f".making-{path.name}-*"):

@@ -14,9 +14,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
@@ -366,7 +366,7 @@ def test_an_installer_that_outlives_us_is_waited_for(
         if text.startswith("waiting for another process"):
             go_on.write_text("")
 
-    monkeypatch.setattr(environments, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.0)
     assert environment_for(parse_choice("3.12.0"), releases.place(news=news)).path.is_dir()
     assert said[0].startswith("waiting for another process that installs IREE 3.12.0")
     assert ended.exists(), "both wrote at once"
