@@ -21,7 +21,7 @@ COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_form
 COMMON |= {"file_lock", "short_process"}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
-    "cases": {"targets"},
+    "cases": {"targets", "errors"},
     "configuration": set(),
     "errors": set(),
     "journal_format": {"errors"},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Kind, Stage, Verdict
+from iree_gauntlet.cases import Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
@@ -22,7 +22,7 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
-from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.running.agenda import Limits
 from iree_gauntlet.running.modules import ModuleMaker
@@ -22,7 +22,7 @@ from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
     from iree_gauntlet.running.confirming import ConfirmRules
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
 
-__all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
+__all__ = ["Engine", "Listener", "RunOptions"]
 
 
 class Listener(Protocol):
@@ -336,18 +336,7 @@ def _told(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
 
 
-def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
-    """What a run exits with whose steps came to these."""
-    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
-
-
 _CANCEL_POLL_SECONDS = 0.2
 _MEMORY_SECONDS = 0.05
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8
-_EXIT_CODES = {
-    Verdict.FAILED: ExitCode.FAILED,
-    Verdict.XPASSED: ExitCode.FAILED,
-    Verdict.ERROR: ExitCode.ERROR,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}

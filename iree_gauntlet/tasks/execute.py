@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.console import open_console
@@ -202,7 +203,7 @@ def _run(
     made_again = run_dir / "made-again" if options["force_recompile"] else None
     operators = OperatorRun(run_dir, _jobs(options), made_again, cancelled)
     with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         Supervisor() as supervisor,
         operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
     ):
@@ -302,7 +303,7 @@ def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
             f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
         )
     if named is not None:
-        if not options["resume"] and (named / "journal.jsonl").exists():
+        if not options["resume"] and (named / JOURNAL).exists():
             raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
         return named
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"

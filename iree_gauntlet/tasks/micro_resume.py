@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.tasks.workspace import runs_folder
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Earlier", "earlier_micro", "resumed_options"]
 
-_JOURNAL = "journal.jsonl"
 _RESTORED = ("device", "target", "dtype", "against", "disturbed", "output", "targets", "plugin", "torch_python")
 # Of options that are never empty: what stands there where nobody has given one.
 _DEFAULTS = {"against": "torch", "disturbed": "replace"}
@@ -96,7 +95,7 @@ def earlier_micro(options: Mapping[str, Any]) -> Earlier:
         if found is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
-    journals = runs_folder().glob(f"*/{_JOURNAL}")
+    journals = runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         found = _read(journal.parent)
         if found is not None:
@@ -106,7 +105,7 @@ def earlier_micro(options: Mapping[str, Any]) -> Earlier:
 
 def _read(folder: Path) -> Earlier | None:
     try:
-        record = read_journal(folder / _JOURNAL)
+        record = read_journal(folder / JOURNAL)
     except GauntletError:
         # Another run's journal is nothing to go on with, whatever is wrong with it.
         return None

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.session import Doors
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.micro.configuration import iree_device
@@ -25,7 +26,6 @@ from iree_gauntlet.micro.point_session import PointSession
 from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import WaitCancelledError, machine_locks
 from iree_gauntlet.running.plan import Plan
@@ -107,7 +107,7 @@ class MicroRun:
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         cancelled = threading.Event()
-        with Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        with Journal(self.run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
             event = self._event(chains, done)
             journal.run(event)
             # Of a resumed run only what is left to do counts.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.op_config_edit import with_changes
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.tasks.earlier_runs import asked_for
 from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["config_changes"]
 
-_JOURNAL = "journal.jsonl"
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
 
@@ -153,7 +152,7 @@ def _run_again(
     words |= {option.name: option.default for option in BATCH}
     with redirect_stdout(sys.stderr):  # the diff alone goes to standard output
         code = execute(words, Defaults(**asked.defaults), asked.stages, brief=True)
-    again = read_journal(folder / _JOURNAL)
+    again = read_journal(folder / JOURNAL)
     if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
         raise KeyboardInterrupt
     identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]

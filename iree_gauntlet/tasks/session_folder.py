@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.tasks.workspace import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["is_begun", "session_folder"]
-
-_JOURNAL = "journal.jsonl"
 
 
 def session_folder(kind: str, options: Mapping[str, Any], log: str) -> tuple[Path, bool]:
@@ -43,7 +41,7 @@ def session_folder(kind: str, options: Mapping[str, Any], log: str) -> tuple[Pat
     if named is not None:
         if named.is_file():
             raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
-        if (named / log).exists() or (named / _JOURNAL).exists():
+        if (named / log).exists() or (named / JOURNAL).exists():
             raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
         return named, False
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{kind}"
@@ -68,7 +66,7 @@ def is_begun(folder: Path) -> bool:
     Raises:
         GauntletError: the journal cannot be read.
     """
-    journal = folder / _JOURNAL
+    journal = folder / JOURNAL
     if not journal.is_file():
         return False
     if read_journal(journal).runs:

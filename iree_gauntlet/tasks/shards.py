@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
 from iree_gauntlet.running.shards import chain_groups, cut_of, shards_of_groups
 from iree_gauntlet.tasks.options import Option
@@ -50,7 +50,6 @@ SHARD_NAMES = tuple(option.name for option in SHARD)
 # Key of `options` that no command line sets: the chains that are wanted, by id.
 CHAINS = "chains"
 
-_JOURNAL = "journal.jsonl"
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MOST_SHARDS = 10_000
 
@@ -152,7 +151,7 @@ def _costs(options: Mapping[str, Any]) -> dict[str, float]:
     path = Path(named)
     if path.is_file():
         return _read_costs(path)
-    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / _JOURNAL)])
+    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)])
 
 
 def _read_costs(path: Path) -> dict[str, float]:
@@ -179,7 +178,7 @@ def run_named(text: str, where: str) -> Path:
         UsageError: there is none.
     """
     for folder in (Path(text), runs_folder() / text):
-        if (folder / _JOURNAL).is_file():
+        if (folder / JOURNAL).is_file():
             return folder
     raise UsageError(
         f"{where} {text}: there is no such run".strip(),
@@ -234,7 +233,7 @@ def record_costs(options: Mapping[str, Any]) -> ExitCode:
         GauntletError: a journal cannot be read.
     """
     runs = [run_named(name, "shard.costs") for name in shlex.split(str(options["runs"]))]
-    costs = cost_of_chains([read_journal(run / _JOURNAL) for run in runs])
+    costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that came to their end.")
     text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.tasks.execute import execute
 from iree_gauntlet.tasks.options import RUNNING
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Side", "prepare_side", "unready"]
 
-_JOURNAL = "journal.jsonl"
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 
 
@@ -102,7 +101,7 @@ def prepare_side(name: str, asked: str, options: Mapping[str, Any], defaults: De
         asked=asked,
         folder=folder,
         machine=machine,
-        record=read_journal(folder / _JOURNAL),
+        record=read_journal(folder / JOURNAL),
         benchmarks={step.chain: step for step in plan.steps if step.stage is Stage.BENCHMARK},
         compiles={step.id.removesuffix(":compile"): step for step in plan.steps if step.id.endswith(":compile")},
         interrupted=code is ExitCode.INTERRUPTED,
