@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
@@ -17,13 +19,11 @@ from iree_gauntlet.toolchains.choice import ChoiceKind
 from iree_gauntlet.toolchains.environments import Recipe, environment_tag
 from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
 from iree_gauntlet.toolchains.installer import Sources
-from iree_gauntlet.toolchains.on_path import environment_of, find_on_path
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment, Environments
@@ -99,13 +99,52 @@ def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> tuple[Path |
         assert choice.folder is not None
         return _venv_python(choice.folder), None
     if choice.kind is ChoiceKind.PATH:
-        tool = find_on_path(tools, place.search_path)
-        python = environment_of(tool)
+        tool = _find_on_path(tools, place.search_path)
+        python = _environment_of(tool)
         if python is not None:
             return python, None
         native = tool.resolve()
         return None, BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
     return environment_for(choice, place).python, None
+
+
+def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
+    """The first one of several tools that belong together; the others must lie beside it.
+
+    Args:
+        tools: their names.
+        search_path: the value of PATH.
+
+    Raises:
+        ToolchainError: one is missing, or they come from several places.
+    """
+    found = {tool: shutil.which(tool, path=search_path) for tool in tools}
+    missing = [tool for tool, path in found.items() if path is None]
+    if missing:
+        raise ToolchainError(
+            f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}",
+            "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH",
+        )
+    paths = [Path(path).absolute() for path in found.values() if path is not None]
+    folders = sorted({str(path.parent) for path in paths})
+    if len(folders) > 1:
+        raise ToolchainError(
+            f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}",
+            "Put the folder of one IREE first.",
+        )
+    return paths[0]
+
+
+def _environment_of(tool: Path) -> Path | None:
+    """The interpreter of the environment whose script a tool is; None for a native program.
+
+    A wheel puts scripts on the PATH that start its native programs.
+    """
+    with tool.open("rb") as file:
+        if file.read(2) != b"#!":
+            return None
+    python = tool.parent / "python"
+    return python if python.exists() else None
 
 
 def _venv_python(folder: Path) -> Path:
