@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from iree_gauntlet.configuration import (
+from iree_gauntlet.dialects.spec_file import nearest, problems_of
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.errors import Problem, SpecError, UsageError
+from iree_gauntlet.settings import (
     Configuration,
     DownloadSettings,
     Mirror,
     SharedModulesSettings,
     StoreOptions,
 )
-from iree_gauntlet.dialects.spec_file import nearest, problems_of
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
-from iree_gauntlet.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -385,11 +385,11 @@ exit $code
 TOOLS_CONFTEST = """
 import os
 from dataclasses import replace
-from iree_gauntlet.tasks import surroundings
+from iree_gauntlet.running import workbench
 os.environ["PYTEST_PID"] = str(os.getpid())
-found = surroundings.find_installed()
+found = workbench.find_installed()
 found = replace(found, runtime=replace(found.runtime, **{tools!r}))
-surroundings.find_installed = lambda: found
+workbench.find_installed = lambda: found
 """
 
 
