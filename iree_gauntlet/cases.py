@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.errors import ExitCode
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from iree_gauntlet.targets import Target
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "Stage",
     "Statistic",
     "Verdict",
+    "exit_code_of",
 ]
 
 
@@ -85,6 +90,19 @@ class Verdict(StrEnum):
     XFAILED = "xfailed"
     XPASSED = "xpassed"
     INCONCLUSIVE = "inconclusive"
+
+
+_EXIT_CODES = {
+    Verdict.ERROR: ExitCode.ERROR,
+    Verdict.FAILED: ExitCode.FAILED,
+    Verdict.XPASSED: ExitCode.FAILED,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
+    """What a run exits with whose steps came to these."""
+    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
 
 
 class Metric(StrEnum):

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["EventRecord", "JournalRecord", "read_events", "read_journal"]
+__all__ = ["BUSY_SHARE", "JOURNAL", "STEAL_SHARE", "EventRecord", "JournalRecord", "read_events", "read_journal"]
+
+# Name of a run's journal, in the run's folder.
+JOURNAL = "journal.jsonl"
+# Above these shares of the CPUs' time, other work and other machines of the host disturb what is measured.
+BUSY_SHARE = 0.2
+STEAL_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)

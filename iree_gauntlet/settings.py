@@ -20,7 +20,6 @@ __all__ = [
     "Mirror",
     "SharedModulesSettings",
     "StoreOptions",
-    "ToolchainSettings",
     "cache_folder",
     "is_below",
     "project_folder",
@@ -87,19 +86,6 @@ class DownloadSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolchainSettings:
-    """Where releases of IREE come from.
-
-    Attributes:
-        nightly_links: page or folder with links to nightly wheels.
-        installer: `uv`, `pip`, or empty for uv where it is there.
-    """
-
-    nightly_links: str = "https://iree.dev/pip-release-links.html"
-    installer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that is set; by default nothing.
 
@@ -109,7 +95,7 @@ class Configuration:
         stores: options, the most special prefix wins.
         shared_modules: None where there is none.
         downloads: how downloads are done.
-        toolchains: where releases of IREE come from.
+        nightly_links: page or folder with links to nightly wheels of IREE.
         environ: the environment that `$NAME` and credentials are taken from.
     """
 
@@ -118,7 +104,7 @@ class Configuration:
     stores: tuple[StoreOptions, ...] = ()
     shared_modules: SharedModulesSettings | None = None
     downloads: DownloadSettings = DownloadSettings()
-    toolchains: ToolchainSettings = ToolchainSettings()
+    nightly_links: str = "https://iree.dev/pip-release-links.html"
     environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def options_of(self, url: str) -> Mapping[str, str]:

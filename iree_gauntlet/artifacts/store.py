@@ -97,7 +97,7 @@ class ArtifactStore:
     ) -> None:
         self.root = root
         self.registry = registry
-        self.lock_file = LockFile(root / "registry.lock.txt")
+        self.learnt = LearntHashes(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self._artifacts = root / "artifacts"
         self.progress: Progress = progress or Progress()
@@ -210,7 +210,7 @@ class ArtifactStore:
         registry = self.registry
         entry = registry.get(source.local_name)
         if entry is None:
-            registry = self.lock_file.registry()
+            registry = self.learnt.registry()
             entry = registry.get(source.local_name)
         return Expected(entry.sha256, registry.path) if entry else None
 
@@ -269,12 +269,12 @@ class ArtifactStore:
         if not isinstance(source, RemoteSource | PypiSource):
             return
         entry = Entry(source.local_name, sha256, source.url)
-        if self.lock_file.add(entry, self.root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self.lock_file.path} (`cache.lock` puts it into the registry)"
+        if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
+            message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
             progress.note(source.url, message)
 
 
-class LockFile:
+class LearntHashes:
     """The registry of hashes learnt here, read again only when its file has changed."""
 
     def __init__(self, path: Path) -> None:

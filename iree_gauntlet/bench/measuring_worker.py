@@ -164,7 +164,9 @@ class Workers:
     def command(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
         """The command of a measuring program, whose plan is written into the step's folder."""
         home = _OWN_CODE if script == _PIPELINE_WORKER else Path(worker.__file__).parent
-        return planned_command(step, self.chain.toolchain.python, home / script, plan, name, self.chain.options.env)
+        return planned_command(
+            step, self.chain.toolchain.compiler.python, home / script, plan, name, self.chain.options.env
+        )
 
     def _folder(self, stage: Stage, number: int) -> str:
         role = self.build.programs[number].name if number else "main"

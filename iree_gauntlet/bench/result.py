@@ -43,7 +43,7 @@ def perf_entry(
         "args": chain.options.as_args(),
         "arch": chain.target.name,
         "machine_name": str(machine["host"]),
-        "source_hash": (toolchain.compiler_commit or toolchain.identity)[:_HASH_LENGTH],
+        "source_hash": (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH],
         "date": date,
     }
     benchmark = _result(record, chain, Stage.BENCHMARK)

@@ -142,7 +142,7 @@ class BenchSession:
         for number, program in enumerate(workers.build.programs):
             folder = Path(step.folder) / program.name
             command = tracing.benchmark_command(
-                toolchain.benchmark_module,
+                toolchain.runtime.benchmark_module,
                 folder,
                 module=Path(workers.module_path(number)),
                 parameters=[("model", Path(workers.parameters_path(number)))],

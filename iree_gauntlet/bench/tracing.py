@@ -208,7 +208,7 @@ def _with_perfetto(
 ) -> Trace:
     """The trace with a file for Perfetto, or with the reason why there is none."""
     assert step.command is not None, "it was profiled"
-    tool = Path(toolchain.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
     rows = bundle.with_suffix(".ireeperf.jsonl")
     rows.unlink(missing_ok=True)
     argv = (str(tool), "export", "--format=ireeperf-jsonl", f"--output={rows}", str(bundle))

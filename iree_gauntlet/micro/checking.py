@@ -88,7 +88,7 @@ def check_variant(
         "outputs": str(folder),
     }
     script = Path(worker.__file__).with_name(MODULE_WORKER)
-    answer = ask(step, processes, planned_command(step, chain.toolchain.python, script, plan))
+    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
         return processes.complete(step, answer.outcome, answer.failure)

@@ -15,7 +15,7 @@ from iree_gauntlet.micro.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.micro.report_rows import geometric_mean
+from iree_gauntlet.micro.report_rows import mean_ratio
 from iree_gauntlet.micro.results_figures import times
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wid
     axes.axhline(0, color=INK, linewidth=0.8)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    mean = geometric_mean([ratio.ratio for _, ratio in ratios])
+    mean = mean_ratio([ratio.ratio for _, ratio in ratios])
     axes.set_title(recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean", loc="left", pad=4)
     return {ratio.word for _, ratio in ratios}
 

@@ -138,7 +138,7 @@ class PointMeasurement:
                 "calls": calls_of(float(self.found[variant.label].figures["call_ms"]), _ROUND_MS),
                 "warm_up_calls": 1,
             }
-            command = planned_command(step, self.chain.toolchain.python, script, plan, f"{variant.label}.")
+            command = planned_command(step, self.chain.toolchain.compiler.python, script, plan, f"{variant.label}.")
             programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
         rounds = InterleavedRounds(
             self.session,

@@ -47,7 +47,7 @@ def trace_variant(
     """
     program = build.programs[0]
     command = tracing.benchmark_command(
-        chain.toolchain.benchmark_module,
+        chain.toolchain.runtime.benchmark_module,
         Path(step.folder),
         module=chain.module(variant),
         parameters=[("model", chain.imported(variant) / PARAMETERS)],
@@ -78,7 +78,7 @@ def profile_memory(step: Step, chain: PointChain, variant: Variant, build: Build
     """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
     plan = memory_plan(module_plan(chain, variant, build, chain.exported(torch_side(variant).label)))
     script = Path(worker.__file__).with_name(MEMORY_WORKER)
-    answer = ask(step, processes, planned_command(step, chain.toolchain.python, script, plan))
+    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
         return processes.complete(step, answer.outcome, answer.failure)

@@ -10,6 +10,7 @@ import pytest
 
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
 from iree_gauntlet.pytest_plugin.records import write_session_reports
 from iree_gauntlet.pytest_plugin.session import ModelTestSession
@@ -142,7 +143,7 @@ class ModelTestPlugin:
                 [test.test for test in tests],
                 self.run_folder(),
                 self._artifacts,
-                journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else "journal.jsonl",
+                journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else JOURNAL,
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
                 confirm=self._confirm(),

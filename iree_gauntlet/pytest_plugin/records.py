@@ -6,11 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Verdict, exit_code_of
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.report import write_job_summary, write_reports
-from iree_gauntlet.running.engine import exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +36,8 @@ def write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
         merged = _merged([read_journal(path) for path in journals])
-        write_atomic(run_dir / "journal.jsonl", "".join(f"{json.dumps(event)}\n" for event in merged))
-    if not (run_dir / "journal.jsonl").is_file():
+        write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
+    if not (run_dir / JOURNAL).is_file():
         return False
     outcome = write_reports(run_dir, environ={})
     try:

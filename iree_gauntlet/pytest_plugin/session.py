@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Kind, Stage, Verdict
+from iree_gauntlet.cases import Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
@@ -20,7 +20,7 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
-from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.results import Result, shorten

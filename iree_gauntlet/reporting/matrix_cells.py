@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS
 from iree_gauntlet.reporting.records import number
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.reporting.step_outcome import StepOutcome
 
 __all__ = ["MatrixCell", "matrix_cell"]
-
-# Where `measuring/machine.py` warns.
-_BUSY_SHARE = 0.2
-_STEAL_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +114,8 @@ def _disturbed(steps: Iterable[StepOutcome]) -> str:
     if not machines:
         return ""
     busy, stolen = number(machines[-1].get("busy_share")) or 0.0, number(machines[-1].get("steal_share")) or 0.0
-    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > _BUSY_SHARE else []
-    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > _STEAL_SHARE else []
+    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
+    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
     return "; ".join(causes)
 
 

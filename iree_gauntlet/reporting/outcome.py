@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reporting.step_outcome import StepOutcome, step_outcome
 from iree_gauntlet.reporting.wall_time import wall_seconds
@@ -47,12 +47,6 @@ _MOST_SURROUNDINGS = 5
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
-_EXIT_CODES = {
-    Verdict.ERROR: ExitCode.ERROR,
-    Verdict.FAILED: ExitCode.FAILED,
-    Verdict.XPASSED: ExitCode.FAILED,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}
 _MEANINGS = {
     ExitCode.OK: "all as expected",
     ExitCode.FAILED: "something failed",
@@ -268,7 +262,7 @@ def _exit_code(steps: list[StepOutcome], *, interrupted: bool, whole: bool) -> E
         return ExitCode.ERROR
     if not steps:
         return ExitCode.NOTHING_SELECTED
-    return ExitCode.worst([_EXIT_CODES[step.verdict] for step in steps if step.verdict in _EXIT_CODES])
+    return exit_code_of(step.verdict for step in steps)
 
 
 def _cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.running.agenda import Limits
@@ -21,7 +21,7 @@ from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.artifacts.store import Fetched
     from iree_gauntlet.running.confirming import ConfirmRules
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.workbench import Workbench
 
-__all__ = ["Engine", "RunOptions", "exit_code_of"]
+__all__ = ["Engine", "RunOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Engine:
     ) -> None:
         self._session = session
         self._store = workbench.store
-        self._release = workbench.toolchain.compiler_release if workbench.toolchain else ""
+        self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
         self._progress = session.progress
         self._options = options
         self._performers = performers or {}
@@ -280,18 +280,7 @@ def _told(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
 
 
-def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
-    """What a run exits with whose steps came to these."""
-    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
-
-
 _CANCEL_POLL_SECONDS = 0.2
 _MEMORY_SECONDS = 0.05
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8
-_EXIT_CODES = {
-    Verdict.FAILED: ExitCode.FAILED,
-    Verdict.XPASSED: ExitCode.FAILED,
-    Verdict.ERROR: ExitCode.ERROR,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}

@@ -180,13 +180,13 @@ def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     Raises:
         _NoProfileError: this runtime writes no profiles, or cannot read them.
     """
-    release = toolchain.runtime_release or toolchain.runtime_version
+    release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
         since = releases_with(BENCHMARK_MODULE, _OUTPUT)[0]
         raise _NoProfileError(
             f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
         )
-    tool = Path(toolchain.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
     if not tool.is_file():
         raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE} is not there to read them")
     return tool

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.running.signals import SENT_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +20,6 @@ __all__ = ["Result", "after_process", "first_error", "with_expectation"]
 
 _ERROR_LINE = re.compile(r"\berror: ")
 _LONGEST_REASON = 300
-# Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
-_SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Result:
     def crashed(self) -> bool:
         """The tool's own fault ended it by a signal."""
         blameless = self.timed_out or self.disk_full or self.out_of_memory
-        return self.signal not in ("", *_SENT_SIGNALS) and not blameless
+        return self.signal not in ("", *SENT_SIGNALS) and not blameless
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for the journal; what it holds is the result's own, not a copy."""
@@ -107,7 +106,7 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
         verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
     elif outcome.signal == "SIGKILL":
         verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
-    elif outcome.signal in _SENT_SIGNALS:
+    elif outcome.signal in SENT_SIGNALS:
         verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
     elif outcome.signal:
         verdict, reason = Verdict.ERROR, f"{tool} crashed with {outcome.signal}"

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from iree_gauntlet.requests import FolderRequest
 
 __all__ = ["asked_folder", "free_folder", "is_begun", "make_folder", "new_folder", "require_plain"]
-
-_JOURNAL = "journal.jsonl"
 
 
 def require_plain(folder: Path, option: str) -> None:
@@ -50,7 +48,7 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
         return folder, True
     if named is not None and named.is_file():
         raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")
-    if named is not None and ((named / log).exists() or (named / _JOURNAL).exists()):
+    if named is not None and ((named / log).exists() or (named / JOURNAL).exists()):
         raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
     return named, False
 
@@ -121,7 +119,7 @@ def is_begun(folder: Path) -> bool:
     Raises:
         GauntletError: the journal cannot be read.
     """
-    journal = folder / _JOURNAL
+    journal = folder / JOURNAL
     if not journal.is_file():
         return False
     if read_journal(journal).runs:

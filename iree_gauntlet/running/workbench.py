@@ -142,19 +142,19 @@ def make_surroundings(machine: Workbench, run_dir: Path, conduct: ConductRequest
         damaged = found.reason.startswith(("damaged", "unreadable"))
         return CacheLookup(key, reason=found.reason if damaged else machine.modules.explain_miss(name, ingredients))
 
-    compiler = toolchain.identity if toolchain else ""
+    compiler = toolchain.compiler.identity if toolchain else ""
     return Surroundings(
         run_dir=run_dir,
-        compile=toolchain.compile if toolchain else "iree-compile",
-        run_module=toolchain.run_module if toolchain else "iree-run-module",
-        benchmark_module=toolchain.benchmark_module if toolchain else "iree-benchmark-module",
-        python=(toolchain.python if toolchain else "") or "python",
+        compile=toolchain.compiler.compile if toolchain else "iree-compile",
+        run_module=toolchain.runtime.run_module if toolchain else "iree-run-module",
+        benchmark_module=toolchain.runtime.benchmark_module if toolchain else "iree-benchmark-module",
+        python=(toolchain.compiler.python if toolchain else "") or "python",
         import_script=str(Path(worker.__file__).with_name("import_onnx.py")),
         own_python=sys.executable,
         reference_script=str(Path(worker.__file__).with_name("run_reference.py")),
         onnxruntime=_onnxruntime(),
-        ir_tool=toolchain.ir_tool if toolchain else "",
-        importer=f"{compiler} onnx {toolchain.onnx_version if toolchain else ''}",
+        ir_tool=toolchain.compiler.ir_tool if toolchain else "",
+        importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
         compiler=compiler,
         translate=translated,
         artifact_path=machine.store.path,

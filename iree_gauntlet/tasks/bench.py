@@ -18,12 +18,12 @@ from iree_gauntlet.bench.perf_file import append_result, check_output
 from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
+from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.run_folder import make_folder
@@ -106,7 +106,7 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
     event |= {"bench": chain.options.as_args()}
     with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as context,
     ):
         journal.run(event)
@@ -139,7 +139,7 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
     outcome = write_reports(run_dir, environ=os.environ)
     print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
     chain = session.chain
-    record = read_journal(run_dir / "journal.jsonl")
+    record = read_journal(run_dir / JOURNAL)
     lines = result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
         entry = perf_entry(record, chain, session.build, outcome.started, session.notes)

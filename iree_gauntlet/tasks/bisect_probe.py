@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.reporting.figures import error_figure, whole
 from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.running.signals import SENT_SIGNALS
 from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ __all__ = [
 
 _PASSED = (Verdict.PASSED, Verdict.XPASSED)
 _FAILED = (Verdict.FAILED, Verdict.XFAILED)
-# What comes from a person, a job system or the kernel's want of memory says nothing of the tool.
-_SENT = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 # What a candidate's run prints, in its folder.
 CONSOLE = "console.txt"
 
@@ -168,7 +167,7 @@ def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder:
         return Run(Reading(None, reason=reason), run_dir.name, {}, time.monotonic() - began)
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    record = read_journal(run_dir / "journal.jsonl")
+    record = read_journal(run_dir / JOURNAL)
     toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
     return Run(metric.read(record, chain), run_dir.name, toolchain, time.monotonic() - began)
 
@@ -283,7 +282,7 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
         label = step["id"].removeprefix(f"{chain}:")
         if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
-        crashed = bool(result["signal"]) and result["signal"] not in _SENT
+        crashed = bool(result["signal"]) and result["signal"] not in SENT_SIGNALS
         return verdict in _FAILED or crashed or result["timed_out"], f"{label}: {reason}"
     return None, ""
 

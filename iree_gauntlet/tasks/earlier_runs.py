@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run"]
 
-_JOURNAL = "journal.jsonl"
 _BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
@@ -45,7 +44,7 @@ def newest_run(folder: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    journals = sorted(folder.glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     newest = next((path.parent for path in journals if not _is_bench(path)), None)
     if newest is None:
         if journals:
@@ -70,7 +69,7 @@ def asked_for(run_dir: Path) -> Asked:
         UsageError: its journal does not say.
         GauntletError: it has no journal that can be read.
     """
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     asked = record.runs[-1].get("asked") if record.runs else None
     if record.runs and record.runs[-1].get("bench"):
         raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
@@ -85,7 +84,7 @@ def asked_for(run_dir: Path) -> Asked:
 
 def failed_chains(run_dir: Path) -> set[str]:
     """Chains of a run in which something failed, ended in an error, or never came to an end."""
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     return {
         step["chain"]
         for step in record.steps
@@ -95,7 +94,7 @@ def failed_chains(run_dir: Path) -> set[str]:
 
 def begun_with(run_dir: Path) -> frozenset[str] | None:
     """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     if not record.runs or not record.runs[-1].get("last_failed"):
         return None
     return frozenset(step["id"] for step in record.steps)
@@ -109,7 +108,7 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     Raises:
         UsageError: the run was made by another IREE.
     """
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     if not record.runs:
         return {}
     before = record.runs[-1].get("toolchain", {}).get("identity", "")

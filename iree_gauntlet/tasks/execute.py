@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["Chosen", "Ran", "choose", "execute", "run"]
-
-_JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def run(
     request, stages = chosen.request, chosen.stages
     for warning in chosen.selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
-    named, _ = asked_folder("run", request.folder, _JOURNAL)
+    named, _ = asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
     output = Output(stream)
     with open_progress(output.stream) as progress, ExitStack() as held:
@@ -204,7 +203,7 @@ def _run(
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     if folder.resume:
-        finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
+        finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
     batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
@@ -219,7 +218,7 @@ def _run(
     made_again = run_dir / "made-again" if conduct.force_recompile else None
     operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
-        Journal(run_dir / _JOURNAL, lambda: datetime.now(UTC)) as journal,
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, progress) as session,
         operator_performers(session, batches, machine, operators) as performers,
     ):

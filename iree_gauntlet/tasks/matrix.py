@@ -163,7 +163,7 @@ class _Runs:
             )
             return None
         assert machine.toolchain is not None, "it was needed"
-        versions = dict.fromkeys((machine.toolchain.compiler_version, machine.toolchain.runtime_version))
+        versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
         self._output.write(f"{iree.label}: IREE {', '.join(versions)}\n")
         self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
@@ -219,7 +219,7 @@ def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str,
 
 def _described(toolchain: Toolchain) -> dict[str, str]:
     return toolchain.as_dict() | {
-        "runtime_identity": toolchain.runtime_identity,
-        "compiler_release": toolchain.compiler_release,
-        "runtime_release": toolchain.runtime_release,
+        "runtime_identity": toolchain.runtime.identity,
+        "compiler_release": toolchain.compiler.release,
+        "runtime_release": toolchain.runtime.release,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.micro.configuration import overridden, read_micro_config
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.reporting.final import print_final
@@ -72,6 +72,6 @@ def _report(run: MicroRun, output: Output) -> ExitCode:
     """Reports, tables and files of results."""
     outcome = write_reports(run.run_dir, environ=os.environ)
     print_final(outcome, shown(run.run_dir), output.stream, environ=os.environ)
-    write_micro_reports(read_journal(run.run_dir / "journal.jsonl"), run.run_dir, output.stream)
+    write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
     write_reports(run.run_dir, environ=os.environ, append_step_summary=True)
     return ExitCode(int(outcome.exit_code))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.settings import runs_folder
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Earlier", "earlier_micro"]
 
-_JOURNAL = "journal.jsonl"
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 
@@ -105,7 +104,7 @@ def earlier_micro(run_dir: str) -> Earlier:
         if found is None:
             raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
         return found
-    journals = runs_folder().glob(f"*/{_JOURNAL}")
+    journals = runs_folder().glob(f"*/{JOURNAL}")
     for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         found = _read(journal.parent)
         if found is not None:
@@ -115,7 +114,7 @@ def earlier_micro(run_dir: str) -> Earlier:
 
 def _read(folder: Path) -> Earlier | None:
     try:
-        record = read_journal(folder / _JOURNAL)
+        record = read_journal(folder / JOURNAL)
     except GauntletError:
         # Another run's journal is nothing to go on with, whatever is wrong with it.
         return None

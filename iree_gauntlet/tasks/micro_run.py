@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.micro.configuration_schema import iree_device
@@ -24,7 +25,6 @@ from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.plan import Plan
@@ -100,12 +100,12 @@ class MicroRun:
             chosen_target(device, self.asked.target)
             chosen_devices(device, 1, toolchain)
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
-        done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
+        done = {} if self.earlier is None else self.earlier.done(toolchain.compiler.identity)
         world, builder = make_surroundings(self.workbench, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         with (
-            Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+            Journal(self.run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
             open_session(self.run_dir, journal, _Results(self.progress, self._keep)) as session,
         ):
             event = self._event(chains, done)
@@ -186,7 +186,9 @@ class MicroRun:
             return None
         try:
             with session.locks.quiet_machine(exclusive=True, on_wait=self.progress.waiting):
-                return machine_roofline(self.workbench.cache_dir / "machine", toolchain.python, machine_facts())
+                return machine_roofline(
+                    self.workbench.cache_dir / "machine", toolchain.compiler.python, machine_facts()
+                )
         except WaitCancelledError:
             raise
         except GauntletError as error:

@@ -37,7 +37,7 @@ def require_importer(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: it cannot.
     """
-    if not toolchain.python or not toolchain.has_onnx_importer:
+    if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
             f"{toolchain.source} has no Python bindings, or no onnx package beside them",
             "A model is imported and measured through them; choose another IREE with --iree.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.op_config_edit import with_changes
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.running.run_folder import free_folder
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["config_changes"]
 
-_JOURNAL = "journal.jsonl"
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
 
@@ -156,7 +155,7 @@ def _run_again(
     )
     # The diff alone goes to standard output.
     code = execute.run(execute.choose(request), sys.stderr, brief=True).exit_code
-    again = read_journal(folder / _JOURNAL)
+    again = read_journal(folder / JOURNAL)
     if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
         raise KeyboardInterrupt
     identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]

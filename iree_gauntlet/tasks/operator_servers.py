@@ -91,7 +91,7 @@ def started_runs(
 
     environment = _environment(toolchain)
     memory = _share_of_memory(jobs)
-    with RunServers(toolchain.python, min(jobs, count), environment, memory_bytes=memory) as runs:
+    with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
         runs.start()
         yield runs
 
@@ -115,7 +115,7 @@ def operator_performers(
     folder = session.folder
     with (
         _scratch(folder if is_plain_path(str(folder)) else None) as scratch,
-        CompileServer(toolchain.python, scratch, _environment(toolchain)) as compiles,
+        CompileServer(toolchain.compiler.python, scratch, _environment(toolchain)) as compiles,
     ):
         processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
         maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes, keeps_failures=True)
@@ -138,7 +138,7 @@ def operator_performers(
 
 def _has_compiler(toolchain: Toolchain) -> bool:
     """Whether compiles can be served: Linux, as they are forked, and a Python that has the compiler."""
-    return bool(toolchain.python) and sys.platform == "linux"
+    return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
 def _has_runtime(toolchain: Toolchain) -> bool:
@@ -148,7 +148,7 @@ def _has_runtime(toolchain: Toolchain) -> bool:
 
 def _site_packages(toolchain: Toolchain) -> Path | None:
     """The folder that compiler and runtime are installed in; None where they are not wheels of one environment."""
-    compiler, runtime = Path(toolchain.compile).parent, Path(toolchain.run_module).parent
+    compiler, runtime = Path(toolchain.compiler.compile).parent, Path(toolchain.runtime.run_module).parent
     if compiler.parts[-3:] != ("iree", "compiler", "_mlir_libs") or runtime.parts[-2:] != ("iree", "_runtime_libs"):
         return None
     site = compiler.parents[2]
@@ -158,7 +158,7 @@ def _site_packages(toolchain: Toolchain) -> Path | None:
 def _environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    compiler = Path(toolchain.compile).parent
+    compiler = Path(toolchain.compiler.compile).parent
     if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs"):
         environment["PYTHONPATH"] = str(compiler.parents[2])
     return environment

@@ -29,7 +29,7 @@ def without_missing_devices(plan: Plan, machine: Workbench) -> Plan:
     """Blocks the steps that no device or importer here can do: a demand that cannot be met fails at once."""
 
     def checked(step: Step) -> Step:
-        if step.stage is Stage.IMPORT and machine.toolchain is not None and not machine.toolchain.python:
+        if step.stage is Stage.IMPORT and machine.toolchain is not None and not machine.toolchain.compiler.python:
             return blocked(
                 step,
                 f"{machine.toolchain.source} has no Python bindings, so it cannot import ONNX programs: "

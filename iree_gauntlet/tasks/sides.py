@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.run_folder import is_begun
 from iree_gauntlet.tasks.execute import run
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Side", "prepare_side", "unready"]
 
-_JOURNAL = "journal.jsonl"
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 
 
@@ -88,7 +87,7 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
     stream.write(f"\n{name}: {asked}\n")
     stream.flush()
     ran = run(replace(chosen, request=request), stream, machine=machine, hold=Stage.BENCHMARK, brief=True)
-    record = read_journal(folder / _JOURNAL)
+    record = read_journal(folder / JOURNAL)
     compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
     return Side(
         name=name,

@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["update"]
 
-_JOURNAL = "journal.jsonl"
 # What a broken golden comes to belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 _LONGEST_REASON = 160
@@ -49,7 +48,7 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         GauntletError: the journal cannot be read.
     """
     run = _run(options)
-    record = read_journal(run / _JOURNAL)
+    record = read_journal(run / JOURNAL)
     if record.end is None or record.end.get("interrupted"):
         raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
     changes: list[FileChange] = []
@@ -81,7 +80,7 @@ def _run(options: Mapping[str, Any]) -> Path:
         return newest_run(runs_folder())
     named = Path(options["run"])
     folder = named if named.is_dir() else runs_folder() / named
-    if not (folder / _JOURNAL).is_file():
+    if not (folder / JOURNAL).is_file():
         raise UsageError(f"there is no run {named}", f"Runs are folders, such as those below {runs_folder()}/.")
     return folder
 

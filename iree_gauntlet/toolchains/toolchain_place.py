@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place
-from iree_gauntlet.toolchains.installer import find_installer
+from iree_gauntlet.toolchains.installer import Installer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,15 +59,14 @@ def toolchain_place(
         installed: finds the one beside this toolkit.
         offline: nothing is installed.
     """
-    settings = configuration.toolchains
     environments = Environments(
         cache_dir / "toolchains" / "envs",
-        lambda: find_installer(settings.installer),
+        Installer(),
         offline=offline,
         use=use,
         news=_say,
     )
-    return Place(installed, environments, settings.nightly_links, hash_of, os.environ.get("PATH", ""))
+    return Place(installed, environments, configuration.nightly_links, hash_of, os.environ.get("PATH", ""))
 
 
 def _say(text: str) -> None:

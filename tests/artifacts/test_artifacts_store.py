@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts import locking
+from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.locking import locked
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
@@ -226,8 +226,8 @@ def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(locking, "_REMINDER_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(file_lock, "_REMINDER_SECONDS", LIMIT_SECONDS)
     held, noted = threading.Event(), threading.Event()
     recorder = Recorder(OnNote("waiting for another download", noted.set))
 

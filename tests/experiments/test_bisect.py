@@ -353,7 +353,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     assert (found["exit_code"], found["first_new"], found["last_old"], found["between"]) == (0, "b3", "b2", [])
     sizes = {item["label"]: item["value"] for item in found["candidates"] if item["tried"]}
     assert sizes["b0"] == sizes["b2"] > sizes["b3"] == sizes["b6"]
-    assert found["candidates"][0]["toolchain"]["compiler_commit"] == find_installed().compiler_commit
+    assert found["candidates"][0]["toolchain"]["compiler_commit"] == find_installed().compiler.commit
     assert found["commits"] is None, "all are of one commit"
     # Only its own report goes into a CI job's summary.
     assert (tmp_path / "summary.md").read_text() == next((project.folder / "runs").glob("*/bisect.md")).read_text()

@@ -130,9 +130,8 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
     if not kept:
         shutil.rmtree(project.folder / "cache" / "modules")
     half = project.folder / "half-written"
-    script = (
-        f'for last; do :; done; {find_installed().compile} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
-    )
+    real = find_installed().compiler.compile
+    script = f'for last; do :; done; {real} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
     run = project.start("run", "--force-recompile", compile=project.tool(script))
     wait_until(half.exists)
     run.kill()

@@ -147,7 +147,7 @@ class Project:
             path = self.folder / f"{stage}.sh"
             # The shell stays, so that `running` finds the project's folder.
             wait = f"({HANG})\n" if stage == slow else ""
-            real = shlex.quote(getattr(found, name))
+            real = shlex.quote(getattr(found.compiler if hasattr(found.compiler, name) else found.runtime, name))
             path.write_text(f'#!/bin/sh\necho {stage} >> {self._calls}\n{wait}exec {real} "$@"\n')
             path.chmod(0o755)
             tools[name] = str(path)
