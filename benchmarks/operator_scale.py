@@ -28,11 +28,11 @@ from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.console import PlainConsole
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.results import Result
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks
 from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.results import Result
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
 from iree_gauntlet.running.supervisor import Supervisor
 

@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "iree_gauntlet"
 
 # What everything may import.
-COMMON = {"cases", "configuration", "errors", "targets", "atomic", "journal_format", "process_group", "__version__"}
+COMMON = {
+    *("cases", "configuration", "errors", "results", "targets"),
+    *("atomic", "journal_format", "process_group", "__version__"),
+}
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets"},
     "configuration": set(),
     "errors": set(),
-    "journal_format": {"errors"},
+    "journal_format": {"errors", "results"},
     "process_group": set(),
+    "results": {"cases"},
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,

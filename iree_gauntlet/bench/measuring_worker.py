@@ -11,8 +11,9 @@ from iree_gauntlet import worker
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.plan_places import Places
-from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.steps import Command
 from iree_gauntlet.running.supervisor import disk_full
 

@@ -18,8 +18,9 @@ from iree_gauntlet.bench.trace_table import table_lines, trace_table
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.perfetto import perfetto_trace
 from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.profiling import profile_dispatches
-from iree_gauntlet.running.results import after_process, shorten
 from iree_gauntlet.running.steps import Command
 from iree_gauntlet.running.supervisor import disk_full, shell_line
 

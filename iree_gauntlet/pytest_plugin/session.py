@@ -22,11 +22,11 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.results import Result, shorten
 from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
@@ -81,7 +81,7 @@ class _Log:
     """Tells pytest's log what happens; `--log-cli-level=info` shows it."""
 
     def __init__(self) -> None:
-        self.records: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, Result] = {}
         self.running: set[str] = set()
         self._lock = threading.Lock()
         self._downloads = Downloads()
@@ -90,12 +90,12 @@ class _Log:
         self.running.add(step["id"])
         _LOG.info("%s %s", step["chain"], step["stage"])
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        self.records[step["id"]] = result
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        self.results[step["id"]] = result
         self.running.discard(step["id"])
-        if result.get("command"):
-            _LOG.info("%s", result["command"])
-        _LOG.info("%s %s: %s %s", step["chain"], step["stage"], result["verdict"], result.get("reason") or "")
+        if result.command:
+            _LOG.info("%s", result.command)
+        _LOG.info("%s %s: %s %s", step["chain"], step["stage"], result.verdict, result.reason)
 
     def waiting(self, text: str) -> None:
         _LOG.info("waiting %s", text)
@@ -240,7 +240,7 @@ class ModelTestSession:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()
             for name in self._log.running:
-                self._journal.result(name, Result(Verdict.ERROR, shorten(how)).as_dict())
+                self._journal.result(name, Result(Verdict.ERROR, shorten(how)))
             self._log.running.clear()
             raise
 
@@ -275,7 +275,7 @@ class ModelTestSession:
         )
 
     def _outcome(self, step: Step) -> StepOutcome:
-        record = JournalRecord(self.run_dir, results=self._log.records, end={})
+        record = JournalRecord(self.run_dir, results=self._log.results, end={})
         return step_outcome(asdict(step), record)
 
 

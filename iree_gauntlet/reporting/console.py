@@ -16,6 +16,8 @@ from iree_gauntlet.reporting.step_outcome import step_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from iree_gauntlet.results import Result
+
 __all__ = [
     "Console",
     "PlainConsole",
@@ -44,8 +46,8 @@ class Console(Protocol):
     def step_started(self, step: dict[str, Any]) -> None:
         """Take a step that begins to run: its `id`, `chain` and `stage`."""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        """Take a step and the journal's `result` event; it need not have been started (skipped)."""
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        """Take a step and what it came to; it need not have been started (skipped)."""
 
     def download(self, url: str, done: int, total: int | None) -> None:
         """Take the progress of a download in bytes; `total` is None where the server did not say."""
@@ -146,9 +148,9 @@ class PlainConsole:
             self._running[str(step["id"])] = (step, self._clock())
             self._waiting = ""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Write its line, where it is worth one."""
-        verdict = str(result["verdict"])
+        verdict = str(result.verdict)
         with self._lock:
             self._running.pop(str(step["id"]), None)
             self._pace.finished(self._clock(), verdict)
@@ -262,11 +264,10 @@ def started_text(run: dict[str, Any]) -> str:
     return one_line(f"{what} {run.get('run', '')}: {steps}{compiler}")
 
 
-def finished_text(step: dict[str, Any], result: dict[str, Any], done: int, total: int) -> str:
+def finished_text(step: dict[str, Any], result: Result, done: int, total: int) -> str:
     """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
-    verdict = str(result["verdict"])
-    cached = " (cached)" if (result.get("cache") or {}).get("hit") else ""
-    took = f"  {duration(float(result.get('seconds') or 0))}{cached}" if verdict != "skipped" else ""
-    reason = f": {one_line(str(result['reason']))}" if result.get("reason") else ""
+    cached = " (cached)" if result.cache and result.cache.hit else ""
+    took = f"  {duration(result.seconds)}{cached}" if result.verdict != "skipped" else ""
+    reason = f": {one_line(result.reason)}" if result.reason else ""
     width = len(str(total))
-    return f"[{done:>{width}}/{total}] {verdict:<7} {step_title(step)}{took}{reason}"
+    return f"[{done:>{width}}/{total}] {result.verdict:<7} {step_title(step)}{took}{reason}"

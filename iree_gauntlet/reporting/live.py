@@ -20,6 +20,8 @@ from iree_gauntlet.reporting.pace import MANY_STEPS, Pace, is_worth_a_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from iree_gauntlet.results import Result
+
 __all__ = ["STYLES", "LiveConsole"]
 
 STYLES = {
@@ -99,9 +101,9 @@ class LiveConsole:
             self._running[str(step["id"])] = (step, self._clock())
             self._waiting = ""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Count it; write its line where it is worth one."""
-        verdict = str(result["verdict"])
+        verdict = str(result.verdict)
         with self._lock:
             self._running.pop(str(step["id"]), None)
             self._pace.finished(self._clock(), verdict)

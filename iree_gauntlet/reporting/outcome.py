@@ -322,10 +322,7 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
 def _of_the_surroundings(record: JournalRecord) -> list[str]:
     """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
     notes = dict.fromkeys(
-        str(note)
-        for result in record.results.values()
-        for note in result.get("notes") or ()
-        if _SURROUNDINGS.search(str(note))
+        note for result in record.results.values() for note in result.notes if _SURROUNDINGS.search(note)
     )
     shown = list(notes)[:_MOST_SURROUNDINGS]
     left = len(notes) - len(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.reporting.records import number
+from iree_gauntlet.results import number
 
 if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
@@ -25,7 +25,7 @@ def wall_seconds(record: JournalRecord) -> float:
     begins = [time for run in record.runs if (time := _time(run.get("time")))]
     if not begins:
         return 0.0
-    texts = [*record.starts.values(), *(str(result.get("time", "")) for result in record.results.values())]
+    texts = [*record.starts.values(), *record.result_times.values()]
     if record.end is not None:
         texts.append(str(record.end.get("time", "")))
     times = [time for text in texts if (time := _time(text))]

@@ -7,24 +7,26 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.agenda import Limits
+from iree_gauntlet.running.judging import with_expectation
 from iree_gauntlet.running.modules import ModuleMaker
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.quiet_stretch import QuietStretch
-from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
@@ -39,14 +41,13 @@ __all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
 class Listener(Protocol):
     """What is told of a run while it goes on; called from several threads.
 
-    A step is told by its `id`, `chain` and `stage`, all of it stands in the journal's `run` event; a result is what the
-    journal has of it, not to be changed.
+    A step is told by its `id`, `chain` and `stage`, all of it stands in the journal's `run` event.
     """
 
     def step_started(self, step: dict[str, Any]) -> None:
         """A step begins."""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """A step has come to something."""
 
     def waiting(self, text: str) -> None:
@@ -212,9 +213,9 @@ class Engine:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
 
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
-        record = result.as_dict() | {"seconds": seconds}
-        self._journal.result(step.id, record)
-        self._listener.step_finished(_told(step), record)
+        result = replace(result, seconds=seconds)
+        self._journal.result(step.id, result)
+        self._listener.step_finished(_told(step), result)
         return result.verdict
 
     def _locked(self, step: Step) -> Result:
@@ -261,24 +262,16 @@ class Engine:
                 raise TypeError(f"{step.id}: nothing that exports was given")
 
     def _fetch(self, step: Step) -> Result:
-        fetched: list[dict[str, Any]] = []
+        fetched: list[Fetched] = []
         notes: list[str] = []
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
             got = self._get(item.url)
             notes += [f"{item.url}: {note}" for note in got.notes]
-            fetched.append(
-                {
-                    "url": item.url,
-                    "path": str(got.path),
-                    "bytes": got.bytes,
-                    "seconds": round(got.seconds, 6),
-                    "cached": got.cached,
-                }
-            )
-        every = all(item["cached"] for item in fetched)
-        cache = {"hit": every, "key": "", "reason": "all files present" if every else "downloaded"}
+            fetched.append(got)
+        every = all(item.cached for item in fetched)
+        cache = CacheUse(every, reason="all files present" if every else "downloaded")
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
 
     def _get(self, url: str) -> Fetched:

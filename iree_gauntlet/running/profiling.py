@@ -19,7 +19,8 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.dispatch_changes import dispatch_changes
 from iree_gauntlet.measuring.dispatch_profile import DispatchProfile, parse_dispatch_events
-from iree_gauntlet.running.results import after_process, shorten
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.steps import Command
 from iree_gauntlet.running.supervisor import disk_full, shell_line
 from iree_gauntlet.toolchains.flag_releases import releases_with

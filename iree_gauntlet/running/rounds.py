@@ -15,7 +15,8 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.disturbance import RoundWatch
 from iree_gauntlet.measuring.rounds import Round
-from iree_gauntlet.running.results import after_process, first_error, shorten
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process, first_error
 from iree_gauntlet.running.supervisor import disk_full
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE
 

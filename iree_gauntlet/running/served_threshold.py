@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.case_log import write_log
-from iree_gauntlet.running.results import Result, after_process, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.run_server import RunJob, RunVerdict
 from iree_gauntlet.running.supervisor import disk_full
 

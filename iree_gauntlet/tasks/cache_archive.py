@@ -49,7 +49,8 @@ from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults, Selection, ru
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["export_cache", "import_cache"]

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.engine import Engine
-    from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.tasks.micro_resume import Earlier
@@ -257,7 +257,7 @@ class MicroRun:
         """Tells the console."""
         self.console.step_started(step)
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Keeps the result for the point, and tells the console."""
         assert self._session is not None, "a point is under way"
         self._session.results[step["id"]] = result

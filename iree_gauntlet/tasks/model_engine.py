@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Stage
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.engine import Listener
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Supervisor
     from iree_gauntlet.tasks.surroundings import Machine

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from iree_gauntlet.artifacts.progress import Progress
-    from iree_gauntlet.artifacts.store import Fetched
     from iree_gauntlet.artifacts.transfer import Policy
+    from iree_gauntlet.results import Fetched
     from tests.support.emulators import Azurite
 
 _KEPT = ["data", "state.jsonl"]

@@ -19,7 +19,7 @@ import pytest
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
 from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, served
-from iree_gauntlet.running.results import after_process
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.worker import compile_child
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.console import Console, PlainConsole, open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.live import LiveConsole
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.pace import Pace
+from iree_gauntlet.results import CacheUse, Result
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
@@ -34,8 +36,8 @@ def planned(count: int = 2) -> JournalBuilder:
     return builder
 
 
-def result(verdict: str = "passed", reason: str = "", **changes: Any) -> dict[str, Any]:
-    return {"verdict": verdict, "reason": reason, "seconds": 8.21, "cache": None, **changes}
+def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = None) -> Result:
+    return Result(Verdict(verdict), reason, seconds=8.21, cache=cache)
 
 
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
@@ -49,7 +51,9 @@ def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
     console = PlainConsole(stream)
     console.run_started(builder.lines[0])
-    for step, found in zip(builder.steps, [result(cache=HIT), result("failed", "no such op\nat all")], strict=True):
+    for step, found in zip(
+        builder.steps, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
+    ):
         console.step_started(step)
         console.step_finished(step, found)
     console.close()

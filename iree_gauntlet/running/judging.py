@@ -1,13 +1,13 @@
-"""What a step came to: the record that goes into the journal, and how an expectation turns its verdict."""
+"""Verdicts of processes that ended badly, and of steps that are expected to fail."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,72 +15,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Outcome
 
-__all__ = ["Result", "after_process", "first_error", "with_expectation"]
+__all__ = ["after_process", "first_error", "with_expectation"]
 
 _ERROR_LINE = re.compile(r"\berror: ")
-_LONGEST_REASON = 300
-# Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
-_SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The journal's `result` record, without its event name and time.
-
-    Attributes:
-        verdict, reason: what it came to, and why in one line.
-        command: as a person would type it.
-        seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
-        tool_seconds: wall time inside IREE's tools.
-        exit_code, signal, timed_out: of the process that decided.
-        cache: hit, key and reason.
-        checks: goldens, as `measuring.goldens` records them.
-        outputs: comparisons, as `measuring.comparison` records them.
-        samples: repetitions of a benchmark.
-        statistics: figures of a module or of the machine.
-        notes: what a person should know.
-        log: path of the full output, relative to the run's folder.
-        tail: its last lines.
-        fetched: files of a fetch.
-        disk_full: whether the disk was full when the process ended; not part of the record.
-        out_of_memory: whether the process ran into its limit of memory; not part of the record.
-    """
-
-    verdict: Verdict
-    reason: str = ""
-    command: str = ""
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_rss_bytes: int = 0
-    tool_seconds: float = 0.0
-    exit_code: int | None = None
-    signal: str = ""
-    timed_out: bool = False
-    cache: dict[str, Any] | None = None
-    checks: tuple[dict[str, Any], ...] = ()
-    outputs: tuple[dict[str, Any], ...] = ()
-    samples: dict[str, Any] | None = None
-    statistics: dict[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-    log: str = ""
-    tail: tuple[str, ...] = ()
-    fetched: tuple[dict[str, Any], ...] = ()
-    disk_full: bool = False
-    out_of_memory: bool = False
-
-    @property
-    def crashed(self) -> bool:
-        """The tool's own fault ended it by a signal."""
-        blameless = self.timed_out or self.disk_full or self.out_of_memory
-        return self.signal not in ("", *_SENT_SIGNALS) and not blameless
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the journal; what it holds is the result's own, not a copy."""
-        return dict(zip(_RECORDED, _recorded(self), strict=True))
-
-
-_RECORDED = tuple(field.name for field in fields(Result) if field.name not in ("disk_full", "out_of_memory"))
-_recorded = attrgetter(*_RECORDED)
 
 
 def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, disk_full: bool) -> Result:
@@ -107,7 +44,7 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
         verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
     elif outcome.signal == "SIGKILL":
         verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
-    elif outcome.signal in _SENT_SIGNALS:
+    elif outcome.signal in SENT_SIGNALS:
         verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
     elif outcome.signal:
         verdict, reason = Verdict.ERROR, f"{tool} crashed with {outcome.signal}"
@@ -134,12 +71,6 @@ def first_error(lines: Iterable[str]) -> str:
         if match:
             return shorten(line[match.end() :].strip())
     return ""
-
-
-def shorten(text: str) -> str:
-    """One line of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
 def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
