@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.recorded import Recorded
+
 if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
@@ -103,7 +105,7 @@ class Statistic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Origin:
+class Origin(Recorded):
     """Where something was written: file as the user names it, and dotted field path."""
 
     file: str
@@ -218,7 +220,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
+class Golden(Recorded):
     """An expected figure: measured ≤ value × factor.
 
     Attributes:

@@ -1,24 +1,18 @@
-"""What became of a step: types that performers construct, the journal keeps, and readers parse.
-
-A journal has an object for each, with the fields by their names, in their order. JSON has neither NaN nor infinities:
-they are written as the strings `nan`, `inf` and `-inf`. A field that is missing or null is read as its default, and one
-that nobody knows is passed over, so that journals of earlier versions can be read.
-"""
+"""What became of a step: types that performers construct, the journal keeps, and readers parse."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import Field, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict  # noqa: TC001 - asked for by name when results are read
+from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Self
 
 __all__ = [
@@ -28,10 +22,8 @@ __all__ = [
     "Check",
     "Fetched",
     "OutputComparison",
-    "Recorded",
     "Result",
     "Samples",
-    "number",
     "shorten",
 ]
 
@@ -40,75 +32,6 @@ MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _LONGEST_REASON = 300
 # Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
 SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-# Of fields that the journal does not have.
-_UNRECORDED: dict[str, Any] = {"recorded": False}
-
-
-class Recorded:
-    """A dataclass that the journal keeps."""
-
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for the journal; a dict that the object holds is not copied."""
-        return {name: _plain(getattr(self, name)) for name in self._readers()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From the journal's object.
-
-        Raises:
-            TypeError, ValueError: a field without a default is missing, or one holds what it cannot.
-        """
-        given = {}
-        for name, (kind, read) in cls._readers().items():
-            value = data.get(name)
-            if value is not None:
-                # Most are what they should be; thousands of results are read at once.
-                given[name] = value if type(value) is kind else read(value)
-        return cls(**given)
-
-    @classmethod
-    @cache
-    def _readers(cls) -> dict[str, tuple[type | None, Callable[[Any], Any]]]:
-        """Of each field that the journal has, in order: the type that needs no reading, and what reads another."""
-        hints, known = get_type_hints(cls), cls.__dataclass_fields__
-        return {name: _reader(hints[name]) for name, item in known.items() if item.metadata != _UNRECORDED}
-
-
-def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
-    """For values that are not null."""
-    if isinstance(hint, UnionType):
-        hint, _ = get_args(hint)
-    if get_origin(hint) is tuple:
-        _, read = _reader(get_args(hint)[0])
-        return None, lambda values: tuple(map(read, values))
-    kind = get_origin(hint) or hint
-    if issubclass(kind, Recorded):
-        return None, kind.from_dict
-    return kind, number if kind is float else kind
-
-
-def number(value: Any) -> float | None:
-    """A journal's number; None for null.
-
-    Raises:
-        TypeError, ValueError: it is neither a number nor one of `nan`, `inf`, `-inf`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
-        raise TypeError(f"{value!r} is no number")
-    return float(value) if isinstance(value, str) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Recorded):
-        return value.as_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +189,8 @@ class Fetched(Recorded):
     bytes: int = 0
     seconds: float = 0.0
     cached: bool = False
-    sha256: str = field(default="", metadata=_UNRECORDED)
-    notes: tuple[str, ...] = field(default=(), metadata=_UNRECORDED)
+    sha256: str = field(default="", metadata=UNRECORDED)
+    notes: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +235,8 @@ class Result(Recorded):
     log: str = ""
     tail: tuple[str, ...] = ()
     fetched: tuple[Fetched, ...] = ()
-    disk_full: bool = field(default=False, metadata=_UNRECORDED)
-    out_of_memory: bool = field(default=False, metadata=_UNRECORDED)
+    disk_full: bool = field(default=False, metadata=UNRECORDED)
+    out_of_memory: bool = field(default=False, metadata=UNRECORDED)
 
     @property
     def crashed(self) -> bool:

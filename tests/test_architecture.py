@@ -18,17 +18,18 @@ PACKAGE = ROOT / "iree_gauntlet"
 
 # What everything may import.
 COMMON = {
-    *("cases", "configuration", "errors", "results", "targets"),
+    *("cases", "configuration", "errors", "recorded", "results", "targets"),
     *("atomic", "journal_format", "process_group", "__version__"),
 }
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
-    "cases": {"targets"},
+    "cases": {"recorded", "targets"},
     "configuration": set(),
     "errors": set(),
     "journal_format": {"errors", "results"},
     "process_group": set(),
-    "results": {"cases"},
+    "recorded": set(),
+    "results": {"cases", "recorded"},
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,

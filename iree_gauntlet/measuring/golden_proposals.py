@@ -16,7 +16,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.measuring.goldens import release_of
 
 if TYPE_CHECKING:
@@ -112,15 +112,7 @@ def _figures(
     record: JournalRecord, step: dict[str, Any], result: Result, refused: str
 ) -> Iterator[tuple[Golden, Evidence]]:
     for written in step["goldens"]:
-        golden = Golden(
-            origin=Origin(written["origin"]["file"], written["origin"]["field"]),
-            metric=Metric(written["metric"]),
-            value=float(written["value"]),
-            factor=float(written["factor"]),
-            statistic=Statistic(written["statistic"]),
-            sku=written["sku"],
-            release=written["release"],
-        )
+        golden = Golden.from_dict(written)
         figures = _measured(golden, result)
         if not figures:
             continue

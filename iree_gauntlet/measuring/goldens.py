@@ -7,6 +7,7 @@ compiler release. Elsewhere the figure is measured and shown, never silently pas
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
@@ -123,18 +124,12 @@ def _time(samples: Samples, statistic: Statistic) -> float | None:
 
 
 def _checked(golden: Golden, measured: float, statistic: Statistic | None, sku: str, release: str) -> Check:
-    return Check(
-        metric=str(golden.metric),
-        measured=measured,
+    return replace(
+        _measured_only(golden.metric, measured, _origin(golden), statistic=statistic, sku=sku, release=release),
         golden=golden.value,
         factor=golden.factor,
         limit=golden.limit,
-        unit=_UNITS[golden.metric],
-        statistic=str(statistic or ""),
-        sku=sku,
-        release=release,
         passed=measured <= golden.limit,
-        note=_origin(golden),
     )
 
 

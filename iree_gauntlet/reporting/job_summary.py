@@ -83,7 +83,7 @@ def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     values = {metric: golden.value for metric, golden in goldens.items()}
     figures = [
         figure
-        for metric in ("dispatch_count", "binary_size_bytes")
+        for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES)
         for figure in (_whole(values.get(metric)), _whole(step.statistics.get(metric)))
     ]
     return [name, *figures, status]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS
-from iree_gauntlet.results import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

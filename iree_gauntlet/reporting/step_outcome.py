@@ -6,26 +6,17 @@ import shlex
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Origin, Verdict
+from iree_gauntlet.cases import Golden, Origin, Verdict
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.results import Result, number
+from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["PlannedGolden", "StepOutcome", "step_name", "step_outcome"]
+__all__ = ["StepOutcome", "step_name", "step_outcome"]
 
 _RESULT = tuple(field.name for field in fields(Result))
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedGolden:
-    """A figure that a step is held against: metric, value, tolerance factor, and which figure of the repetitions."""
-
-    metric: str
-    value: float
-    factor: float
-    statistic: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +57,7 @@ class StepOutcome(Result):
     timeout: float
     flags: tuple[str, ...]
     device: str
-    goldens: tuple[PlannedGolden, ...]
+    goldens: tuple[Golden, ...]
     origin: Origin
 
     @property
@@ -122,16 +113,8 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         timeout=number(step.get("timeout")) or 0.0,
         flags=flags,
         device=_device(flags, step),
-        goldens=tuple(
-            PlannedGolden(
-                str(golden["metric"]),
-                float(golden["value"]),
-                float(golden["factor"]),
-                str(golden["statistic"]),
-            )
-            for golden in step.get("goldens") or ()
-        ),
-        origin=Origin(str(step["origin"]["file"]), str(step["origin"].get("field") or "")),
+        goldens=tuple(map(Golden.from_dict, step.get("goldens") or ())),
+        origin=Origin.from_dict(step["origin"]),
     )
 
 
