@@ -23,17 +23,19 @@ from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["PointSession"]
 
@@ -44,13 +46,15 @@ class PointSession:
 
     Attributes:
         chain: of the point.
-        doors: to the world.
+        session: what it runs in.
+        workbench: the caches and the IREE.
         measuring: how it is measured.
         results: what each step has come to, by id: the engine's listener fills it.
     """
 
     chain: PointChain
-    doors: Doors
+    session: Session[Any]
+    workbench: Workbench
     measuring: Measuring
     results: dict[str, Result] = field(default_factory=dict)
     _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class PointSession:
         def told(folder: str) -> Mapping[str, object]:
             return plan(step.role, folder)
 
-        result = Exporter(self.doors.modules, self.doors.processes, told, self.doors.cancelled).perform(step)
+        result = Exporter(self.session, self.workbench, told).perform(step)
         if result.verdict is Verdict.PASSED:
             self._builds[step.role] = read_build(Path(step.folder))
             self._hashes[step.role] = result.statistics["hashes"]
@@ -99,7 +103,7 @@ class PointSession:
         variant = self._variant(step.role)
         side = torch_side(variant).label
         return check_variant(
-            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.doors.processes
+            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.session.processes
         )
 
     def _measured(self) -> Sequence[Step]:
@@ -173,16 +177,16 @@ class PointSession:
     def _benchmark(self, step: Step) -> Result:
         if step.role == MAIN:
             return PointMeasurement(
-                self.chain, self.doors, self.measuring, self._builds, self._found, self._flops(), self._began
+                self.chain, self.session, self.measuring, self._builds, self._found, self._flops(), self._began
             ).run(step)
         kind = TRACE if step.role.startswith(TRACE) else MEMORY
         variant = self._variant(step.role.removeprefix(kind))
-        side = torch_side(variant).label
-        build, exported = self._builds[side], self.chain.exported(side)
+        build, processes = self._builds[torch_side(variant).label], self.session.processes
         if kind == MEMORY:
-            return profile_memory(step, self.chain, variant, build, exported, self.doors)
+            return profile_memory(step, self.chain, variant, build, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
-        return trace_variant(step, self.chain, variant, build, exported, call_ms, self.doors)
+        flags = self.workbench.flags_of(BENCHMARK_MODULE)
+        return trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.options import OPTIONS, read_options
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOption
@@ -29,7 +29,7 @@ BENCH_OPTIONS = tuple(_option(option) for option in OPTIONS)
 
 
 @gauntlet_task("bench", BENCH_OPTIONS)
-def bench_task(_context: Any, options: dict[str, Any]) -> None:
+def bench_task(options: dict[str, Any]) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
     The outputs are held against torch eager once, then the same inputs are pushed again and again; no speed is
@@ -40,11 +40,7 @@ def bench_task(_context: Any, options: dict[str, Any]) -> None:
               bench -m bert -c tiny -df Fp16 -mf HiFi4 -opt 3 --loop-count 50 -o perf.json
               bench -m vit -c tiny --against torch --trace light
     """
+    asked = read_options(options)
+    from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        asked = read_options(options)
-        from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
-
-        return bench(asked)
-
-    finish(work)
+    return bench(asked)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, Option, gauntlet_task
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
+from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, gauntlet_task
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
-from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -37,17 +36,16 @@ _RUNNING = tuple(
 
 
 @gauntlet_task("matrix", (*SELECTION, *CACHE, _IREES, *_SIDES, *_RUNNING, STAGES))
-def matrix_task(_context: Any, options: dict[str, Any]) -> None:
+def matrix_task(options: dict[str, Any]) -> ExitCode:
     """Run the same selection with several IREEs, one after the other, and put the results beside each other.
 
     Examples: matrix --iree 3.5.0 --iree 3.9.0 --iree 3.12.0 --iree 3.13.0 --suite releases
               matrix --iree installed --iree build:../iree-build --model minilm
               matrix --resume
     """
+    from iree_gauntlet.tasks.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
-
-        return matrix(options, Defaults(suite=DEFAULT_SUITE), asked_stages(options))
-
-    finish(work)
+    # Of several IREEs, which a request has one of.
+    values = {name: value for name, value in options.items() if name != _IREES.name}
+    request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE), asked_stages(options))
+    return matrix(options[_IREES.name], request, options)

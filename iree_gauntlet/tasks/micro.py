@@ -16,15 +16,15 @@ from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.requests import ConductRequest, ToolchainRequest, read
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.console_tellers import Arrivals
 from iree_gauntlet.tasks.micro_list import print_registry
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro, resumed_options
 from iree_gauntlet.tasks.micro_run import MicroRun
-from iree_gauntlet.tasks.options import replaces_disturbed
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ def micro(options: Mapping[str, Any]) -> ExitCode:
         return ExitCode.OK
     if options["against"] not in _AGAINST:
         raise UsageError(f"--against {options['against']}: unknown", f"Known: {', '.join(_AGAINST)}.")
-    replace_disturbed = replaces_disturbed(options)
+    replace_disturbed = read(ConductRequest, options).replaces_disturbed
     read_targets(options["targets"])
     check_output(options["output"])
     config = _configured(options, registry)
@@ -67,7 +67,7 @@ def micro(options: Mapping[str, Any]) -> ExitCode:
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     try:
-        machine = make_machine(options, Arrivals(console), need_toolchain=True)
+        machine = open_workbench(read(ToolchainRequest, options), Arrivals(console), need_toolchain=True)
         run = MicroRun(options, config, registry, torch, machine, console, earlier)
         run.measure(replace_disturbed=replace_disturbed)
     finally:

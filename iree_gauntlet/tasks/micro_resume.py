@@ -11,7 +11,7 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.running.steps import step_id
-from iree_gauntlet.tasks.workspace import runs_folder
+from iree_gauntlet.settings import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import TOOLCHAIN, Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -40,7 +40,7 @@ MICRO_OPTIONS = (
 
 
 @gauntlet_task("micro", MICRO_OPTIONS)
-def micro_task(_context: Any, options: dict[str, Any]) -> None:
+def micro_task(options: dict[str, Any]) -> ExitCode:
     """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
 
     Each recipe is made by torch, compiled by IREE, held against torch eager, shown to change what it says it changes,
@@ -52,10 +52,6 @@ def micro_task(_context: Any, options: dict[str, Any]) -> None:
               micro --config specs/recipes/dashboard.yml --output benchmark_results.json
               micro --resume
     """
+    from iree_gauntlet.tasks.micro import micro  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.micro import micro  # noqa: PLC0415
-
-        return micro(options)
-
-    finish(work)
+    return micro(options)

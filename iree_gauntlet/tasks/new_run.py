@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.tasks.workspace import runs_folder
+from iree_gauntlet.settings import runs_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.tasks.ending import asked_for_help, finish
-from iree_gauntlet.tasks.options import Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -22,20 +22,16 @@ __all__ = ["report_task"]
         Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
         Option("lenient", False, "Merge runs of different IREEs too."),
     ),
-    positional=("run",),
+    positional="run",
+    usage="report RUN… [--merge DIR]",
 )
-def report_task(_context: Any, options: dict[str, Any]) -> None:
+def report_task(options: dict[str, Any]) -> ExitCode:
     """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
 
     Examples: report latest
               report runs/20261121-051800-cpu
               report shard-1 shard-2 shard-3 --merge runs/whole
     """
+    from iree_gauntlet.tasks.report import report  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.report import report  # noqa: PLC0415
-
-        return report(options)
-
-    if not asked_for_help(options["run"], "report RUN… [--merge DIR]", report_task):
-        finish(work)
+    return report(options)

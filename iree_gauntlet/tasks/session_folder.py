@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from iree_gauntlet.requests import FolderRequest
 
 __all__ = ["is_begun", "session_folder"]
 
 _JOURNAL = "journal.jsonl"
 
 
-def session_folder(kind: str, options: Mapping[str, Any], log: str) -> tuple[Path, bool]:
+def session_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path, bool]:
     """Where a session goes, and whether it goes on with one that is there.
 
     Args:
         kind: `compare`, `matrix` or `bisect`: part of a new folder's name.
-        options: `run_dir` and `resume` of the command line.
+        request: what is asked for.
         log: name of the file that such a session keeps.
 
     Raises:
         UsageError: there is none to resume, or the folder holds another run.
     """
-    named = Path(options["run_dir"]).resolve() if options["run_dir"] else None
+    named = Path(request.run_dir).resolve() if request.run_dir else None
     # iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
     if set(str(named or runs_folder())) & set("@%"):
         raise UsageError(
             f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
         )
-    if options["resume"]:
+    if request.resume:
         folder = named or _newest(kind, log)
         if not (folder / log).is_file():
             raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could go on with", "Name another --run-dir.")

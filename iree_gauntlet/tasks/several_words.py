@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.tasks.compare_tasks import SIDES
 from iree_gauntlet.tasks.toolchain_tasks import TAKES_SEVERAL
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["several_in_one"]
 
 # Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
-_AS_OPTION = {"compare": f"--{SIDES}"}
+_AS_OPTION = {"compare": "--sides"}
 # Those that take folders, which may have blanks in their names.
 _FOLDERS = frozenset({"report", "shard.costs"})
 _TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})

@@ -300,7 +300,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         (("installed",), "compare takes two IREEs, not 1"),
         (("installed", "installed", "installed"), "compare takes two IREEs, not 3"),
         (("installed", "3.x"), "3.x"),
-        (("installed", "installed", "--metric", "speed"), "--metric speed: unknown metric"),
+        (("installed", "installed", "--metric", "speed"), "--metric speed: unknown"),
         (("installed", "installed", "--least", "5"), "expected 0 < least ≤ band"),
         (("installed", "installed", "--budget", "0"), "--budget 0: expected minutes above 0"),
         (("installed", "installed", "--repetitions", "0"), "--repetitions 0"),
