@@ -27,13 +27,13 @@ from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings, open_workbench
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bench_list import print_models
 from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.toolchain import COMPILE
@@ -80,7 +80,7 @@ def bench(options: BenchOptions) -> ExitCode:
         fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
         devices = chosen_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
-        run_dir = new_run_folder(f"bench-{model.name}")
+        run_dir = make_folder(None, f"bench-{model.name}")
         chain = Chain(
             model=model,
             folders=folders,

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import lock_facts
+from iree_gauntlet.running.run_folder import asked_folder, free_folder, make_folder
 from iree_gauntlet.settings import shown
-from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, free_folder, run_candidate
+from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
 from iree_gauntlet.tasks.bisect_question import question_before, question_of
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.tasks.execute import run
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import session_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,17 +55,13 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
     Raises:
         GauntletError: what keeps it from starting.
     """
-    folder, resumed = session_folder("bisect", request.folder, BISECT_RECORD)
+    named, resumed = asked_folder("bisect", request.folder, BISECT_RECORD)
     earlier: dict[str, Judged] = {}
-    if resumed:
-        question, earlier = question_before(folder, asked, request)
+    if named and resumed:
+        question, earlier = question_before(named, asked, request)
     else:
         question = question_of(asked, request)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"{folder}: cannot make the bisect's folder: {error.strerror}"
-        raise UsageError(what, "Give another place with --run-dir.") from error
+    folder = make_folder(named, "bisect")
     output = Output(sys.stdout)
     began = time.monotonic()
 

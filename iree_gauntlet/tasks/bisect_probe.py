@@ -12,6 +12,7 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.reporting.figures import error_figure, whole
 from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = [
     "Judged",
     "Reading",
     "Run",
-    "free_folder",
     "of_candidate",
     "run_candidate",
 ]
@@ -282,14 +282,6 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
             return False, f"{label}: {reason}"
         return result.verdict in _FAILED or result.crashed or result.timed_out, f"{label}: {reason}"
     return None, ""
-
-
-def free_folder(wanted: Path) -> Path:
-    """A folder that is not there: that of an attempt that was cut short is kept."""
-    folder, count = wanted, 2
-    while folder.exists():
-        folder, count = wanted.with_name(f"{wanted.name}.{count}"), count + 1
-    return folder
 
 
 def of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:

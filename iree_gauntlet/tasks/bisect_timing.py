@@ -19,9 +19,10 @@ from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import open_workbench
-from iree_gauntlet.tasks.bisect_probe import CONSOLE, Reading, Run, free_folder
+from iree_gauntlet.tasks.bisect_probe import CONSOLE, Reading, Run
 from iree_gauntlet.tasks.sides import prepare_side, unready
 
 if TYPE_CHECKING:

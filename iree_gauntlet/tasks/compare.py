@@ -26,12 +26,12 @@ from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.session_folder import session_folder
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.where_slower import explain
 
@@ -77,11 +77,11 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    folder, resumed = session_folder("compare", request.folder, COMPARISON_FILE)
-    if resumed:
-        before = read_comparison(folder).options
+    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
+    if named and resumed:
+        before = read_comparison(named).options
         now = given((asked, request.selection, request.toolchain, request.conduct))
-        require_as_begun("comparison", shown(folder), now, before)
+        require_as_begun("comparison", shown(named), now, before)
         asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
     names = _sides(asked.sides)
     settings = _settings(asked, request.conduct)
@@ -91,7 +91,7 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
         open_workbench(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
         for name in names
     ]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
     with EventLog(path, lambda: datetime.now(UTC)) as log:

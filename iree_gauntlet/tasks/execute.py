@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
 from iree_gauntlet.settings import runs_folder, shown
@@ -35,16 +36,19 @@ from iree_gauntlet.tasks.shards import only_chains, only_shard
 from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
 
     from iree_gauntlet.reporting.console import Console
-    from iree_gauntlet.requests import ConductRequest, FolderRequest, RunRequest
+    from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.run_server import RunServers
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["Chosen", "Ran", "choose", "execute", "run"]
+
+_JOURNAL = "journal.jsonl"
 
 
 class _Downloads:
@@ -156,6 +160,8 @@ def run(
     request, stages = chosen.request, chosen.stages
     for warning in chosen.selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
+    named, _ = asked_folder("run", request.folder, _JOURNAL)
+    there = named is not None and named.exists()
     output = Output(stream)
     console = open_console(output.stream, os.environ)
     downloads = _Downloads(console)
@@ -165,9 +171,9 @@ def run(
         machine = machine or open_workbench(request.toolchain, downloads, request.network, need_toolchain=needed)
         cases = chosen.selection.cases.cases
         runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
-        run_dir, plan, shard = _planned(chosen, machine)
-        while not _claim(run_dir, named=bool(request.folder.run_dir)):
-            run_dir, plan, shard = _planned(chosen, machine)
+        run_dir = make_folder(named, chosen.selection.name)
+        with _removed_where_nothing_begins(run_dir, made=not there):
+            plan, shard = _planned(chosen, machine, run_dir)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
         _run(plan, shard, run_dir, machine, chosen.selection, request, console, downloads, runs)
@@ -187,10 +193,22 @@ def run(
     return Ran(run_dir, ExitCode(int(outcome.exit_code)), plan.steps, later)
 
 
-def _planned(chosen: Chosen, machine: Workbench) -> tuple[Path, Plan, dict[str, Any] | None]:
-    """The folder of the run, what is to be done in it, and what share of everything that is."""
+@contextmanager
+def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
+    """A slip of the keyboard, which planning finds, leaves no run behind."""
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                run_dir.rmdir()
+                run_dir.parent.rmdir()
+        raise
+
+
+def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
+    """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
-    run_dir = _run_folder(request.folder, selection)
     plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, request.conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
@@ -209,22 +227,7 @@ def _planned(chosen: Chosen, machine: Workbench) -> tuple[Path, Plan, dict[str, 
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
             "`plan` shows what each task would do with a selection.",
         )
-    return run_dir, plan, shard
-
-
-def _claim(run_dir: Path, *, named: bool) -> bool:
-    """Makes the run's folder; False where a run that began in the same second has taken its name."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=named)
-    except FileExistsError as error:
-        if named:
-            raise UsageError(f"{run_dir} is a file", "Give the folder of a run as --run-dir.") from error
-        return False
-    except OSError as error:
-        raise UsageError(
-            f"{run_dir}: cannot make the run's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
-    return True
+    return plan, shard
 
 
 def _run(
@@ -257,7 +260,7 @@ def _run(
     made_again = run_dir / "made-again" if conduct.force_recompile else None
     operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        Journal(run_dir / _JOURNAL, lambda: datetime.now(UTC)) as journal,
         open_session(run_dir, journal, RoundTeller(console)) as session,
         operator_performers(session, batches, machine, operators) as performers,
     ):
@@ -316,27 +319,6 @@ def _as_before(request: RunRequest) -> RunRequest:
         return as_asked.with_kept(asked.selection | changed)
     require_as_begun("run", shown(earlier), changed, asked.selection)
     return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
-
-
-def _run_folder(request: FolderRequest, selection: Selection) -> Path:
-    """The folder of this run; for `--resume` that of the run to go on with."""
-    named = Path(request.run_dir).resolve() if request.run_dir else None
-    # iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
-    if set(str(named or runs_folder())) & set("@%"):
-        raise UsageError(
-            f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
-        )
-    if named is not None:
-        if not request.resume and (named / "journal.jsonl").exists():
-            raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
-        return named
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"
-    folder = runs_folder() / stamp
-    number = 2
-    while folder.exists():
-        folder = runs_folder() / f"{stamp}-{number}"
-        number += 1
-    return folder
 
 
 def _only_last_failed(plan: Plan, earlier: Path) -> Plan:

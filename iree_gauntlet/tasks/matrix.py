@@ -24,13 +24,13 @@ from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_r
 from iree_gauntlet.reporting.matrix_text import print_matrix
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.run_folder import asked_folder, is_begun, make_folder
 from iree_gauntlet.running.session import interruptible
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose, run
 from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import is_begun, session_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,12 +60,12 @@ def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
-    folder, resumed = session_folder("matrix", request.folder, MATRIX_RECORD)
-    earlier = read_matrix(folder) if resumed else None
+    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
+    earlier = read_matrix(named) if named and resumed else None
     asked = asked_before(earlier, irees, request) if earlier else asked_now(irees, request)
     # A mistake in the selection is told before anything is installed.
     chosen = choose(asked.request)
-    _make(folder)
+    folder = make_folder(named, "matrix")
     output = Output(sys.stdout)
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
@@ -197,15 +197,6 @@ class _Runs:
     def _with(self, iree: AskedIree) -> RunRequest:
         request = self._chosen.request
         return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: cannot make the matrix's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
 
 
 def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,12 +27,12 @@ from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.plan import Plan
+from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.devices import device_available
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.session import Session
@@ -66,40 +67,42 @@ class MicroRun:
     """One run over all points of a configuration.
 
     Attributes:
-        options: of the command line.
+        asked: for what, and how it is measured.
+        toolchain: with which IREE.
         config: what is measured.
         registry: what it names.
         torch: what makes the models.
-        machine: IREE and the caches.
+        workbench: IREE and the caches.
         console: is told how it goes.
         earlier: the run that is gone on with; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
 
-    options: Mapping[str, Any]
+    asked: MicroRequest
+    toolchain: ToolchainRequest
     config: MicroConfig
     registry: Registry
     torch: TorchPython
-    machine: Workbench
+    workbench: Workbench
     console: Console
     earlier: Earlier | None
     run_dir: Path = field(init=False)
     _session: PointSession | None = field(init=False, default=None)
     _refused: dict[str, str] = field(init=False, default_factory=dict)
 
-    def measure(self, *, replace_disturbed: bool) -> None:
+    def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         require_importer(toolchain)
         points = self._reachable(points_of(self.config), toolchain)
         for device in dict.fromkeys(iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
-            chosen_target(device, self.options["target"])
+            chosen_target(device, self.asked.target)
             chosen_devices(device, 1, toolchain)
-        self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
+        self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
-        world, builder = make_surroundings(self.machine, self.run_dir), builder_identity()
+        world, builder = make_surroundings(self.workbench, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         with (
@@ -111,12 +114,12 @@ class MicroRun:
             # Of a resumed run only what is left to do counts.
             self.console.run_started({**event, "steps": []})
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
-            engine = model_engine(session, self.machine, self, performers)
+            engine = model_engine(session, self.workbench, self, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.console.message(f"not measured: {said}")
             with session.interruptible():
-                self._points(todo, len(points), chains, session, engine, replace_disturbed=replace_disturbed)
+                self._points(todo, len(points), chains, session, engine)
 
     def _reachable(self, points: Sequence[Point], toolchain: Toolchain) -> list[Point]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
@@ -124,7 +127,7 @@ class MicroRun:
         Raises:
             UsageError: there are none.
         """
-        if self.options["device"]:
+        if self.asked.device:
             # Nothing of the sweep goes on without it, and who names it is told by its name.
             return list(points)
         found = []
@@ -147,18 +150,16 @@ class MicroRun:
         chains: Mapping[str, PointChain],
         session: Session[Journal],
         engine: Engine,
-        *,
-        replace_disturbed: bool,
     ) -> None:
         began = time.monotonic()
         interrupted, code = False, ExitCode.OK
         verdicts: dict[str, Verdict] = {}
         try:
             roofline = self._roofline(todo, session)
-            measuring = Measuring(self.options["against"], replace_disturbed, roofline)
+            measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
             for number, point in enumerate(todo):
                 self.console.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
-                of_point = PointSession(chains[point.name], session, self.machine, measuring)
+                of_point = PointSession(chains[point.name], session, self.workbench, measuring)
                 verdicts |= self._point(of_point, engine, session.log)
             code = exit_code_of(verdicts.values())
         except KeyboardInterrupt:
@@ -180,13 +181,13 @@ class MicroRun:
 
     def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is told."""
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
             with session.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
-                return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+                return machine_roofline(self.workbench.cache_dir / "machine", toolchain.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -195,10 +196,10 @@ class MicroRun:
             return None
 
     def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         device = iree_device(point.model.device)
-        target = chosen_target(device, self.options["target"])
+        target = chosen_target(device, self.asked.target)
         return PointChain(
             point=point,
             config=self.config.file,
@@ -215,8 +216,8 @@ class MicroRun:
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
         command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        event = run_event(Plan(()), self.run_dir, self.machine, DIALECT, targets, command)
-        kept = {name: self.options[name] for name in _KEPT}
+        event = run_event(Plan(()), self.run_dir, self.workbench, DIALECT, targets, command)
+        kept = {name: getattr(self.asked, name) for name in _KEPT}
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),
@@ -225,14 +226,14 @@ class MicroRun:
             "micro": {
                 "config": str(self.config.file.absolute()),
                 "digest": hash_file(self.config.file),
-                "plugin": [str(Path(name).expanduser().absolute()) for name in self.options["plugin"]],
+                "plugin": [str(Path(name).expanduser().absolute()) for name in self.asked.plugin],
                 "torch_python": self.torch.path,
                 "versions": dict(self.torch.versions),
                 "points": [chain.id for chain in chains.values()],
                 "refused": self._refused,
                 "output_dir": self.config.output_dir,
                 **kept,
-                "iree": {name: self.options[name] for name in ("iree", "iree_compiler", "iree_runtime", "cache_dir")},
+                "iree": asdict(self.toolchain),
             },
         }
 

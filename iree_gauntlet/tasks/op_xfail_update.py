@@ -11,6 +11,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.earlier_runs import asked_for
 from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
@@ -143,7 +144,7 @@ def _run_again(
     from iree_gauntlet.tasks import execute  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = _free_folder(run.resolve() / _AGAIN)
+    folder = free_folder(run.resolve() / _AGAIN / "1")
     # Each by itself, as it is judged.
     kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
     request = RunRequest.of(options, Defaults.of(asked.defaults), asked.stages).with_kept(kept)
@@ -165,13 +166,6 @@ def _run_again(
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return found_in(again)
-
-
-def _free_folder(parent: Path) -> Path:
-    number = 1
-    while (parent / str(number)).exists():
-        number += 1
-    return parent / str(number)
 
 
 def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,10 @@ from iree_gauntlet.bench.options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
-from iree_gauntlet.tasks.bench_tasks import bench_task
-from iree_gauntlet.tasks.bisect_tasks import bisect_task
-from iree_gauntlet.tasks.cache_tasks import cache_collection
-from iree_gauntlet.tasks.compare_tasks import compare_task
-from iree_gauntlet.tasks.golden_tasks import golden_collection, xfail_collection
-from iree_gauntlet.tasks.matrix_tasks import matrix_task
-from iree_gauntlet.tasks.micro_tasks import micro_task
+from iree_gauntlet.tasks.cache_commands import cache_collection
+from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task
+from iree_gauntlet.tasks.golden_commands import golden_collection, xfail_collection
+from iree_gauntlet.tasks.model_commands import bench_task, micro_task
 from iree_gauntlet.tasks.options import (
     BATCH,
     FORMAT,
@@ -34,14 +32,12 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
-from iree_gauntlet.tasks.report_tasks import report_task
-from iree_gauntlet.tasks.several_words import several_in_one
-from iree_gauntlet.tasks.shard_tasks import shard_collection
+from iree_gauntlet.tasks.report_commands import report_task, shard_collection
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
-from iree_gauntlet.tasks.toolchain_tasks import toolchain_collection
+from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["main", "namespace"]
 
@@ -49,6 +45,12 @@ __all__ = ["main", "namespace"]
 _THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
 _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
+
+# Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
+_AS_OPTION = {"compare": "--sides"}
+# Those that take folders, which may have blanks in their names.
+_FOLDERS = frozenset({"report", "shard.costs"})
+_TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 
@@ -161,7 +163,7 @@ class _Gauntlet(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
         with _usage_errors():
-            super().parse_core(several_in_one(_spelled_out(sys.argv if argv is None else argv)))
+            super().parse_core(_several_in_one(_spelled_out(sys.argv if argv is None else argv)))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -172,6 +174,25 @@ class _Gauntlet(Program):
 def _spelled_out(argv: list[str]) -> list[str]:
     """The short names of `bench`, of more than one letter, as Invoke can read them."""
     return [*argv[:2], *spelled_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
+
+
+def _several_in_one(argv: Sequence[str]) -> list[str]:
+    """A command line on which the words after a task that takes several are one word, with spaces.
+
+    Invoke fills a positional argument with one word.
+    """
+    words = list(argv)
+    start = next((place for place, word in enumerate(words) if word in _TAKE_SEVERAL), None)
+    if start is None:
+        return words
+    end = start + 1
+    while end < len(words) and not words[end].startswith("-"):
+        end += 1
+    if end == start + 1:
+        return words
+    join = shlex.join if words[start] in _FOLDERS else " ".join
+    option = [_AS_OPTION[words[start]]] if words[start] in _AS_OPTION else []
+    return [*words[: start + 1], *option, join(words[start + 1 : end]), *words[end:]]
 
 
 @contextmanager

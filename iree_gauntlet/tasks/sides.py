@@ -13,8 +13,8 @@ from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import is_begun
 from iree_gauntlet.tasks.execute import run
-from iree_gauntlet.tasks.session_folder import is_begun
 
 if TYPE_CHECKING:
     from pathlib import Path
