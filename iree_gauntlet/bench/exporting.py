@@ -17,7 +17,6 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,9 +119,7 @@ class Exporter:
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(told), tail=tuple(outcome.tail))
-        full = disk_full(Path(step.folder), lines)
-        result = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason="", disk_full=full)
-        return replace(result, verdict=Verdict.ERROR)
+        return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
 
 
 def unshare_weights(folder: Path) -> None:

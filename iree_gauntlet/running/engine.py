@@ -225,13 +225,11 @@ class Engine:
 
     def _fetch(self, step: Step) -> Result:
         fetched: list[Fetched] = []
-        notes: list[str] = []
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
-            got = self._get(item.url)
-            notes += [f"{item.url}: {note}" for note in got.notes]
-            fetched.append(got)
+            fetched.append(self._get(item.url))
+        notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
         every = all(item.cached for item in fetched)
         cache = CacheUse(every, reason="all files present" if every else "downloaded")
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))

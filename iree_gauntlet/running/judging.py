@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
+from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Outcome
@@ -20,22 +22,27 @@ __all__ = ["after_process", "first_error", "with_expectation"]
 _ERROR_LINE = re.compile(r"\berror: ")
 
 
-def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, disk_full: bool) -> Result:
-    """The result of a process that ended badly.
+def after_process(
+    step: Step, outcome: Outcome, lines: Sequence[str], *, tool: str, reason: str | None = None
+) -> Result:
+    """The result of a step whose process ended badly.
 
     Args:
+        step: gives the folder that it wrote to, and its time limit.
         outcome: how it ended.
+        lines: what it wrote to standard error.
         tool: its name, for messages.
-        timeout: its time limit in seconds.
-        reason: why it failed by its own account, for an ordinary exit.
-        disk_full: whether the disk was full when it ended.
+        reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
+    full = disk_full(Path(step.folder), lines)
+    if reason is None:
+        reason = shorten(next((line for line in lines if line.strip()), ""))
     if outcome.timed_out:
         verdict, reason = (
             Verdict.ERROR,
-            f"{tool} ran longer than its {timeout:g} s and was ended with its children",
+            f"{tool} ran longer than its {step.timeout:g} s and was ended with its children",
         )
-    elif disk_full:
+    elif full:
         verdict, reason = (
             Verdict.ERROR,
             f"{tool} ran out of disk space; free some (see `doctor`) and run again",
@@ -59,7 +66,7 @@ def after_process(outcome: Outcome, *, tool: str, timeout: float, reason: str, d
         timed_out=outcome.timed_out,
         tail=tuple(outcome.tail),
         notes=tuple(outcome.notes),
-        disk_full=disk_full,
+        disk_full=full,
         out_of_memory=outcome.out_of_memory,
     )
 

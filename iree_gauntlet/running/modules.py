@@ -20,7 +20,6 @@ from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.plan_modules import FILE_ROLE
 from iree_gauntlet.running.shared_modules import Found
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -239,13 +238,7 @@ class ModuleMaker:
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
-        result = after_process(
-            outcome,
-            tool=_TOOLS[step.stage],
-            timeout=step.timeout,
-            reason=first_error(lines),
-            disk_full=disk_full(Path(step.folder), lines),
-        )
+        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=first_error(lines))
         if result.verdict is not Verdict.FAILED:
             return result
         if step.stage in _OURS:

@@ -17,7 +17,6 @@ from iree_gauntlet.running.confirming import confirm_time
 from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.modules import dispatch_count, read_statistics
 from iree_gauntlet.running.rounds import gpu_of
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     import threading
@@ -47,14 +46,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     outcome = processes.run(step)
     state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
     if outcome.exit_code != 0:
-        lines = processes.error_lines(step)
-        result = after_process(
-            outcome,
-            tool=_TOOL,
-            timeout=step.timeout,
-            reason=shorten(next((line for line in lines if line.strip()), "")),
-            disk_full=disk_full(Path(step.folder), lines),
-        )
+        result = after_process(step, outcome, processes.error_lines(step), tool=_TOOL)
         return processes.complete(step, outcome, result)
     try:
         samples = parse_benchmark_rows(processes.stdout(step))[0]

@@ -23,7 +23,6 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.allclose import compare_allclose, with_known_type
 from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.reference import with_reference
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,13 +68,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """What a run that did not come to its end came to."""
     lines = processes.error_lines(step)
-    result = after_process(
-        outcome,
-        tool=_TOOL,
-        timeout=step.timeout,
-        reason=_status_line(lines),
-        disk_full=disk_full(Path(step.folder), lines),
-    )
+    result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 

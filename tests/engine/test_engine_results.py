@@ -30,7 +30,8 @@ _EXPECTING = replace(_STEP, expect_failure="known (suite.toml)")
 
 
 def _after(outcome: Outcome, *, disk_full: bool = False) -> Result:
-    return after_process(outcome, tool="iree-compile", timeout=5.0, reason="bad operand", disk_full=disk_full)
+    lines = ["", "bad operand", *["error: No space left on device"] * disk_full]
+    return after_process(_STEP, outcome, lines, tool="iree-compile")
 
 
 @pytest.mark.parametrize(
