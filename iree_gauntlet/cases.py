@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,7 +122,7 @@ class Statistic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Origin:
+class Origin(Recorded):
     """Where something was written: file as the user names it, and dotted field path."""
 
     file: str
@@ -236,7 +237,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
+class Golden(Recorded):
     """An expected figure: measured ≤ value × factor.
 
     Attributes:

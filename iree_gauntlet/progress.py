@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iree_gauntlet.results import Result
 
 __all__ = ["Progress", "Recorder"]
 
@@ -23,7 +26,7 @@ class Progress:
     def step_started(self, step: dict[str, Any]) -> None:
         """A step begins to run: its `id`, `chain` and `stage` at least."""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """A step has its result; it need not have been started (skipped)."""
 
     def download(self, url: str, done: int, total: int | None) -> None:

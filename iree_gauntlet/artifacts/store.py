@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
@@ -40,35 +39,13 @@ from iree_gauntlet.artifacts.sources import (
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress, Recorder
+from iree_gauntlet.results import Fetched
 from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ArtifactStore", "Fetched"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A file that is there.
-
-    Attributes:
-        url: where it comes from.
-        path: where it lies.
-        sha256: its hash.
-        bytes: its size.
-        seconds: how long it took, waiting for other runs included.
-        cached: it was there before.
-        notes: what was out of the ordinary, one line each.
-    """
-
-    url: str
-    path: Path
-    sha256: str
-    bytes: int
-    seconds: float
-    cached: bool
-    notes: tuple[str, ...] = ()
+__all__ = ["ArtifactStore"]
 
 
 class ArtifactStore:
@@ -160,8 +137,8 @@ class ArtifactStore:
                 raise
             finally:
                 self.progress.download_finished(url)
-        seconds = time.perf_counter() - started
-        return Fetched(url, path, sha256, path.stat().st_size, seconds, cached, tuple(recorder.notes))
+        seconds = round(time.perf_counter() - started, 6)
+        return Fetched(url, path, path.stat().st_size, seconds, cached, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> bool:
         """Take a file that was brought from elsewhere (an archive) into the store.

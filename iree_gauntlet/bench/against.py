@@ -28,9 +28,9 @@ from iree_gauntlet.bench.build_folder import read_build, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_npy
+from iree_gauntlet.results import shorten
 from iree_gauntlet.running.blocks import AB, BlockTaker, Evidence, Pair
 from iree_gauntlet.running.machine_lock import WaitCancelledError
-from iree_gauntlet.running.results import shorten
 from iree_gauntlet.running.rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.running.steps import Command
 

@@ -13,10 +13,10 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.results import CacheUse, Result, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.results import Result, after_process, shorten
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,11 +73,10 @@ class Exporter:
                 entry.materialise(role, Path(step.folder) / role)
         except EntryGoneError:
             return None
-        cache = {"hit": True, "key": key, "reason": "in the cache"}
         return Result(
             Verdict.PASSED,
             command=self._processes.typed(step),
-            cache=cache,
+            cache=CacheUse(True, key, "in the cache"),
             statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
             notes=step.notes,
         )
@@ -86,7 +85,7 @@ class Exporter:
         folder = Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / "plan.json", json.dumps(dict(self._plan(step.folder)), indent=1))
-        cache: dict[str, Any] = {"hit": False, "key": key, "reason": self._cache.explain_miss(step.id, ingredients)}
+        cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
         outcome = self._processes.run(step)
         if outcome.exit_code != 0:
             return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
@@ -120,9 +119,7 @@ class Exporter:
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(told), tail=tuple(outcome.tail))
-        full = disk_full(Path(step.folder), lines)
-        result = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason="", disk_full=full)
-        return replace(result, verdict=Verdict.ERROR)
+        return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
 
 
 def unshare_weights(folder: Path) -> None:

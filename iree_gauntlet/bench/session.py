@@ -16,8 +16,8 @@ from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import FUNCTION, Workers
 from iree_gauntlet.bench.peers import shown
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.results import Result
 from iree_gauntlet.running.plan import blocked
-from iree_gauntlet.running.results import Result
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from iree_gauntlet.micro.record import MEASURED, point_record
 from iree_gauntlet.micro.roofline import why_no_roofline
 from iree_gauntlet.micro.speedups import median_ms
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.rounds import Measurement, gpu_of
 
 if TYPE_CHECKING:

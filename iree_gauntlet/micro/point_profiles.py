@@ -18,7 +18,7 @@ from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
 from iree_gauntlet.micro.point_chain import TRACE
 from iree_gauntlet.micro.points import torch_side
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.build_folder import Build

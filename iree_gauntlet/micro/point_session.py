@@ -21,7 +21,7 @@ from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
@@ -56,7 +56,7 @@ class PointSession:
     session: Session[Any]
     workbench: Workbench
     measuring: Measuring
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _builds: dict[str, Build] = field(default_factory=dict)
     _found: dict[str, VariantFigures] = field(default_factory=dict)
@@ -89,7 +89,6 @@ class PointSession:
         result = Exporter(self.session, self.workbench, told).perform(step)
         if result.verdict is Verdict.PASSED:
             self._builds[step.role] = read_build(Path(step.folder))
-            assert result.statistics is not None, "of every export that passed"
             self._hashes[step.role] = result.statistics["hashes"]
         return result
 
@@ -132,13 +131,13 @@ class PointSession:
         found = VariantFigures()
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
             result = self.results.get(step_id(self.chain.id, stage, role))
-            if result is None or result["verdict"] != Verdict.PASSED:
-                found.status = "error" if result is None else str(result["verdict"])
-                found.reason = f"{stage}: {result['reason'] if result else 'it did not run'}"
+            if result is None or result.verdict is not Verdict.PASSED:
+                found.status = "error" if result is None else str(result.verdict)
+                found.reason = f"{stage}: {result.reason if result else 'it did not run'}"
                 return found
             if stage is Stage.COMPILE:
-                found.compile_s = float((result["statistics"] or {}).get("tool_seconds", result["tool_seconds"]))
-            found.figures = result["statistics"] or {}
+                found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
+            found.figures = result.statistics
         return found
 
     def _facts(self, variant: Variant) -> ModuleFacts | None:

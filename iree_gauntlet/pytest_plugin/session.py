@@ -20,10 +20,10 @@ from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.results import Result, shorten
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.running.workbench import make_surroundings, open_workbench
@@ -80,19 +80,19 @@ class _Log(PlainProgress):
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
-        self.records: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, Result] = {}
         self.running: set[str] = set()
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.running.add(step["id"])
         self._line(f"{step['chain']} {step['stage']}")
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        self.records[step["id"]] = result
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        self.results[step["id"]] = result
         self.running.discard(step["id"])
-        if result.get("command"):
-            self._line(result["command"])
-        self._line(f"{step['chain']} {step['stage']}: {result['verdict']} {result.get('reason') or ''}")
+        if result.command:
+            self._line(result.command)
+        self._line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
 
     def _line(self, text: str, verdict: str = "") -> None:
         del verdict
@@ -219,7 +219,7 @@ class ModelTestSession:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()
             for name in self._log.running:
-                self._journal.result(name, Result(Verdict.ERROR, shorten(how)).as_dict())
+                self._journal.result(name, Result(Verdict.ERROR, shorten(how)))
             self._log.running.clear()
             raise
 
@@ -234,7 +234,7 @@ class ModelTestSession:
         return Engine(self._session, self._machine, options)
 
     def _outcome(self, step: Step) -> StepOutcome:
-        record = JournalRecord(self.run_dir, results=self._log.records, end={})
+        record = JournalRecord(self.run_dir, results=self._log.results, end={})
         return step_outcome(asdict(step), record)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Task, TaskID
 
+    from iree_gauntlet.results import Result
+
 __all__ = ["CHECKING", "DOWNLOADING", "Painter"]
 
 DOWNLOADING = "downloading"
@@ -99,9 +101,9 @@ class Painter(Progress):
             self._ids["step", str(step["id"])] = self._steps.add_task(step_title(step), total=None)
             self._waiting = ""
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Count it; write its line, where it is worth one."""
-        verdict = str(result["verdict"])
+        verdict = str(result.verdict)
         with self._lock:
             started = self._ids.pop(("step", str(step["id"])), None)
             if started is not None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Task
 
+    from iree_gauntlet.results import Result
+
 __all__ = [
     "arrived_text",
     "beginning_text",
@@ -56,13 +58,12 @@ def started_text(run: dict[str, Any]) -> str:
     return one_line(f"{what} {run.get('run', '')}: {steps}{compiler}")
 
 
-def finished_text(step: dict[str, Any], result: dict[str, Any], place: str) -> str:
+def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
     """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
-    verdict = str(result["verdict"])
-    cached = " (cached)" if (result.get("cache") or {}).get("hit") else ""
-    took = f"  {duration(float(result.get('seconds') or 0))}{cached}" if verdict != "skipped" else ""
-    reason = f": {one_line(str(result['reason']))}" if result.get("reason") else ""
-    return f"{place} {verdict:<7} {step_title(step)}{took}{reason}"
+    cached = " (cached)" if result.cache and result.cache.hit else ""
+    took = f"  {duration(result.seconds)}{cached}" if result.verdict != "skipped" else ""
+    reason = f": {one_line(result.reason)}" if result.reason else ""
+    return f"{place} {result.verdict:<7} {step_title(step)}{took}{reason}"
 
 
 def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> str:

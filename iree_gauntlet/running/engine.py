@@ -7,23 +7,24 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.measuring.machine_memory import free_memory
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.agenda import Limits
+from iree_gauntlet.running.judging import with_expectation
 from iree_gauntlet.running.modules import ModuleMaker
 from iree_gauntlet.running.quiet_stretch import QuietStretch
-from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.journal import Journal
     from iree_gauntlet.running.session import Session
@@ -156,9 +157,9 @@ class Engine:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
 
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
-        record = result.as_dict() | {"seconds": seconds}
-        self._session.log.result(step.id, record)
-        self._progress.step_finished(_told(step), record)
+        result = replace(result, seconds=seconds)
+        self._session.log.result(step.id, result)
+        self._progress.step_finished(_told(step), result)
         return result.verdict
 
     def _locked(self, step: Step) -> Result:
@@ -205,24 +206,14 @@ class Engine:
                 raise TypeError(f"{step.id}: nothing that exports was given")
 
     def _fetch(self, step: Step) -> Result:
-        fetched: list[dict[str, Any]] = []
-        notes: list[str] = []
+        fetched: list[Fetched] = []
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
-            got = self._get(item.url)
-            notes += [f"{item.url}: {note}" for note in got.notes]
-            fetched.append(
-                {
-                    "url": item.url,
-                    "path": str(got.path),
-                    "bytes": got.bytes,
-                    "seconds": round(got.seconds, 6),
-                    "cached": got.cached,
-                }
-            )
-        every = all(item["cached"] for item in fetched)
-        cache = {"hit": every, "key": "", "reason": "all files present" if every else "downloaded"}
+            fetched.append(self._get(item.url))
+        notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
+        every = all(item.cached for item in fetched)
+        cache = CacheUse(every, reason="all files present" if every else "downloaded")
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
 
     def _get(self, url: str) -> Fetched:

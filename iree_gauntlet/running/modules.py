@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.commands import makes_dumps
+from iree_gauntlet.running.judging import after_process, first_error
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.plan_modules import FILE_ROLE
-from iree_gauntlet.running.results import Result, after_process, first_error
 from iree_gauntlet.running.shared_modules import Found
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,8 +167,8 @@ class ModuleMaker:
         return Result(
             Verdict.PASSED,
             command=self._processes.typed(step),
-            cache={"hit": True, "key": key, "reason": reason},
-            statistics=metadata.get("statistics"),
+            cache=CacheUse(True, key, reason),
+            statistics=metadata.get("statistics", {}),
             notes=(*step.notes, *metadata.get("notes", ())),
         )
 
@@ -181,7 +181,7 @@ class ModuleMaker:
             failure["reason"],
             command=self._processes.typed(step),
             exit_code=failure["exit_code"],
-            cache={"hit": True, "key": key, "reason": "failed before; --force-recompile tries again"},
+            cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
             notes=step.notes,
             tail=tuple(failure["tail"]),
         )
@@ -189,7 +189,7 @@ class ModuleMaker:
     def _by_tool(
         self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: Entry | None
     ) -> Result:
-        cache: dict[str, Any] = {"hit": False, "key": key, "reason": reason}
+        cache = CacheUse(False, key, reason)
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
@@ -238,13 +238,7 @@ class ModuleMaker:
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
-        result = after_process(
-            outcome,
-            tool=_TOOLS[step.stage],
-            timeout=step.timeout,
-            reason=first_error(lines),
-            disk_full=disk_full(Path(step.folder), lines),
-        )
+        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=first_error(lines))
         if result.verdict is not Verdict.FAILED:
             return result
         if step.stage in _OURS:
@@ -342,7 +336,7 @@ def _with_shared(result: Result, found: Found) -> Result:
     if found.note:
         return replace(result, notes=(*result.notes, found.note))
     if found.asked and result.cache is not None:
-        return replace(result, cache={**result.cache, "reason": f"{result.cache['reason']}; not in the shared cache"})
+        return replace(result, cache=replace(result.cache, reason=f"{result.cache.reason}; not in the shared cache"))
     return result
 
 

@@ -19,8 +19,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.running.run_worker import RunWorker
-from iree_gauntlet.running.signals import SENT_SIGNALS, signal_name
+from iree_gauntlet.running.signals import signal_name
 from iree_gauntlet.running.supervisor import Outcome
 from iree_gauntlet.running.tail import TAIL_LINES, clean_line
 

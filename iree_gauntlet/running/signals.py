@@ -1,13 +1,10 @@
-"""Signals that end processes: their names, and which of them say nothing of who was ended."""
+"""Names of the signals that end processes."""
 
 from __future__ import annotations
 
 import signal
 
-__all__ = ["SENT_SIGNALS", "signal_name"]
-
-# From a person, a job system or the kernel's want of memory.
-SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
+__all__ = ["signal_name"]
 
 
 def signal_name(number: int) -> str:

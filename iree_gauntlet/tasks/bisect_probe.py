@@ -11,10 +11,8 @@ from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.reporting.figures import error_figure, whole
-from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.run_folder import free_folder
-from iree_gauntlet.running.signals import SENT_SIGNALS
 from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
@@ -234,7 +232,7 @@ def _judged(run: Run, *, bad: bool | None, third: bool = False) -> Judged:
 def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Reading:
     """A figure of the chain's main module."""
     result = record.results.get(f"{chain}:{Stage.COMPILE}")
-    value = (result or {}).get("statistics") or {}
+    value = result.statistics if result else {}
     if value.get(figure) is None:
         _, reason = _broken(record, chain)
         return Reading(None, reason=reason or f"the compiler gives no {noun}")
@@ -250,9 +248,9 @@ def _dispatches(record: JournalRecord, chain: str) -> Reading:
 
 
 def _error(record: JournalRecord, chain: str) -> Reading:
-    result = record.results.get(f"{chain}:{Stage.THRESHOLD}") or {}
-    errors = [number(output.get("max_abs_error")) for output in result.get("outputs") or ()]
-    known = [error for error in errors if error is not None]
+    result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
+    outputs = result.outputs if result else ()
+    known = [output.max_abs_error for output in outputs if output.max_abs_error is not None]
     if not known:
         _, reason = _broken(record, chain)
         return Reading(None, reason=reason or "no output was compared value by value")
@@ -275,15 +273,13 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
     for step in record.steps:
         result = record.results.get(step["id"])
-        verdict = result["verdict"] if result else Verdict.ERROR
-        if verdict in _PASSED:
+        if result and result.verdict in _PASSED:
             continue
-        reason = (result or {}).get("reason") or "it did not end"
+        reason = (result.reason if result else "") or "it did not end"
         label = step["id"].removeprefix(f"{chain}:")
         if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
-        crashed = bool(result["signal"]) and result["signal"] not in SENT_SIGNALS
-        return verdict in _FAILED or crashed or result["timed_out"], f"{label}: {reason}"
+        return result.verdict in _FAILED or result.crashed or result.timed_out, f"{label}: {reason}"
     return None, ""
 
 

@@ -11,8 +11,8 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.bisection import bisect_outcome
-from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, Judged

@@ -52,8 +52,9 @@ from iree_gauntlet.tasks.workspace import Selection, select
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["export_cache", "import_cache"]

@@ -25,7 +25,7 @@ from iree_gauntlet.tasks.output import open_progress
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.tasks.cache_place import CachePlace
 
 __all__ = ["lock_hashes"]

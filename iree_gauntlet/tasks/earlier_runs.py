@@ -88,7 +88,7 @@ def failed_chains(run_dir: Path) -> set[str]:
     return {
         step["chain"]
         for step in record.steps
-        if step["id"] not in record.results or record.results[step["id"]]["verdict"] not in _GOOD
+        if step["id"] not in record.results or record.results[step["id"]].verdict not in _GOOD
     }
 
 
@@ -121,15 +121,14 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     finished: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if result is None or step.id not in planned or result["verdict"] not in _STANDING:
+        if result is None or step.id not in planned or result.verdict not in _STANDING:
             continue
-        verdict = Verdict(result["verdict"])
         files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
         if step.stage is Stage.FETCH:
             files += [item.path for item in step.inputs]
-        made = verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
+        made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if made and _essence(planned[step.id]) == _essence(asdict(step)):
-            finished[step.id] = verdict
+            finished[step.id] = result.verdict
     return finished
 
 

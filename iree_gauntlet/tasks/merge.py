@@ -61,7 +61,7 @@ def merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
 def _take_logs(record: JournalRecord, into: Path) -> None:
     """The logs that a journal names, under the same names in the new folder."""
     source = record.path.parent.resolve()
-    for log in dict.fromkeys(str(result.get("log") or "") for result in record.results.values()):
+    for log in dict.fromkeys(result.log for result in record.results.values()):
         path = (source / log).resolve()
         if not log or not path.is_relative_to(source) or not path.is_file():
             continue

@@ -85,7 +85,7 @@ class Earlier:
         found: dict[str, list[dict[str, Any]]] = {}
         for step in self.record.steps:
             result = self.record.results.get(step_id(step["chain"], Stage.BENCHMARK))
-            if result is not None and result["verdict"] in _STANDING:
+            if result is not None and result.verdict in _STANDING:
                 found.setdefault(step["chain"], []).append(step)
         return found
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.engine import Engine
-    from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.surroundings import Surroundings
@@ -249,7 +249,7 @@ class MicroRun:
         assert self._session is not None, "a point is under way"
         return self._session.performers()[step.stage](step)
 
-    def _keep(self, step: str, result: dict[str, Any]) -> None:
+    def _keep(self, step: str, result: Result) -> None:
         assert self._session is not None, "a point is under way"
         self._session.results[step] = result
 
@@ -264,13 +264,13 @@ class _Results(Progress):
     """
 
     progress: Progress
-    keep: Callable[[str, dict[str, Any]], None]
+    keep: Callable[[str, Result], None]
 
     def step_started(self, step: dict[str, Any]) -> None:
         """Passes it on."""
         self.progress.step_started(step)
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         """Keeps the result, and passes it on."""
         self.keep(step["id"], result)
         self.progress.step_finished(step, result)

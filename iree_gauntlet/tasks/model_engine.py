@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from iree_gauntlet.cases import Stage
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.journal import Journal
-    from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.workbench import Workbench

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
-    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.run_server import RunServers
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step

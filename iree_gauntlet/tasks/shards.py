@@ -200,12 +200,12 @@ def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     served: set[str] = set()
     for step in record.steps:
         result = record.results.get(step["id"])
-        if result is None or step["stage"] == "fetch" or result["verdict"] == "skipped":
+        if result is None or step["stage"] == "fetch" or result.verdict == "skipped":
             continue
         chains = members.get(step["id"], ()) if step["id"] in batches else (step["chain"],)
         for chain in chains:
-            seconds[chain] = seconds.get(chain, 0.0) + float(result.get("seconds") or 0.0) / len(chains)
-        if (result.get("cache") or {}).get("hit"):
+            seconds[chain] = seconds.get(chain, 0.0) + result.seconds / len(chains)
+        if result.cache and result.cache.hit:
             served.update(chains)
     return seconds, served
 

@@ -18,8 +18,9 @@ from iree_gauntlet.artifacts import pip_download
 from iree_gauntlet.artifacts.pip_download import pip_command
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.results import Fetched
 from tests.support.artifact_server import Request, serving, whole
 from tests.support.hanging import growing_times, marked_hang
 from tests.support.processes import running, wait_until

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.settings import Configuration
 
 

@@ -47,8 +47,8 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.artifacts.store import Fetched
     from iree_gauntlet.artifacts.transfer import Policy
+    from iree_gauntlet.results import Fetched
     from tests.support.emulators import Azurite
 
 _KEPT = ["data", "state.jsonl"]

@@ -117,4 +117,4 @@ def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) ->
         run = ModelRun(project.newest, done.code, done.text)
         assert run.verdicts("threshold") == {f"classification/{name}@cpu": "passed" for name in models}
         references = [result for step, result in run.results.items() if step.endswith(":reference")]
-        assert [result["cache"]["hit"] for result in references] == [hit] * len(models)
+        assert [result.cache and result.cache.hit for result in references] == [hit] * len(models)

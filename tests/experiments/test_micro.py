@@ -112,7 +112,7 @@ def test_the_second_time_nothing_is_made(second: Micro) -> None:
     assert second.builds == []
     steps = [step["id"] for step in second.journal.steps if step["stage"] in ("export", "import", "compile")]
     assert len(steps) == 7
-    assert all(second.journal.results[step]["cache"]["hit"] for step in steps)
+    assert all(second.journal.results[step].as_dict()["cache"]["hit"] for step in steps)
     assert second.variant("int8wo")["first_call_ms"] == FIRST_CALL_MS
 
 

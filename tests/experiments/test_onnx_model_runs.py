@@ -48,9 +48,9 @@ def opset_of(project: Project, name: str) -> str:
 def verdicts(project: Project) -> dict[str, str]:
     """Of the steps that say something, by model and stage."""
     return {
-        step.partition("/model/")[2].replace("@cpu:", " "): result["verdict"]
+        step.partition("/model/")[2].replace("@cpu:", " "): str(result.verdict)
         for step, result in project.journal.results.items()
-        if result["verdict"] != "skipped"
+        if result.verdict != "skipped"
     }
 
 

@@ -91,7 +91,7 @@ def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
     done = suite.run("-j", "2")
     assert (done.code, suite.verdicts) == (3, _VERDICTS), done.text
     results = suite.project.journal.results
-    missed = {name for name, result in results.items() if result["cache"] and result["cache"]["hit"] is False}
+    missed = {name for name, result in results.items() if result.cache and not result.cache.hit}
     assert missed == {"node/neg@cpu_sync:compile", "node/zero@cpu_sync:compile"}
     assert _reason(suite, "misspelt:compile").endswith("use of undeclared SSA value name")
     # A failure that was kept is tried again where that is asked for.
@@ -294,9 +294,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
         (disk / "ballast").write_bytes(bytes(366_000))
         done = suite.run()
         assert done.code == 3, done.text
-        reasons = {
-            result["reason"] for result in suite.project.journal.results.values() if result["verdict"] == "error"
-        }
+        reasons = {result.reason for result in suite.project.journal.results.values() if result.verdict == "error"}
         assert reasons
         assert all("space" in reason for reason in reasons), reasons
         # Nothing of it is taken for a failure of the compiler, then or later.

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.live_progress import LiveProgress
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.plain_progress import PlainProgress
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.tasks.output import open_progress
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
@@ -43,8 +45,8 @@ def painted(progress: LiveProgress) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def result(verdict: str = "passed", reason: str = "", **changes: Any) -> dict[str, Any]:
-    return {"verdict": verdict, "reason": reason, "seconds": 8.21, "cache": None, **changes}
+def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = None) -> Result:
+    return Result(Verdict(verdict), reason, seconds=8.21, cache=cache)
 
 
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
@@ -58,7 +60,9 @@ def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
     console = PlainProgress(stream)
     console.run_started(builder.lines[0])
-    for step, found in zip(builder.steps, [result(cache=HIT), result("failed", "no such op\nat all")], strict=True):
+    for step, found in zip(
+        builder.steps, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
+    ):
         console.step_started(step)
         console.step_finished(step, found)
     console.close()

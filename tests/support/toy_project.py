@@ -127,10 +127,11 @@ class Project:
         return read_journal(self.newest / "journal.jsonl")
 
     def verdict(self, step: str) -> str:
-        return str(self.journal.results[step]["verdict"])
+        return str(self.journal.results[step].verdict)
 
     def result(self, step: str) -> dict[str, Any]:
-        return self.journal.results[step]
+        """A step's last result, as the journal has it."""
+        return self.journal.results[step].as_dict()
 
     def tool(self, script: str) -> str:
         """A program in place of one of IREE's tools."""
