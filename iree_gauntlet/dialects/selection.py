@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Named
 
-__all__ = ["Include", "MarkerExpression", "no_match"]
+__all__ = ["Include", "MarkerExpression", "no_match", "unmatched"]
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.
@@ -156,9 +156,7 @@ def no_match(
     here = [spec for spec in inside if set(spec.families) & set(families)]
     models = sorted({spec.model for spec in here})
     others = sorted({spec.model for spec in inside} - set(models))
-    lines: list[str] = []
-    for include in includes:
-        lines += _explain(include, here, models)
+    lines = [text for include in includes if (text := unmatched(include, here))]
     if markers:
         lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
     if elsewhere:
@@ -178,10 +176,11 @@ def _is_within(include: Include, spec: Named) -> bool:
     return include.within is None or include.within.matches_spec(spec)
 
 
-def _explain(include: Include, specs: Sequence[Named], models: Sequence[str]) -> list[str]:
-    """Which of the globs matches nothing, and what is spelled like it."""
+def unmatched(include: Include, specs: Sequence[Named]) -> str:
+    """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
+    models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
-        return [_unmatched("model", include.model, models)]
+        return _unmatched("model", include.model, models)
     chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
     lines = []
     for option, wanted, names in (
@@ -190,7 +189,7 @@ def _explain(include: Include, specs: Sequence[Named], models: Sequence[str]) ->
     ):
         if chosen and not any(fnmatchcase(name, wanted) for name in names):
             lines.append(f"{_unmatched(option, wanted, names)} {include.model!r} has: {_listed(names)}.")
-    return lines
+    return "\n  ".join(lines)
 
 
 def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ class _BadFileError(Exception):
 
 
 class _DuplicateKeyError(ValueError):
-    """A key that stands twice in one object."""
+    """A key that appears twice in one object."""
 
 
 class _ConstantError(ValueError):
@@ -96,7 +96,7 @@ def _parse(text: str) -> dict[str, Any]:
         key = str(error)
         found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
         line = text[: found[-1]].count("\n") + 1 if found else 0
-        raise _BadFileError(line, "stands twice in one object", "Remove one of the two.", key) from error
+        raise _BadFileError(line, "appears twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
         match = re.search(rf"[:\[,]\s*{error}", text)
         line = text[: match.end()].count("\n") + 1 if match else 1

@@ -43,6 +43,7 @@ class StepOutcome:
         seconds, cpu_seconds, tool_seconds: wall time, CPU time, wall time inside IREE's tools.
         peak_rss_bytes, exit_code, signal, timed_out: how the process ended.
         command: as a person would type it; empty for steps without a process.
+        ran: whether it was started, so that it can be run again.
         flags: the flags of the process, without its binary.
         device: what `--device` says.
         timeout: seconds that it may take.
@@ -77,6 +78,7 @@ class StepOutcome:
     timed_out: bool
     timeout: float
     command: str
+    ran: bool
     flags: tuple[str, ...]
     device: str
     cache: CacheUse | None
@@ -149,6 +151,7 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         timed_out=bool(result.get("timed_out")),
         timeout=number(step.get("timeout")) or 0.0,
         command=str(result.get("command") or _typed(process)),
+        ran=bool(result.get("command") if result else started and argv),
         flags=flags,
         device=_device(flags, step),
         cache=CacheUse.from_json(result["cache"]) if result.get("cache") else None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Option
+from iree_gauntlet.requests import NetworkRequest, Option, options_of
 from iree_gauntlet.tasks.ending import finish
 from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, gauntlet_task
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["golden_collection", "xfail_collection"]
 
+_FETCHING = options_of(NetworkRequest)
 # Of those that run something, what a run that is made again wants to know.
 _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
 
 
-@gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
+@gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
 def record_task(_context: Any, options: dict[str, Any]) -> None:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
 
@@ -33,7 +34,7 @@ def record_task(_context: Any, options: dict[str, Any]) -> None:
 
 @gauntlet_task(
     "sensitivity",
-    (*SELECTION, *CACHE, *RUNNING, Option("write", False, "Write the share into the provenance of the outputs.")),
+    (*SELECTION, *CACHE, *_FETCHING, Option("write", False, "Write the share into the provenance of the outputs.")),
 )
 def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.

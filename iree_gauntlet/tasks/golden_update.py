@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
-from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.earlier_runs import newest_run, runs_of_specs
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 from iree_gauntlet.tasks.workspace import runs_folder
 
@@ -85,8 +86,7 @@ def _runs(options: Mapping[str, Any]) -> list[Path]:
     if options["last"] < 1:
         raise UsageError(f"--last {options['last']}: expected 1 or more", "It is the number of runs to look at.")
     newest_run(runs_folder())
-    journals = sorted(runs_folder().glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
-    return [journal.parent for journal in journals[-options["last"] :]]
+    return [*itertools.islice(runs_of_specs(runs_folder()), options["last"])][::-1]
 
 
 def _headroom(text: float) -> float | None:

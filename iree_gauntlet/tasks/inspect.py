@@ -62,7 +62,7 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
     _print_table(table)
     models = len({model for model, _, _ in rows})
-    sys.stdout.write(f"{models} models, {len(rows)} chains\n")
+    sys.stdout.write(f"{_counted(models, 'model')}, {_counted(len(rows), 'chain')}\n")
     return code
 
 
@@ -134,8 +134,12 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
         raise SpecError(problems)
     warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
-    sys.stdout.write(f"{files} spec files are sound{warned}\n")
+    sys.stdout.write(f"{_counted(files, 'spec file')} {'is' if files == 1 else 'are'} sound{warned}\n")
     return ExitCode.OK
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _missing(case: Case) -> Iterator[str]:
@@ -252,7 +256,7 @@ def _print_plan(plan: Plan) -> None:
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
     cached = sum(step.cache.hit for step in plan.steps)
-    sys.stdout.write(f"{len(plan.steps)} steps, {cached} from the cache\n")
+    sys.stdout.write(f"{_counted(len(plan.steps), 'step')}, {cached} from the cache\n")
 
 
 def _report_problems(problems: Sequence[Problem]) -> None:

@@ -22,7 +22,7 @@ from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.tasks.workspace import made_cache_folder, project_folder
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed
@@ -79,10 +79,10 @@ def make_machine(
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
-        UsageError: `--iree` names none.
+        UsageError: `--iree` names none, or the cache's folder cannot be made.
         GauntletError: the registry of artifacts cannot be read.
     """
-    cache_dir = cache_folder(request.cache_dir)
+    cache_dir = made_cache_folder(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(
         cache_dir,

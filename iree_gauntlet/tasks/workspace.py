@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Kind
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
@@ -30,6 +31,7 @@ __all__ = [
     "Selection",
     "cache_folder",
     "each_once",
+    "made_cache_folder",
     "project_folder",
     "runs_folder",
     "select",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+_DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
 
@@ -106,7 +109,7 @@ def _left_out(problems: Iterable[Problem]) -> Iterator[str]:
     """Files that cannot be used, and that nothing needs."""
     for file, count in Counter(problem.file for problem in problems).items():
         what = "1 problem" if count == 1 else f"{count} problems"
-        yield f"{file} cannot be used ({what}; `lint` shows them); what was selected does without it"
+        yield f"{file} cannot be used ({what}; `lint` shows them); nothing selected needs it"
 
 
 def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -156,7 +159,7 @@ def project_folder() -> Path:
 
 def cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
-    named = cache_dir or os.environ.get(_CACHE_VARIABLE, "")
+    named = cache_dir or _names_cache()
     if named:
         return Path(named).expanduser().resolve()
     project = project_folder()
@@ -164,6 +167,28 @@ def cache_folder(cache_dir: str) -> Path:
         return project / "cache"
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "iree-gauntlet"
+
+
+def made_cache_folder(cache_dir: str) -> Path:
+    """The same, which is there now.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    folder = cache_folder(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
+        why = "it is a file" if folder.exists() else error.strerror
+        raise UsageError(
+            f"{named}: cannot make the folder {folder}: {why}", "Name a folder that you may write with --cache-dir."
+        ) from error
+    return folder
+
+
+def _names_cache() -> str:
+    return os.environ.get(_CACHE_VARIABLE, "")
 
 
 def runs_folder() -> Path:
@@ -187,24 +212,30 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _suite(request, defaults)
     targets = _targets(request, defaults, suite)
-    folders = [Path(folder) for folder in request.spec_dir] or (list(suite.spec_dirs) if suite else [_own_specs()])
+    folders = [Path(folder) for folder in request.spec_dir] or (_dirs_of(suite) if suite else [_own_specs()])
     external = Path(request.external_file_directory) if request.external_file_directory else None
     if external is not None and not external.is_dir():
-        raise UsageError(f"--external-file-directory {external} is no folder", "Name the folder of the external files.")
+        raise UsageError(
+            f"--external-file-directory {external} is not a folder", "Name the folder of the external files."
+        )
     modules = Path(request.module_directory) if request.module_directory else None
     if modules is not None and not modules.is_dir():
-        raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
+        raise UsageError(f"--module-directory {modules} is not a folder", "Name the folder of the module definitions.")
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
     includes = _includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
+    if suite:
+        # Folders in place of its own may hold less than it names.
+        idle = [] if request.spec_dir else idle_includes(suite, specs)
+        cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
@@ -216,6 +247,12 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         cases=cases,
         not_asked=_not_asked(specs, targets) if configs else (),
     )
+
+
+def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    own = [problem for problem in problems if problem.file == str(suite.path)]
+    lined = with_lines(own, read_toml(suite.path)[0]) if own else []
+    return tuple(sorted({*problems}.difference(own).union(lined)))
 
 
 def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec | ModelSpec]) -> None:
@@ -276,6 +313,22 @@ def suite_path(text: str) -> Path:
 def shown(path: Path) -> Path:
     """A path as a user would type it: from the working folder where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _dirs_of(suite: Suite) -> list[Path]:
+    """The spec folders of a suite.
+
+    Raises:
+        SpecError: one of them does not exist.
+    """
+    missing = [
+        Problem(str(suite.path), 0, f"spec_dirs[{index}]", f"there is no folder {folder}", _DIRS_HINT)
+        for index, folder in enumerate(suite.spec_dirs)
+        if not folder.is_dir()
+    ]
+    if missing:
+        raise SpecError(list(_with_lines_of(suite, missing)))
+    return list(suite.spec_dirs)
 
 
 def _own_specs() -> Path:
