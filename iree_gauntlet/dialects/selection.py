@@ -141,6 +141,7 @@ def no_match(
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
+    unread: Sequence[str] = (),
 ) -> NothingSelectedError:
     """The error for a selection that matches nothing: what exists, and the nearest names.
 
@@ -150,6 +151,7 @@ def no_match(
         families: of the targets that were asked for.
         markers: that the specs have which only a marker expression left out.
         elsewhere: targets that what matches otherwise is for.
+        unread: files that cannot be used, and may hold what is meant.
     """
     everywhere = [spec for spec in specs if not spec.defines_module]
     inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
@@ -167,6 +169,8 @@ def no_match(
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
         lines.append(f"Models outside the suite: {_listed(outside)}.")
+    if unread:
+        lines.append(f"Files that cannot be used: {_listed(unread)}; `lint` shows why.")
     lines.append("`list` shows every model, submodel and marker.")
     wanted = "; ".join(dict.fromkeys(_describe(include) for include in includes)) or "everything"
     return NothingSelectedError(f"nothing selected: no case matches {wanted}", "\n  ".join(dict.fromkeys(lines)))
@@ -180,7 +184,7 @@ def unmatched(include: Include, specs: Sequence[Named]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
-        return _unmatched("model", include.model, models)
+        return _unmatched("model", include.model, models) if include.model != "*" else ""
     chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
     lines = []
     for option, wanted, names in (

@@ -8,11 +8,11 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
@@ -20,6 +20,7 @@ from iree_gauntlet.tasks.workspace import Selection, each_once, runs_folder, sel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
@@ -83,7 +84,7 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=False)
+    machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
@@ -113,15 +114,23 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
-    problems = [*found.problems, *found.left_out, *found.broken, *selection.source_problems()]
+    others = [*found.problems, *found.left_out, *found.broken]
+    sources = selection.source_problems(others)
+    problems = [*others, *sources]
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
     warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
-    if options["toolchain"] and not problems:
-        more, notes = _flag_problems(options, selection)
-        problems += more
+    if options["toolchain"]:
+        try:
+            more, notes = _flag_problems(options, selection, {problem.file for problem in sources})
+        except ToolchainError as error:
+            if not problems:
+                raise
+            notes = [f"flags were not checked: {error.what}"]
+        else:
+            problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
     passed_over = (*selection.cases.warnings, *selection.cases.aimless)
@@ -158,17 +167,31 @@ def _warn(warnings: Iterable[str]) -> None:
         sys.stderr.write(f"warning: {text}\n")
 
 
-def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
-    """Flags that the installed tools do not know, and those that would be written otherwise."""
+def _flag_problems(
+    options: Mapping[str, Any], selection: Selection, without: AbstractSet[str]
+) -> tuple[list[Problem], list[str]]:
+    """Flags that the installed tools do not know, and those that would be written otherwise.
+
+    Args:
+        options: say which tools.
+        selection: whose flags.
+        without: files whose sources mean nothing, so that nothing of them can be planned.
+    """
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
     machine = make_machine(read(ToolchainRequest, options), Silent(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
-    plan = make_plan(selection.cases, selection.stages, surroundings)
+    found = selection.cases
+    sound = [tuple(case for case in cases if not without & _files_of(case)) for cases in (found.cases, found.required)]
+    plan = make_plan(replace(found, cases=sound[0], required=sound[1]), selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
     return [*plan.problems, *plan.broken], notes
+
+
+def _files_of(case: Case) -> set[str]:
+    return {case.origin.file, *(module.origin.file for module in (*case.modules, *case.extra_modules))}
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:

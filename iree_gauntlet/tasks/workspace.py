@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Kind
+from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, target_of
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+# Fields of specs that hold a source.
+_URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
@@ -67,16 +71,17 @@ class Selection:
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
-        problems = [*self.cases.problems, *self.source_problems()]
+        problems = [*self.cases.problems, *self.source_problems(self.cases.problems)]
         if problems:
             raise SpecError(problems)
 
     def warnings(self) -> list[str]:
         """What is worth knowing before anything runs, one line each."""
-        cases = (*self.cases.cases, *self.cases.required)
         # What single cases of operator suites lack is an error of theirs.
         broken = {problem.file for problem in self.cases.broken}
-        missing = each_once((case.origin.file, case.blocked_reason) for case in cases if case.origin.file not in broken)
+        missing = each_once(
+            (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken
+        )
         return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
 
     def doubts(self) -> list[str]:
@@ -90,19 +95,28 @@ class Selection:
             found.append(f"{file}: {entries} no case that is here; `lint` lists them")
         return [*found, *self.not_asked]
 
-    def source_problems(self) -> list[Problem]:
-        """URLs of the selected cases that mean no source."""
+    def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
+        """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
+        from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
-        found: set[Problem] = set()
-        for case in (*self.cases.cases, *self.cases.required):
-            for field, url in urls_of(case):
-                try:
-                    parse_source(url)
-                except ArtifactError as error:
-                    found.add(Problem(case.origin.file, 0, field, error.what, error.hint))
-        return sorted(found)
+        named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
+        files = {problem.file for problem in broken}
+        for spec in self.specs:
+            if spec.document is None and spec.name in files:
+                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, _URL_FIELDS) if is_url(url)}
+        found: list[Problem] = []
+        for file, field, url in sorted(named):
+            try:
+                parse_source(url)
+            except ArtifactError as error:
+                found.append(problem_of_field(file, field, error.what, error.hint))
+        return found
+
+    @property
+    def _cases(self) -> tuple[Case, ...]:
+        return (*self.cases.cases, *self.cases.required)
 
 
 def _left_out(problems: Iterable[Problem]) -> Iterator[str]:
@@ -238,7 +252,8 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
-        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
+        unread = sorted({problem.file for problem in cases.left_out})
+        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
