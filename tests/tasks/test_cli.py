@@ -60,6 +60,7 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["golden.record"], 2, "--model"),
         (["golden.record", "--model", "toy"], 2, "onnx"),
         (["run", "--jobs", "-3"], 2, "--jobs"),
+        (["--help", "foo"], 2, "No idea what 'foo' is"),
         (["run", "--jobs", "many"], 2, "'many' is not a number"),
         (["run", "-j", "1.5"], 2, "'1.5' is not a number"),
         (["run", "--timeout-compile", "soon"], 2, "'soon' is not a number"),
