@@ -68,7 +68,7 @@ def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
 def update_task(_context: Any, options: dict[str, Any]) -> None:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
-    Figures of failed, unfinished or disturbed measurements do not count, and are told.
+    Figures of failed, unfinished or disturbed measurements do not count, and are reported.
 
     Examples: golden.update --last 5
               golden.update --match 'dtln/*' --write
@@ -91,7 +91,7 @@ def update_task(_context: Any, options: dict[str, Any]) -> None:
             "rerun",
             3,
             "How often cases of operator suites that came out otherwise than expected are run again; what does not "
-            "come out the same every time is told and left as it is. 0 trusts the run.",
+            "come out the same every time is reported and left as it is. 0 trusts the run.",
         ),
         Option("output", "", "Write the diff to this file, to apply it later."),
         Option("write", False, "Change the suite or the configs."),

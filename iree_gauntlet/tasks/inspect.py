@@ -187,7 +187,15 @@ def _flag_problems(
     sound = [tuple(case for case in cases if not without & _files_of(case)) for cases in (found.cases, found.required)]
     plan = make_plan(replace(found, cases=sound[0], required=sound[1]), selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [*plan.problems, *plan.broken], notes
+    return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
+
+
+def _with_line(problem: Problem) -> Problem:
+    """The problem of a flag, which its message ends with; with its line where its file has it once."""
+    flag = problem.message.rpartition(" ")[2]
+    with open(problem.file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - `list` does without pathlib
+        lines = [number for number, line in enumerate(file, 1) if flag in line]
+    return replace(problem, line=lines[0]) if len(lines) == 1 else problem
 
 
 def _files_of(case: Case) -> set[str]:

@@ -82,6 +82,7 @@ def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_shipped_suites_are_sound(path: Path) -> None:
     assert read_suite(path).name == path.stem
+    chosen(SUITES, suite=str(path)).require_sound()
 
 
 def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() -> None:

@@ -173,12 +173,12 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
         "wrong:threshold": "skipped",
     }
     files = {name: f"ops/node/{name}/run_module_io_flags.txt" for name in ("misspelt", "neg", "wrong")}
-    found = "found model.mlir and more.mlir (Leave one program in the folder.)"
+    two = "found model.mlir and more.mlir (Leave one program in the folder.)"
     reasons = {
         "misspelt:threshold": f"{files['misspelt']}: is not UTF-8 (Save the file as UTF-8.)",
         "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing (Put it beside the flagfile.)",
         "refused:threshold": "iree-run-module does not know --no_such_flag=1",
-        "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {found}",
+        "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {two}",
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons
     # Nothing was started that could be started again.

@@ -414,7 +414,7 @@ def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Pat
     write_tree(project / "specs/benchmarks", {"b/source_cpu.json": benchmark})
     result = run("lint", "--toolchain")
     assert result.code == 2
-    for text in ("flag_cpu.json: iree-compile does not know --iree-typo", "junk: unknown", "unknown scheme 'ftp'"):
+    for text in ("flag_cpu.json:18: iree-compile does not know --iree-typo", "junk: unknown", "unknown scheme 'ftp'"):
         assert text in result.err
 
 
