@@ -98,8 +98,8 @@ def _checked(item: Option, value: Any) -> Any:
         raise UsageError(f"{dashed(item.name)} {value}: unknown", f"Known: {', '.join(item.choices)}.")
     # 0 stands for an option that is left out.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
-        usual = f"{item.default:g}" if item.default else "the default"
-        raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", f"Leave it out for {usual}.")
+        hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out, or give 0, for the default."
+        raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", hint)
     return tuple(value) if isinstance(item.default, list) else value
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,6 +24,7 @@ __all__ = [
     "StoreOptions",
     "cache_folder",
     "is_below",
+    "made_cache_folder",
     "project_folder",
     "runs_folder",
     "shown",
@@ -129,7 +132,7 @@ def project_folder() -> Path:
 
 def cache_folder(cache_dir: str) -> Path:
     """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
-    named = cache_dir or os.environ.get(_CACHE_VARIABLE, "")
+    named = cache_dir or _names_cache()
     if named:
         return Path(named).expanduser().resolve()
     project = project_folder()
@@ -137,6 +140,28 @@ def cache_folder(cache_dir: str) -> Path:
         return project / "cache"
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "iree-gauntlet"
+
+
+def made_cache_folder(cache_dir: str) -> Path:
+    """The same, which is there now.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    folder = cache_folder(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
+        why = "it is a file" if folder.exists() else error.strerror
+        raise UsageError(
+            f"{named}: cannot make the folder {folder}: {why}", "Name a folder that you may write with --cache-dir."
+        ) from error
+    return folder
+
+
+def _names_cache() -> str:
+    return os.environ.get(_CACHE_VARIABLE, "")
 
 
 def runs_folder() -> Path:

@@ -32,7 +32,7 @@ COMMON = {
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
     "cases": {"targets", "errors"},
-    "settings": set(),
+    "settings": {"errors"},
     "errors": set(),
     "requests": {"cases", "errors"},
     "journal_format": {"errors"},

@@ -27,11 +27,15 @@ _EXAMPLE = "a model is a function under @benchmark_model, see docs/add-a-benchma
 _LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
 
 
-def discover(folders: Sequence[Path]) -> dict[str, BenchmarkModel]:
+def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) -> dict[str, BenchmarkModel]:
     """Import every `*.py` of models folders whose name does not start with `_`, and collect the models by name.
 
     Each folder is a package of a private name, so that files of one name in two folders do not meet and files
     import their siblings relatively (`from ._layers import Attention`). A folder is read anew with every call.
+
+    Args:
+        folders: where to look.
+        passed_over: takes in every problem of every file; None for an error.
 
     Raises:
         UsageError: for a folder that does not exist or has no files.
@@ -51,8 +55,11 @@ def discover(folders: Sequence[Path]) -> dict[str, BenchmarkModel]:
             if first is not model:
                 message = f"a model of this name is declared at {first.place} already"
                 problems.append(Problem(str(shown(model.file)), model.line, model.name, message, "rename one of them"))
-    if problems:
-        raise ModelError(list(dict.fromkeys(problems)))
+    problems = list(dict.fromkeys(problems))
+    if problems and passed_over is None:
+        raise ModelError(problems)
+    if passed_over is not None:
+        passed_over += problems
     return dict(sorted(models.items()))
 
 

@@ -26,7 +26,7 @@ def planned_model(plan: BuildPlan) -> Instance:
     """
     import torch  # noqa: PLC0415 - importing this module must not need it
 
-    model = find_model(discover([Path(path) for path in plan.models_dirs]), plan.model)
+    model = find_model(discover([Path(path) for path in plan.models_dirs], []), plan.model)
     torch.manual_seed(_SEED)
     options = BuildOptions(
         training=plan.training,

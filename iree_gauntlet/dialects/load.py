@@ -191,11 +191,11 @@ class _Loader:
         wanted = chosen and (spec.words is None or self._matches(spec.words, chosen)) and self._asks_for(spec)
         problems = self._problems if wanted else self._left_out
         problems.update(spec.problems)
-        if spec.document is None or not chosen:
+        if spec.document is None:
             return
         test, found = build_test(spec, self._modules, self._targets)
         problems.update(found)
-        if test is None:
+        if test is None or not chosen:
             return
         if not any(target.covers(test.case.target) for target in self._targets):
             self._elsewhere.add(test.case.target.name)

@@ -288,7 +288,9 @@ def _base(model_root: str) -> str:
     if not model_root or is_url(model_root):
         return f"{model_root.rstrip('/')}/" if model_root else ""
     if not Path(model_root).is_dir():
-        raise UsageError(f"--model-root {model_root} is no folder", "Name the folder or URL that holds `validated/`.")
+        raise UsageError(
+            f"--model-root {model_root} is not a folder", "Name the folder or URL that holds `validated/`."
+        )
     return f"file://{quote(str(Path(model_root).resolve()))}/"
 
 

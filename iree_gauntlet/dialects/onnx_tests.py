@@ -80,7 +80,7 @@ def read_test_file(path: Path, name: str, inside: str) -> tuple[list[ModelTest],
         return [], [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")]
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0) or 0
-        return [], [Problem(name, line, "", f"is no Python: {error}", "Is the file cut off?")]
+        return [], [Problem(name, line, "", f"is not Python: {error}", "Is the file cut off?")]
 
 
 def _read_tests(tree: ast.Module, name: str, inside: str) -> tuple[list[ModelTest], list[Problem]]:

@@ -162,7 +162,7 @@ def _read(text: str) -> dict[str, Any]:
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key appears twice in one object")
     return document
 
 

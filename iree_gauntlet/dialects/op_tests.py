@@ -162,7 +162,7 @@ def _cases(
         expectations=_expectations(expected, compared=not read.benchmark),
         markers=_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
-        blocked_reason="; ".join(": ".join(filter(None, (item.field, item.message))) for item in read.problems),
+        blocked_reason="; ".join(map(_in_one_line, read.problems)),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
         working_directory=spec.folder.path,
         flags_origin=flags_origin,
@@ -174,6 +174,10 @@ def _cases(
         yield case
     if read.benchmark or golden:
         yield _benchmark(case, spec, read, config, golden)
+
+
+def _in_one_line(problem: Problem) -> str:
+    return str(problem).replace("\n    ", " (") + (")" if problem.hint else "")
 
 
 def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:
@@ -247,14 +251,16 @@ def _exported(path: str) -> str:
 def _read(spec: OpSpec) -> OpInputs:
     files = spec.folder.files
     if FLAGFILE in files and TORCH_FILE in files:
-        return _broken(spec, f"lies beside a {TORCH_FILE}: which one counts?", "Remove one.")
+        message = f"lies beside a {TORCH_FILE}: which one counts?"
+        return OpInputs(problems=(Problem(spec.name, 0, "", message, "Remove one."),), compiles=False)
     if FLAGFILE in files:
         return _read_flags(spec)
     if TORCH_FILE not in files:
-        return _broken(spec, f"is of a form before {TORCH_FILE}, which is not read", "Take a newer state of the suite.")
+        message = f"is of a form before {TORCH_FILE}, which is not read"
+        return _broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
     found, problems, warnings = read_torch_op(spec)
     if found is None:
-        return OpInputs(problems=tuple(problems), compiles=False, warnings=tuple(warnings))
+        return _broken(spec, *problems, warnings=warnings)
     document, inputs, expected, allclose = found
     compiles = all(problem.field != "file_name" for problem in problems)
     return OpInputs(
@@ -270,8 +276,20 @@ def _read(spec: OpSpec) -> OpInputs:
     )
 
 
-def _broken(spec: OpSpec, message: str, hint: str) -> OpInputs:
-    return OpInputs(problems=(Problem(spec.name, 0, "", message, hint),), compiles=False)
+def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
+    """A case whose file cannot be used: its program may be sound."""
+    program = _program_of(spec)
+    return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
+
+
+def _programs_of(spec: OpSpec) -> list[str]:
+    return [name for name in spec.folder.files if name.endswith(_PROGRAMS)]
+
+
+def _program_of(spec: OpSpec) -> str:
+    """The one program of a folder; a pattern where there is not one."""
+    programs = _programs_of(spec)
+    return programs[0] if len(programs) == 1 else _ANY_PROGRAM
 
 
 def _read_flags(spec: OpSpec) -> OpInputs:
@@ -280,13 +298,13 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         with open(f"{spec.folder.path}/{FLAGFILE}", encoding="utf-8") as file:  # noqa: PTH123 - one of thousands
             text = file.read()
     except OSError as error:
-        return _broken(spec, f"cannot be read: {error.strerror}", "Check its rights.")
+        return _broken(spec, Problem(spec.name, 0, "", f"cannot be read: {error.strerror}", "Check its rights."))
     except UnicodeDecodeError:
-        return _broken(spec, "is not UTF-8", "Save the file as UTF-8.")
+        return _broken(spec, Problem(spec.name, 0, "", "is not UTF-8", "Save the file as UTF-8."))
     lines, problems = read_flagfile(text, spec.name)
-    programs = [name for name in spec.folder.files if name.endswith(_PROGRAMS)]
-    if len(programs) != 1:
-        found = " and ".join(sorted(programs)) or "none"
+    program = _program_of(spec)
+    if program == _ANY_PROGRAM:
+        found = " and ".join(sorted(_programs_of(spec))) or "none"
         message = f"one program belongs beside it, *.mlir or *.mlirbc; found {found}"
         problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
     for line in lines:
@@ -306,11 +324,11 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         else:
             others.append(line.text)
     return OpInputs(
-        programs[0] if len(programs) == 1 else _ANY_PROGRAM,
+        program,
         inputs=tuple(arguments["input"]),
         expected=tuple(arguments["expected_output"]),
         outputs=tuple(arguments["output"]),
         flags=tuple(others),
         problems=tuple(problems),
-        compiles=len(programs) == 1,
+        compiles=program != _ANY_PROGRAM,
     )

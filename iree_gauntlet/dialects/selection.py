@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Named
 
-__all__ = ["Include", "MarkerExpression", "no_match"]
+__all__ = ["Include", "MarkerExpression", "no_match", "unmatched"]
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.
@@ -141,6 +141,7 @@ def no_match(
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
+    unread: Sequence[str] = (),
 ) -> NothingSelectedError:
     """The error for a selection that matches nothing: what exists, and the nearest names.
 
@@ -150,15 +151,14 @@ def no_match(
         families: of the targets that were asked for.
         markers: that the specs have which only a marker expression left out.
         elsewhere: targets that what matches otherwise is for.
+        unread: files that cannot be used, and may hold what is meant.
     """
     everywhere = [spec for spec in specs if not spec.defines_module]
     inside = [spec for spec in everywhere if any(_is_within(include, spec) for include in includes)]
     here = [spec for spec in inside if set(spec.families) & set(families)]
     models = sorted({spec.model for spec in here})
     others = sorted({spec.model for spec in inside} - set(models))
-    lines: list[str] = []
-    for include in includes:
-        lines += _explain(include, here, models)
+    lines = [text for include in includes if (text := unmatched(include, here))]
     if markers:
         lines.append(f"Markers of what matches otherwise: {_listed(sorted(markers))}.")
     if elsewhere:
@@ -169,6 +169,8 @@ def no_match(
     if len(inside) < len(everywhere):
         outside = sorted({spec.model for spec in everywhere} - {spec.model for spec in inside})
         lines.append(f"Models outside the suite: {_listed(outside)}.")
+    if unread:
+        lines.append(f"Files that cannot be used: {_listed(unread)}; `lint` shows why.")
     lines.append("`list` shows every model, submodel and marker.")
     wanted = "; ".join(dict.fromkeys(_describe(include) for include in includes)) or "everything"
     return NothingSelectedError(f"nothing selected: no case matches {wanted}", "\n  ".join(dict.fromkeys(lines)))
@@ -178,10 +180,11 @@ def _is_within(include: Include, spec: Named) -> bool:
     return include.within is None or include.within.matches_spec(spec)
 
 
-def _explain(include: Include, specs: Sequence[Named], models: Sequence[str]) -> list[str]:
-    """Which of the globs matches nothing, and what is spelled like it."""
+def unmatched(include: Include, specs: Sequence[Named]) -> str:
+    """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
+    models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
-        return [_unmatched("model", include.model, models)]
+        return _unmatched("model", include.model, models) if include.model != "*" else ""
     chosen = [spec for spec in specs if fnmatchcase(spec.model, include.model)]
     lines = []
     for option, wanted, names in (
@@ -190,7 +193,7 @@ def _explain(include: Include, specs: Sequence[Named], models: Sequence[str]) ->
     ):
         if chosen and not any(fnmatchcase(name, wanted) for name in names):
             lines.append(f"{_unmatched(option, wanted, names)} {include.model!r} has: {_listed(names)}.")
-    return lines
+    return "\n  ".join(lines)
 
 
 def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:

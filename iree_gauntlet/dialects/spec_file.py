@@ -6,14 +6,15 @@ import difflib
 import json
 import re
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from iree_gauntlet.dialects.json_places import line_of
+from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.json_places import line_of, path_of
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from pydantic import BaseModel, ValidationError
 
@@ -23,9 +24,11 @@ __all__ = [
     "load_json",
     "nearest",
     "problem_at",
+    "problem_of_field",
     "problems_at",
     "problems_of",
     "read_text",
+    "strings_of",
     "without_strange_fields",
 ]
 
@@ -58,7 +61,7 @@ class _BadFileError(Exception):
 
 
 class _DuplicateKeyError(ValueError):
-    """A key that stands twice in one object."""
+    """A key that appears twice in one object."""
 
 
 class _ConstantError(ValueError):
@@ -127,7 +130,7 @@ def _parse(text: str) -> dict[str, Any]:
         key = str(error)
         found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
         line = text[: found[-1]].count("\n") + 1 if found else 0
-        raise _BadFileError(line, "stands twice in one object", "Remove one of the two.", key) from error
+        raise _BadFileError(line, "appears twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
         match = re.search(rf"[:\[,]\s*{error}", text)
         line = text[: match.end()].count("\n") + 1 if match else 1
@@ -188,6 +191,26 @@ def without_strange_fields(
 def problem_at(name: str, text: str, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
     """A problem at a field of a JSON text; an empty text gives no line."""
     return Problem(name, line_of(text, path) if text else 0, _dotted(path), message, hint)
+
+
+def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Problem:
+    """A problem at a field of a file; with its line where that is a JSON file that has the field."""
+    document, text, _ = load_json(Path(file), file, without_comments)
+    try:
+        return problem_at(file, text, path_of(document, field), message, hint)
+    except KeyError:
+        return Problem(file, 0, field, message, hint)
+
+
+def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(field, text) of the strings under some keys, however deep, of a JSON file that may be no sound spec."""
+    todo: list[tuple[list[str | int], object]] = [([], load_json(path, str(path), without_comments)[0])]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, str) and place[-1] in keys:
+            yield _dotted(place), value
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        todo += [([*place, key], item) for key, item in inside]
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:

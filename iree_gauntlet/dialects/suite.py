@@ -9,18 +9,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
-from iree_gauntlet.dialects.selection import Include, MarkerExpression
+from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, target_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from iree_gauntlet.dialects.spec import Named
     from iree_gauntlet.targets import Target
 
-__all__ = ["Suite", "read_suite"]
+__all__ = ["Suite", "idle_includes", "read_suite"]
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
@@ -81,6 +83,7 @@ class Suite:
     """A suite, read.
 
     Attributes:
+        path: its file.
         name: what its runs are called.
         target: where it runs.
         stages: what is done.
@@ -90,6 +93,7 @@ class Suite:
         expected_failures: what is expected to fail.
     """
 
+    path: Path
     name: str
     description: str
     target: Target
@@ -126,6 +130,7 @@ def read_suite(path: Path) -> Suite:
         except UsageError as error:
             raise SpecError([Problem(name, 0, f"include[{index}].markers", error.what, error.hint)]) from error
     return Suite(
+        path=path,
         name=table.name,
         description=table.description,
         target=target,
@@ -138,3 +143,17 @@ def read_suite(path: Path) -> Suite:
             for index, item in enumerate(table.expect_failure)
         ),
     )
+
+
+def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
+    """Its includes that fit no spec of its folders: misspelt, or left behind."""
+    tests = [spec for spec in specs if not spec.defines_module]
+    found: list[Problem] = []
+    for index, include in enumerate(suite.includes):
+        if not any(include.matches_spec(spec) for spec in tests):
+            why = unmatched(include, tests) or ("Its globs fit none together." if tests else "There is none.")
+            hint = "Mend the entry, or remove it; `list` shows every model and submodel."
+            found.append(
+                Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
+            )
+    return found

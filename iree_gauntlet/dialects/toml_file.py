@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = ["read_toml", "with_lines"]
+
+_TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
 def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]]:
@@ -32,13 +38,23 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")], kind) from error
 
 
-def with_lines(problems: list[Problem], text: str) -> list[Problem]:
-    """Finds the line by the field's last word: TOML's reader keeps no positions."""
-    lines = text.splitlines()
-    found = []
-    for problem in problems:
-        word = problem.field.split(".")[-1].split("[")[0]
-        numbers = [number for number, line in enumerate(lines, 1) if line.strip().strip("[]").startswith(word)]
-        line = numbers[0] if word and len(numbers) == 1 else 0
-        found.append(Problem(problem.file, line, problem.field, problem.message, problem.hint))
-    return found
+def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:
+    """Finds the lines of fields: TOML's reader keeps no positions."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [replace(problem, line=_line_of(problem.field, lines)) for problem in problems]
+
+
+def _line_of(field: str, lines: list[str]) -> int:
+    """In the table of an array where the field says which (`include[1].model`), else the one that has its last word."""
+    table, _, last = field.rpartition(".")
+    word = last.split("[")[0]
+    numbered = _TABLE.fullmatch(table or field)
+    starts = [number for number, line in enumerate(lines, 1) if numbered and line.startswith(f"[[{numbered[1]}]]")]
+    if numbered and int(numbered[2]) < len(starts):
+        start = starts[int(numbered[2])]
+        inside = itertools.takewhile(
+            lambda number: not lines[number - 1].startswith("["), range(start + 1, len(lines) + 1)
+        )
+        return next((number for number in inside if lines[number - 1].startswith(word)), start)
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip("[]").startswith(word)]
+    return numbers[0] if word and len(numbers) == 1 else 0

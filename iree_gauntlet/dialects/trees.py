@@ -323,7 +323,7 @@ def _sharktank_document(
     shares_fields = keys & set().union(*(set(kind.model_fields) for kind in _SHARKTANK))
     if not shares_fields or "type" in keys:
         found = ", ".join(sorted(keys)[:8]) or "none"
-        return f"is no spec of a known format (fields found: {found})"
+        return f"is not a spec of a known format (fields found: {found})"
     if "mlir" in keys and "function_run" not in keys and best is Benchmark:
         best = RegressionV2
     if scores[best] == 0 or (best is RegressionV2 and scores[RegressionV1] == scores[RegressionV2]):

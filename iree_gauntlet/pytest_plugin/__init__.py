@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
 
@@ -72,12 +76,18 @@ def _seconds(text: str) -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Leave the toolkit as it is written, and the conftest.py files out that are not for model tests."""
+    """Leave the toolkit as it is written, and the conftest.py files out that are not for model tests.
+
+    Raises:
+        UsageError: a folder does not exist, options do not fit together, or that of the tests' folder is missing.
+    """
     # Pytest rewrites every module of a distribution that brings a plugin, in whichever thread imports it first.
     # Commands import some in threads, and CPython 3.11 can fail to parse in two at once ("AST constructor recursion
     # depth"). There is no public way to say that a plugin's assertions are not a test's.
     marked: set[str] = getattr(early_config.pluginmanager.rewrite_hook, "_must_rewrite", set())
     marked -= {name for name in marked if name.partition(".")[0] == "iree_gauntlet"}
+    # Before a conftest.py of tests that are not meant can fail.
+    _require_options_that_fit(early_config.known_args_namespace)
     if early_config.known_args_namespace.test_file_directory:
         from iree_gauntlet.pytest_plugin import conftests  # noqa: PLC0415
 
@@ -85,27 +95,25 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         conftests.look_at_the_model_tests_alone(early_config)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Load the plugin proper where its options are used.
-
-    Raises:
-        UsageError: a folder does not exist, or the tests' folder is missing among the options.
-    """
-    if config.getoption("cache_modules") and config.getoption("force_recompile"):
+def _require_options_that_fit(options: argparse.Namespace) -> None:
+    if options.cache_modules and options.force_recompile:
         raise pytest.UsageError("--cache-modules beside --force-recompile: give one of the two")
-    named = config.getoption("test_file_directory")
-    if not named:
-        given = [name for name in (*_FOLDERS, "force_recompile", "cache_modules") if config.getoption(name)]
+    if not options.test_file_directory:
+        given = [name for name in (*_FOLDERS, "force_recompile", "cache_modules") if getattr(options, name)]
         if given:
             option = f"--{given[0].replace('_', '-')}"
             raise pytest.UsageError(f"{option} needs --test-file-directory: which tests are meant?")
-        return
     for name in ("test_file_directory", *_FOLDERS):
-        folder = config.getoption(name)
+        folder = getattr(options, name)
         if folder and not Path(folder).is_dir():
-            raise pytest.UsageError(f"--{name.replace('_', '-')}: {folder} is no folder")
-    # Here, so that every other use of pytest is spared the imports.
-    from iree_gauntlet.pytest_plugin.collection import PLUGIN_NAME  # noqa: PLC0415
-    from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
+            raise pytest.UsageError(f"--{name.replace('_', '-')}: {folder} is not a folder")
 
-    config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the plugin proper where its options are used."""
+    if config.getoption("test_file_directory"):
+        # Here, so that every other use of pytest is spared the imports.
+        from iree_gauntlet.pytest_plugin.collection import PLUGIN_NAME  # noqa: PLC0415
+        from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
+
+        config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)

@@ -25,12 +25,12 @@ def look_at_the_model_tests_alone(config: pytest.Config) -> None:
     """Has pytest look for conftest.py files around the model tests and the working folder, not where its own tests are.
 
     Args:
-        config: before the first conftest.py is loaded; nothing is changed where it names files or folders.
+        config: before the first conftest.py is loaded; nothing is changed where it names files or folders that exist.
     """
     options = config.known_args_namespace
-    if not options.file_or_dir:
+    here = Path(config.invocation_params.dir)
+    if not any(path.exists() for path in _named(options.file_or_dir, here)):
         # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
-        here = Path(config.invocation_params.dir)
         own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
         options.file_or_dir = [options.test_file_directory, *own[:1]]
 
@@ -43,12 +43,16 @@ def stand_in_for_other_definitions(config: pytest.Config) -> None:
     """
     options = config.known_args_namespace
     here = Path(config.invocation_params.dir)
-    named = [Path(here, argument.split("::")[0]) for argument in options.file_or_dir]
-    found = _conftests(here, [here, *named, Path(here, options.test_file_directory)])
+    named = _named([*options.file_or_dir, options.test_file_directory], here)
+    found = _conftests(here, [here, *named])
     others = [path for path in found if _OPTION in path.read_bytes()]
     # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
     for name in {str(path) for other in others for path in (other, other.resolve())}:
         config.pluginmanager.register(ModuleType("conftest"), name=name)
+
+
+def _named(arguments: Iterable[str], here: Path) -> list[Path]:
+    return [Path(here, argument.split("::")[0]) for argument in arguments]
 
 
 def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:

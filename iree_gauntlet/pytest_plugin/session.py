@@ -243,7 +243,7 @@ def failure_text(step: StepOutcome, run_dir: Path) -> str:
     lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
     lines += [f"    | {line}" for line in step.tail]
     lines += [f"note: {note}" for note in step.notes if note]
-    if step.command:
+    if step.ran:
         lines.append(f"reproduce: {step.command}")
     if step.log:
         lines.append(f"full log:  {run_dir / step.log}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.spec_file import load_json
@@ -15,6 +15,7 @@ from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from iree_gauntlet.dialects.torch_models import TorchTest
@@ -65,8 +66,9 @@ class ModelTestSuite:
             if spec.defines_module:
                 continue
             if spec.document is None:
-                content, _, _ = load_json(spec.path, spec.name, without_comments)
-                found[spec.path] = FoundTest(None, spec.problems, sound_markers(content or {}))
+                content = load_json(spec.path, spec.name, without_comments)[0] or {}
+                if not _is_of_sharktank(content):
+                    found[spec.path] = FoundTest(None, spec.problems, sound_markers(content))
                 continue
             test, problems = build_test(spec, modules, targets)
             assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
@@ -85,3 +87,8 @@ class ModelTestSuite:
 
     def _is_inside(self, path: Path) -> bool:
         return path == self.folder or path.is_relative_to(self.folder)
+
+
+def _is_of_sharktank(content: Mapping[str, Any]) -> bool:
+    """Whether a file is a benchmark of that dialect; its regression tests look like module definitions."""
+    return "function_run" in content and "type" not in content

@@ -28,7 +28,7 @@ _PASSED = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
 # An operation printed in full, as MLIR does behind its message; a name attribute says which custom operation it is.
 _PRINTED = re.compile(r":\s+(?:%\S+\s*=\s*)?\"[\w.$]+\"\(.*$")
 _CUSTOM = re.compile(r"<\{name = \"([\w.]+)\"")
-_LOCATION = re.compile(r"(?<!\S)\S+:\d+:\d+:\s*")
+_LOCATION = re.compile(r"(?<!\S)(?:\S+:\d+:\d+|\S+\.(?:txt|json)(?::\d+)?):\s*")
 _TYPE = re.compile(r"!?\b[a-z_][\w.]*<")
 _SHAPE = re.compile(r"\b(?:(?:\d+|\?)x)+([a-z]\w*)\b|(?<!\w)\?(?:x(?:\d+|\?))*x([a-z]\w*)\b")
 _VALUE = re.compile(r"%[\w$.-]+(?::\d+)?(?:#\d+)?")

@@ -119,7 +119,7 @@ def _print_failure(console: rich.console.Console, step: StepOutcome, run_dir: Pa
         _line(console, f"    and {len(found) - _MOST_FINDINGS} more, in {run_dir / 'summary.md'}")
     for line in last_lines(step.tail):
         _line(console, f"    | {line}", "dim")
-    if step.command:
+    if step.ran:
         _line(console, f"    reproduce: {clean(step.command).strip()}")
     if step.log:
         _line(console, f"    full log:  {run_dir / one_line(step.log, 4096)}")

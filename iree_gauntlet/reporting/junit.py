@@ -104,7 +104,7 @@ def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
     if tail:
         parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
         parts += [f"  {line}" for line in tail]
-    if step.command:
+    if step.ran:
         parts += ["", "reproduce:", f"  {clean(step.command).strip()}"]
     if step.log:
         parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]

@@ -35,6 +35,7 @@ class StepOutcome(Result):
         never_started: the journal has no start of it either.
         started: ISO 8601, empty where it never was.
         timeout: seconds that it may take.
+        ran: whether it was started, so that it can be run again.
         flags: the flags of the process, without its binary.
         device: what `--device` says.
         goldens: figures that it is held against.
@@ -55,6 +56,7 @@ class StepOutcome(Result):
     never_started: bool
     started: str
     timeout: float
+    ran: bool
     flags: tuple[str, ...]
     device: str
     goldens: tuple[Golden, ...]
@@ -111,6 +113,7 @@ def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
         never_started=found is None and not started,
         started=started,
         timeout=number(step.get("timeout")) or 0.0,
+        ran=bool(found.command if found else started and argv),
         flags=flags,
         device=_device(flags, step),
         goldens=tuple(map(Golden.from_dict, step.get("goldens") or ())),

@@ -167,7 +167,7 @@ def _failures(steps: Sequence[StepOutcome]) -> list[str]:
         tail = last_lines(step.tail)
         if tail:
             parts.append(fenced("\n".join(tail)))
-        if step.command:
+        if step.ran:
             parts += ["Reproduce:", fenced(step.command, "sh")]
         where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
         links = [

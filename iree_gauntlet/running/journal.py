@@ -10,8 +10,8 @@ Its events, as `EventLog` writes them:
 
 A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The plan,
 the end, and results of steps that took a second or longer are on the disk by then; other results within 20 ms, many
-with one sync, as a suite of operators has hundreds a second: so much a power cut may lose. A start is written with the
-next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
+with one sync, as a suite of operators has hundreds a second: a power cut may lose that much. A start is written with
+the next line, or within 20 ms: `kill -9` may lose those of steps that had only just begun.
 """
 
 from __future__ import annotations

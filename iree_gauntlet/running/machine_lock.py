@@ -269,7 +269,7 @@ def _prepared(folder: LockFolder) -> int:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise GauntletError(
             f"{folder.path}: cannot make the folder for locks: {why}",
             f"${LOCKS_VARIABLE} must name a folder that exists or can be made",

@@ -21,7 +21,7 @@ from iree_gauntlet.running.module_key import flag_ingredients, make_key
 from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
-from iree_gauntlet.settings import cache_folder, project_folder
+from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed
@@ -73,7 +73,12 @@ class Workbench:
 
 
 def open_workbench(
-    request: ToolchainRequest, progress: Progress, network: NetworkRequest = NetworkRequest(), *, need_toolchain: bool
+    request: ToolchainRequest,
+    progress: Progress,
+    network: NetworkRequest = NetworkRequest(),
+    *,
+    need_toolchain: bool,
+    look_only: bool = False,
 ) -> Workbench:
     """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
@@ -82,13 +87,14 @@ def open_workbench(
         progress: is told of downloads.
         network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
+        look_only: whether the folder of the caches need not be there.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
-        UsageError: `--iree` names none.
+        UsageError: `--iree` names none, or the cache's folder cannot be made.
         GauntletError: the registry of artifacts cannot be read.
     """
-    cache_dir = cache_folder(request.cache_dir)
+    cache_dir = (cache_folder if look_only else made_cache_folder)(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(
         cache_dir,

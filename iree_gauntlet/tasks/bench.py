@@ -15,6 +15,7 @@ from iree_gauntlet.bench.devices import DEFAULT_DEVICE, chosen_devices, chosen_t
 from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.instantiate import BuildOptions, check_options
 from iree_gauntlet.bench.perf_file import append_result, check_output
+from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
@@ -38,6 +39,7 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
+    from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.workbench import Workbench
@@ -54,10 +56,17 @@ def bench(options: BenchOptions) -> ExitCode:
         GauntletError: what keeps the benchmark from starting; nothing was measured then.
     """
     folders = _folders(options)
-    models = discover(folders)
+    passed_over: list[Problem] = []
+    models = discover(folders, passed_over)
     if options.list:
         print_models(models, folders, sys.stdout)
+    own = [problem for problem in passed_over if problem.field == options.model or options.list or not models]
+    if own:
+        raise ModelError(own)
+    if options.list:
         return ExitCode.OK
+    for problem in passed_over:
+        sys.stderr.write(f"warning: {problem}\n")
     model = find_model(models, options.model)
     found = check_options(model, _build_options(options))
     # What is wrong with a command line is said before anything is started.

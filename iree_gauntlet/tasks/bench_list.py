@@ -39,4 +39,6 @@ def print_models(models: Mapping[str, BenchmarkModel], folders: Sequence[Path], 
         )
         write_text(stream, f"{_GAP.join(cells).rstrip()}\n")
     where = ", ".join(str(folder) for folder in folders)
-    write_text(stream, f"\n{len(models)} models, {len(rows) - 1} configurations in {where}\n")
+    counts = ((len(models), "model"), (len(rows) - 1, "configuration"))
+    said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+    write_text(stream, f"\n{said} in {where}\n")

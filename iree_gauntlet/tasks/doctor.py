@@ -36,7 +36,7 @@ def _configuration() -> Iterator[Finding]:
     try:
         found = read_configuration(project_folder(), os.environ)
     except GauntletError as error:
-        yield Finding("configuration", "missing", error.what, error.hint)
+        yield Finding("configuration", "broken", error.what, error.hint)
         return
     files = ", ".join(map(str, found.files))
     yield Finding("configuration", "info", files or "no gauntlet.toml: no mirrors, no shared modules")

@@ -11,11 +11,11 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run"]
+__all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run", "runs_of_specs"]
 
 _BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
@@ -44,13 +44,18 @@ def newest_run(folder: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    newest = next((path.parent for path in journals if not _is_bench(path)), None)
+    newest = next(runs_of_specs(folder), None)
     if newest is None:
-        if journals:
+        if any(folder.glob(f"*/{JOURNAL}")):
             raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
         raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
     return newest
+
+
+def runs_of_specs(folder: Path) -> Iterator[Path]:
+    """The runs of spec files, that which was written to last first."""
+    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return (path.parent for path in journals if not _is_bench(path))
 
 
 def _is_bench(journal: Path) -> bool:
@@ -69,6 +74,8 @@ def asked_for(run_dir: Path) -> Asked:
         UsageError: its journal does not say.
         GauntletError: it has no journal that can be read.
     """
+    if not (run_dir / JOURNAL).is_file():
+        raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
     record = read_journal(run_dir / JOURNAL)
     asked = record.runs[-1].get("asked") if record.runs else None
     if record.runs and record.runs[-1].get("bench"):

@@ -71,12 +71,13 @@ def sensitivity(options: Mapping[str, Any]) -> ExitCode:
             seen = [item for item in effects if item.effect > 1]
             idle = [item for item in effects if item.effect == 0]
             share = f"{len(seen)} of {len(effects)} weights would be seen if they were 1 % wrong"
-            sys.stdout.write(f"  {share}; {len(idle)} have no effect on these inputs\n")
+            sys.stdout.write(
+                f"  {share}; {len(idle)} {'has' if len(idle) == 1 else 'have'} no effect on these inputs\n"
+            )
             lost = sorted((item for item in effects if 0 < item.effect <= 1), key=lambda item: item.effect)
             for item in lost[:_MOST_SHOWN]:
-                sys.stdout.write(
-                    f"  not seen: {item.name} ({item.elements} values): {item.effect:.2g} of the tolerance\n"
-                )
+                size = f"{item.elements} value{'' if item.elements == 1 else 's'}"
+                sys.stdout.write(f"  not seen: {item.name} ({size}): {item.effect:.2g} of the tolerance\n")
             if len(lost) > _MOST_SHOWN:
                 sys.stdout.write(f"  and {len(lost) - _MOST_SHOWN} more\n")
             if options["write"]:

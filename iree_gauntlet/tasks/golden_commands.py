@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Option
+from iree_gauntlet.requests import NetworkRequest, Option, options_of
 from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["golden_collection", "xfail_collection"]
 
+_FETCHING = options_of(NetworkRequest)
 # Of those that run something, what a run that is made again wants to know.
 _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
 
 
-@gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
+@gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
 def record_task(options: dict[str, Any]) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
     from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
@@ -28,7 +29,7 @@ def record_task(options: dict[str, Any]) -> ExitCode:
 
 @gauntlet_task(
     "sensitivity",
-    (*SELECTION, *CACHE, *RUNNING, Option("write", False, "Write the share into the provenance of the outputs.")),
+    (*SELECTION, *CACHE, *_FETCHING, Option("write", False, "Write the share into the provenance of the outputs.")),
 )
 def sensitivity_task(options: dict[str, Any]) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
@@ -58,7 +59,7 @@ def sensitivity_task(options: dict[str, Any]) -> ExitCode:
 def update_task(options: dict[str, Any]) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
-    Figures of failed, unfinished or disturbed measurements do not count, and are told.
+    Figures of failed, unfinished or disturbed measurements do not count, and are reported.
 
     Examples: golden.update --last 5
               golden.update --match 'dtln/*' --write
@@ -77,7 +78,7 @@ def update_task(options: dict[str, Any]) -> ExitCode:
             "rerun",
             3,
             "How often cases of operator suites that came out otherwise than expected are run again; what does not "
-            "come out the same every time is told and left as it is. 0 trusts the run.",
+            "come out the same every time is reported and left as it is. 0 trusts the run.",
         ),
         Option("output", "", "Write the diff to this file, to apply it later."),
         Option("write", False, "Change the suite or the configs."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import math
 import sys
@@ -16,7 +17,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
 from iree_gauntlet.settings import runs_folder
-from iree_gauntlet.tasks.earlier_runs import newest_run
+from iree_gauntlet.tasks.earlier_runs import newest_run, runs_of_specs
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def _runs(options: Mapping[str, Any]) -> list[Path]:
     if options["last"] < 1:
         raise UsageError(f"--last {options['last']}: expected 1 or more", "It is the number of runs to look at.")
     newest_run(runs_folder())
-    journals = sorted(runs_folder().glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
-    return [journal.parent for journal in journals[-options["last"] :]]
+    return [*itertools.islice(runs_of_specs(runs_folder()), options["last"])][::-1]
 
 
 def _headroom(text: float) -> float | None:

@@ -8,11 +8,11 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
@@ -22,6 +22,7 @@ from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
@@ -64,7 +65,7 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
     print_table(table)
     models = len({model for model, _, _ in rows})
-    sys.stdout.write(f"{models} models, {len(rows)} chains\n")
+    sys.stdout.write(f"{_counted(models, 'model')}, {_counted(len(rows), 'chain')}\n")
     return code
 
 
@@ -85,7 +86,7 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False)
+    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
@@ -115,15 +116,23 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
-    problems = [*found.problems, *found.left_out, *found.broken, *selection.source_problems()]
+    others = [*found.problems, *found.left_out, *found.broken]
+    sources = selection.source_problems(others)
+    problems = [*others, *sources]
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
     warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
-    if options["toolchain"] and not problems:
-        more, notes = _flag_problems(options, selection)
-        problems += more
+    if options["toolchain"]:
+        try:
+            more, notes = _flag_problems(options, selection, {problem.file for problem in sources})
+        except ToolchainError as error:
+            if not problems:
+                raise
+            notes = [f"flags were not checked: {error.what}"]
+        else:
+            problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
     passed_over = (*selection.cases.warnings, *selection.cases.aimless)
@@ -136,8 +145,12 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
         raise SpecError(problems)
     warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
-    sys.stdout.write(f"{files} spec files are sound{warned}\n")
+    sys.stdout.write(f"{_counted(files, 'spec file')} {'is' if files == 1 else 'are'} sound{warned}\n")
     return ExitCode.OK
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _missing(case: Case) -> Iterator[str]:
@@ -156,17 +169,39 @@ def _warn(warnings: Iterable[str]) -> None:
         sys.stderr.write(f"warning: {text}\n")
 
 
-def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
-    """Flags that the installed tools do not know, and those that would be written otherwise."""
+def _flag_problems(
+    options: Mapping[str, Any], selection: Selection, without: AbstractSet[str]
+) -> tuple[list[Problem], list[str]]:
+    """Flags that the installed tools do not know, and those that would be written otherwise.
+
+    Args:
+        options: say which tools.
+        selection: whose flags.
+        without: files whose sources mean nothing, so that nothing of them can be planned.
+    """
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
     machine = open_workbench(read(ToolchainRequest, options), Progress(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
-    plan = make_plan(selection.cases, selection.stages, surroundings)
+    found = selection.cases
+    sound = [tuple(case for case in cases if not without & _files_of(case)) for cases in (found.cases, found.required)]
+    plan = make_plan(replace(found, cases=sound[0], required=sound[1]), selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [*plan.problems, *plan.broken], notes
+    return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
+
+
+def _with_line(problem: Problem) -> Problem:
+    """The problem of a flag, which its message ends with; with its line where its file has it once."""
+    flag = problem.message.rpartition(" ")[2]
+    with open(problem.file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - `list` does without pathlib
+        lines = [number for number, line in enumerate(file, 1) if flag in line]
+    return replace(problem, line=lines[0]) if len(lines) == 1 else problem
+
+
+def _files_of(case: Case) -> set[str]:
+    return {case.origin.file, *(module.origin.file for module in (*case.modules, *case.extra_modules))}
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
@@ -254,7 +289,7 @@ def _print_plan(plan: Plan) -> None:
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
     cached = sum(step.cache.hit for step in plan.steps)
-    sys.stdout.write(f"{len(plan.steps)} steps, {cached} from the cache\n")
+    sys.stdout.write(f"{_counted(len(plan.steps), 'step')}, {cached} from the cache\n")
 
 
 def _report_problems(problems: Sequence[Problem]) -> None:

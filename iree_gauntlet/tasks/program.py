@@ -170,6 +170,11 @@ class _Gauntlet(Program):
         with _usage_errors():
             super().parse_tasks()
 
+    def parse_cleanup(self) -> None:
+        """Do what the options before the first task ask for, such as a task's help."""
+        with _usage_errors():
+            super().parse_cleanup()
+
 
 def _spelled_out(argv: list[str]) -> list[str]:
     """The short names of `bench`, of more than one letter, as Invoke can read them."""

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Kind
+from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
+from iree_gauntlet.dialects.spec_file import problem_of_field
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, target_of
@@ -34,6 +37,9 @@ __all__ = [
     "urls_of",
 ]
 
+# Fields of specs that hold a source.
+_URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")
+_DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
 
@@ -60,16 +66,17 @@ class Selection:
 
     def require_sound(self) -> None:
         """Raises SpecError where a selected spec has problems."""
-        problems = [*self.cases.problems, *self.source_problems()]
+        problems = [*self.cases.problems, *self.source_problems(self.cases.problems)]
         if problems:
             raise SpecError(problems)
 
     def warnings(self) -> list[str]:
         """What is worth knowing before anything runs, one line each."""
-        cases = (*self.cases.cases, *self.cases.required)
         # What single cases of operator suites lack is an error of theirs.
         broken = {problem.file for problem in self.cases.broken}
-        missing = each_once((case.origin.file, case.blocked_reason) for case in cases if case.origin.file not in broken)
+        missing = each_once(
+            (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken
+        )
         return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
 
     def doubts(self) -> list[str]:
@@ -83,26 +90,35 @@ class Selection:
             found.append(f"{file}: {entries} no case that is here; `lint` lists them")
         return [*found, *self.not_asked]
 
-    def source_problems(self) -> list[Problem]:
-        """URLs of the selected cases that mean no source."""
+    def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
+        """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
+        from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
-        found: set[Problem] = set()
-        for case in (*self.cases.cases, *self.cases.required):
-            for field, url in urls_of(case):
-                try:
-                    parse_source(url)
-                except ArtifactError as error:
-                    found.add(Problem(case.origin.file, 0, field, error.what, error.hint))
-        return sorted(found)
+        named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
+        files = {problem.file for problem in broken}
+        for spec in self.specs:
+            if spec.document is None and spec.name in files:
+                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, _URL_FIELDS) if is_url(url)}
+        found: list[Problem] = []
+        for file, field, url in sorted(named):
+            try:
+                parse_source(url)
+            except ArtifactError as error:
+                found.append(problem_of_field(file, field, error.what, error.hint))
+        return found
+
+    @property
+    def _cases(self) -> tuple[Case, ...]:
+        return (*self.cases.cases, *self.cases.required)
 
 
 def _left_out(problems: Iterable[Problem]) -> Iterator[str]:
     """Files that cannot be used, and that nothing needs."""
     for file, count in Counter(problem.file for problem in problems).items():
         what = "1 problem" if count == 1 else f"{count} problems"
-        yield f"{file} cannot be used ({what}; `lint` shows them); what was selected does without it"
+        yield f"{file} cannot be used ({what}; `lint` shows them); nothing selected needs it"
 
 
 def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -157,27 +173,34 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _suite(request, defaults)
     targets = _targets(request, defaults, suite)
-    folders = [Path(folder) for folder in request.spec_dir] or (list(suite.spec_dirs) if suite else [_own_specs()])
+    folders = [Path(folder) for folder in request.spec_dir] or (_dirs_of(suite) if suite else [_own_specs()])
     external = Path(request.external_file_directory) if request.external_file_directory else None
     if external is not None and not external.is_dir():
-        raise UsageError(f"--external-file-directory {external} is no folder", "Name the folder of the external files.")
+        raise UsageError(
+            f"--external-file-directory {external} is not a folder", "Name the folder of the external files."
+        )
     modules = Path(request.module_directory) if request.module_directory else None
     if modules is not None and not modules.is_dir():
-        raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
+        raise UsageError(f"--module-directory {modules} is not a folder", "Name the folder of the module definitions.")
     configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
     specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
     includes = _includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
     cases = load_cases(specs, includes, targets, failures, request.device)
+    if suite:
+        # Folders in place of its own may hold less than it names.
+        idle = [] if request.spec_dir else idle_includes(suite, specs)
+        cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
-        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
+        unread = sorted({problem.file for problem in cases.left_out})
+        raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere, unread)
     return Selection(
         name=suite.name if suite else "custom",
         stages=suite.stages if suite else DEFAULT_STAGES,
@@ -186,6 +209,12 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         cases=cases,
         not_asked=_not_asked(specs, targets) if configs else (),
     )
+
+
+def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    own = [problem for problem in problems if problem.file == str(suite.path)]
+    lined = with_lines(own, read_toml(suite.path)[0]) if own else []
+    return tuple(sorted({*problems}.difference(own).union(lined)))
 
 
 def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec | ModelSpec]) -> None:
@@ -241,6 +270,22 @@ def suite_path(text: str) -> Path:
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
     return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
+
+
+def _dirs_of(suite: Suite) -> list[Path]:
+    """The spec folders of a suite.
+
+    Raises:
+        SpecError: one of them does not exist.
+    """
+    missing = [
+        Problem(str(suite.path), 0, f"spec_dirs[{index}]", f"there is no folder {folder}", _DIRS_HINT)
+        for index, folder in enumerate(suite.spec_dirs)
+        if not folder.is_dir()
+    ]
+    if missing:
+        raise SpecError(list(_with_lines_of(suite, missing)))
+    return list(suite.spec_dirs)
 
 
 def _own_specs() -> Path:

@@ -84,7 +84,7 @@ class BuildTree:
             ToolchainError: there are no such tools in it.
         """
         if not root.is_dir():
-            raise ToolchainError(f"build:{root} is no folder", "Name the folder that CMake has built IREE in.")
+            raise ToolchainError(f"build:{root} is not a folder", "Name the folder that CMake has built IREE in.")
         for name in _TOOLS:
             if all((root / name / tool).is_file() for tool in needed):
                 return cls(root, root / name, f"build: {root}")

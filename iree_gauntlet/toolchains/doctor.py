@@ -43,7 +43,7 @@ _PACKAGES = (
 )
 _OPTIONAL = frozenset({"nox", "onnxruntime"})
 
-Status = Literal["ok", "warn", "missing", "info"]
+Status = Literal["ok", "warn", "missing", "broken", "info"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _cache(cache_dir: Path) -> Iterator[Finding]:
     # The folder may not be made yet: what counts is the nearest one that is.
     there = next((folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists()), cache_dir)
     if not there.is_dir():
-        yield Finding("cache", "missing", f"{there} is no folder", "move the file away, or name another cache")
+        yield Finding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
         return
     if os.access(there, os.W_OK | os.X_OK):
         yield Finding("cache", "ok", f"{cache_dir} can be written")

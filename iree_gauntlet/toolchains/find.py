@@ -251,7 +251,7 @@ def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
 def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
     """What is installed of a folder of wheels: the one of each kind that fits this Python."""
     if not folder.is_dir():
-        raise ToolchainError(f"wheels:{folder} is no folder", "Name the folder that holds IREE's wheels.")
+        raise ToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")
     tags = frozenset(sys_tags())
     fitting: dict[str, list[tuple[Version, Path]]] = {}
     others = []

@@ -228,8 +228,8 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         ('{"mlir":' + "[" * 40 + "]" * 40 + "}", 0, "nested too deeply"),
         ('{"golden_size": {"mi300": ' + "9" * 5000 + "}}", 0, "number that cannot be read"),
         ('{"mlir": "\\ud800"}', 0, "surrogate"),
-        ("{}", 1, "is no spec of a known format (fields found: none)"),
-        ('{"name": 1, "steps": []}', 1, "is no spec of a known format (fields found: name, steps)"),
+        ("{}", 1, "is not a spec of a known format (fields found: none)"),
+        ('{"name": 1, "steps": []}', 1, "is not a spec of a known format (fields found: name, steps)"),
     ],
 )
 def test_files_that_are_no_spec(tmp_path: Path, content: str | bytes, line: int, says: str) -> None:

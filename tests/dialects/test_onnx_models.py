@@ -144,7 +144,7 @@ def test_something_else():
     for place, base in ((str(tmp_path / "zoo"), (tmp_path / "zoo").as_uri()), ("https://h/x", "https://h/x")):
         found = load(tmp_path, model_root=place).cases[0]
         assert url_of(found) == f"{base}/validated/vision/classification/alexnet/model/bvlcalexnet-12.onnx"
-    with pytest.raises(UsageError, match="--model-root nowhere is no folder"):
+    with pytest.raises(UsageError, match="--model-root nowhere is not a folder"):
         load(tmp_path, model_root="nowhere")
 
 
@@ -287,7 +287,7 @@ def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("def test_a(:\n", ":1: is no Python: "),
+        ("def test_a(:\n", ":1: is not Python: "),
         ("@pytest.mark.parametrize('model', MODELS)\n{}", ":1: test_a: expected pytest.mark.parametrize("),
         ("@pytest.mark.parametrize('m', [3])\n{}", ":1: test_a: a parameter is no text"),
         (
@@ -302,7 +302,7 @@ def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
             "class TestB:\n    def test_b(x):\n        compare_between_iree_and_onnxruntime('b')\n",
             ":3: compares a model",
         ),
-        ("A = " + "'a' + " * 2000 + "'b'\n{}", ": is no Python: maximum recursion depth exceeded"),
+        ("A = " + "'a' + " * 2000 + "'b'\n{}", ": is not Python: maximum recursion depth exceeded"),
         ("def test_b(x):\n    compare_between_iree_and_onnxruntime(made())\n", ":2: test_b: its model_url"),
     ],
 )

@@ -133,7 +133,7 @@ def test_the_ends_of_lines_stay_what_they_are() -> None:
         ("{}", Removal(RUN, "b"), "b is not in"),
         ('{"expected_run_failures": 1}', Addition(RUN, "a"), "is no list of expected failures"),
         ("{}", Addition("golden_times_ms", "a"), "is no list of expected failures"),
-        ('{"a": 1, "a": 2}', Addition(RUN, "a"), "a key stands twice"),
+        ('{"a": 1, "a": 2}', Addition(RUN, "a"), "a key appears twice"),
         ("[1, 2]", Addition(RUN, "a"), "is no object"),
         ('{"a": [}', Addition(RUN, "a"), "cannot be read"),
     ],

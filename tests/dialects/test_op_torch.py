@@ -222,6 +222,9 @@ def test_mistakes_name_their_field_and_line(tmp_path: Path, fields: dict[str, An
     file, _, line = place.rpartition(":")
     assert file == "generated/AB/small/run_module_io.json"
     assert 0 < int(line) < 50
+    # The program is sound, unless it is what is missing.
+    blocked = [step.stage for step in plan(load_ops(tmp_path), (Stage.COMPILE, Stage.THRESHOLD)).steps if step.blocked]
+    assert blocked == [Stage.COMPILE if "file_name" in fields else Stage.THRESHOLD]
 
 
 _VALUES = st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-10, 1000.0, 1e-9, np.inf, -np.inf, np.nan]) | st.floats(width=16)

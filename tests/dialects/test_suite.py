@@ -82,6 +82,7 @@ def test_what_a_suite_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_shipped_suites_are_sound(path: Path) -> None:
     assert read_suite(path).name == path.stem
+    chosen(SUITES, suite=str(path)).require_sound()
 
 
 def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() -> None:
@@ -184,7 +185,7 @@ def test_expected_failures_of_a_suite_reach_the_cases_they_match(project: Path) 
     [
         ({"target": ["tpu"]}, "unknown target 'tpu'"),
         ({"target": ["gfx942", "gfx90a"]}, "two targets of one family"),
-        ({"external_file_directory": "/nowhere"}, "is no folder"),
+        ({"external_file_directory": "/nowhere"}, "is not a folder"),
         ({"spec_dir": ["/nowhere"]}, "does not exist"),
         ({"suite": "/nowhere.toml"}, "does not exist"),
     ],
@@ -204,3 +205,47 @@ def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> N
     (problem,) = load(tmp_path, expected=[fits, lost]).problems
     assert problem.field == "expect_failure[0].case"
     assert "did you mean 'm/s'" in problem.message
+
+
+def test_an_include_that_fits_no_spec_is_named_beside_those_that_fit(project: Path) -> None:
+    write(project, SUITE.replace('["trees"]', '["../trees"]').replace('submodel = "y"', 'model = "bb"'))
+    selection = chosen(project)
+    assert selection.cases.cases, "the other include fits"
+    with pytest.raises(SpecError) as caught:
+        selection.require_sound()
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line) == (str(project / "suites/x.toml"), 11)
+    assert (problem.field, problem.message) == ("include[1]", "fits no spec: no model 'bb'; did you mean 'b'?")
+    write(project, SUITE.replace('["trees"]', '["../trees"]').replace('model = "a"', 'model = "b"\nsubmodel = "yy"'))
+    (problem,) = chosen(project).cases.problems
+    assert (problem.line, problem.field) == (8, "include[0]")
+    assert problem.message == "fits no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
+
+
+def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
+    write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../trees"]\n[[include]]\nmodel = "aa*"\n')
+    with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: fits no spec: no model 'aa\*'"):
+        chosen(project).require_sound()
+
+
+def test_includes_are_not_held_against_other_folders(project: Path) -> None:
+    write_tree(project / "other", {"regression_tests/a/x_rocm.json": SECOND})
+    write(project, SUITE.replace('submodel = "y"', 'model = "b"'))
+    cases = chosen(project, spec_dir=[str(project / "other")]).cases
+    assert (len(cases.cases), cases.problems) == (1, ())
+
+
+def test_an_expected_failure_that_fits_no_spec_has_its_line(project: Path) -> None:
+    write(project, SUITE.replace('["trees"]', '["../trees"]').replace('case = "a/*"', 'case = "z/*"'))
+    (problem,) = chosen(project).cases.problems
+    assert (problem.line, problem.field) == (16, "expect_failure[0].case")
+
+
+def test_a_folder_of_a_suite_that_does_not_exist(project: Path) -> None:
+    write(project, SUITE.replace('["trees"]', '["../trees", "../treees"]'))
+    with pytest.raises(SpecError) as caught:
+        chosen(project)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.line, problem.field) == (str(project / "suites/x.toml"), 6, "spec_dirs[1]")
+    assert "treees" in problem.message
+    assert "--spec-dir" not in str(caught.value)

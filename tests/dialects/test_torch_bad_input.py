@@ -380,7 +380,7 @@ def test_numbers_that_are_none(tmp_path: Path, name: str, number: str) -> None:
         ("", 0, "is empty"),
         ('"quality"', 1, "expected a JSON object"),
         (b'{\n"type": "\xff"}', 2, "is not UTF-8"),
-        ('{"type": "quality",\n "markers": [], "type": "quality"}', 2, "stands twice"),
+        ('{"type": "quality",\n "markers": [], "type": "quality"}', 2, "appears twice"),
         ('{"type": ' + "[" * 2000, 0, "nested too deeply"),
         ('{"type": "\\ud800"}', 0, "surrogate"),
         ({"type": "quality"}, 1, "is missing"),

@@ -325,7 +325,7 @@ def test_whoever_may_use_a_named_folder_may_use_its_files(folder: Path, mode: in
 
 def test_a_file_in_place_of_a_named_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, why in ((tmp_path / "file", "it is no folder"), (tmp_path / "file" / "locks", "Not a directory")):
+    for path, why in ((tmp_path / "file", "it is not a folder"), (tmp_path / "file" / "locks", "Not a directory")):
         with pytest.raises(GauntletError, match=f"{path}: cannot make the folder for locks: {why}") as caught:
             locks_in(LockFolder(path, named=True)).device_lock("x", silent).__enter__()
         assert f"${LOCKS_VARIABLE}" in caught.value.hint

@@ -381,7 +381,7 @@ def test_broken_builds_are_stepped_around_and_told(project: Builds) -> None:
     done = project.bisect(row, "--metric", "size")
     assert done.code == 4, done.text
     assert "between b2 (good) and b5 (bad); could not be judged: b3, nowhere" in done.out
-    assert "nowhere is no folder" in done.out
+    assert "nowhere is not a folder" in done.out
     # What does not compile is bad by another metric.
     done = project.bisect([row[0], row[2], row[1]], "--metric", "compiles")
     assert done.code == 0, done.text

@@ -157,14 +157,14 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
     (suite.unary("wrong") / "more.mlir").touch()
     strange = suite.unary("refused") / "run_module_io_flags.txt"
     strange.write_text(f"{strange.read_text()}--no_such_flag=1\n")
-    (suite.misspelt("misspelt") / "run_module_io_flags.txt").write_bytes(b"\xff")
+    (suite.unary("misspelt") / "run_module_io_flags.txt").write_bytes(b"\xff")
     done = suite.run("-j", "1")
     assert done.code == 3, done.text
     assert suite.verdicts == {
         "abs:compile": "passed",
         "abs:threshold": "passed",
-        "misspelt:compile": "error",
-        "misspelt:threshold": "skipped",
+        "misspelt:compile": "passed",
+        "misspelt:threshold": "error",
         "neg:compile": "passed",
         "neg:threshold": "error",
         "refused:compile": "passed",
@@ -172,13 +172,17 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
         "wrong:compile": "error",
         "wrong:threshold": "skipped",
     }
+    files = {name: f"ops/node/{name}/run_module_io_flags.txt" for name in ("misspelt", "neg", "wrong")}
+    two = "found model.mlir and more.mlir (Leave one program in the folder.)"
     reasons = {
-        "misspelt:compile": "is not UTF-8",
-        "neg:threshold": "input: the file input_0.bin is missing",
+        "misspelt:threshold": f"{files['misspelt']}: is not UTF-8 (Save the file as UTF-8.)",
+        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing (Put it beside the flagfile.)",
         "refused:threshold": "iree-run-module does not know --no_such_flag=1",
-        "wrong:compile": "one program belongs beside it, *.mlir or *.mlirbc; found model.mlir and more.mlir",
+        "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {two}",
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons
+    # Nothing was started that could be started again.
+    assert "reproduce:" not in done.out
     errors = ET.parse(project.newest / "junit.xml").iterfind(".//testcase/error")
     assert sorted(error.get("message", "") for error in errors) == sorted(reasons.values())
     # What `lint` finds it finds as before; a tool's flags are known with a toolchain.

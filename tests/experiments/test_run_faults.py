@@ -376,6 +376,22 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     assert run.wait(LIMIT_SECONDS) == 0
 
 
+def test_only_what_was_started_can_be_reproduced(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(tmp_path / "file"))
+    project.expected("abs", [9.0] * 4)
+    project.benchmark("lonely")
+    done = project.gauntlet("run")
+    assert done.code == 3
+    assert done.out.count("is not a folder") >= 2
+    assert "no regression spec defines toy/lonely" in done.out
+    assert "reproduce:" not in done.out
+    texts = [(project.newest / name).read_text().lower() for name in ("summary.md", "junit.xml")]
+    assert [text for text in texts if "reproduce:" in text] == []
+
+
 def test_locks_of_ones_own_are_used_alone_and_named_in_all_reports(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

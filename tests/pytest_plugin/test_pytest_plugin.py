@@ -23,6 +23,7 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import SHARED
 from tests.support.processes import running, wait_until
+from tests.support.spec_trees import BENCHMARK, SECOND, write_tree
 from tests.support.torch_project import CPU, TorchProject
 
 if TYPE_CHECKING:
@@ -216,15 +217,46 @@ def test_the_toolkits_modules_are_imported_as_they_are_written(tmp_path: Path) -
         (["--force-recompile"], "--force-recompile needs --test-file-directory"),
         (["--cache-modules"], "--cache-modules needs --test-file-directory"),
         (["--test-file-directory=suite", "--cache-modules", "--force-recompile"], "--cache-modules beside"),
-        (["--test-file-directory=gone"], "--test-file-directory: gone is no folder"),
-        (["--test-file-directory=suite", "--module-directory=gone"], "--module-directory: gone is no folder"),
+        (["--test-file-directory=gone"], "--test-file-directory: gone is not a folder"),
+        (["--test-file-directory=suite", "--module-directory=gone"], "--module-directory: gone is not a folder"),
     ],
 )
 def test_options_that_do_not_fit(project: TorchProject, arguments: list[str], message: str) -> None:
+    _require_nothing_of_the_projects_own_tests(project)
     done = project.plain_pytest(arguments)
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+def _require_nothing_of_the_projects_own_tests(project: TorchProject) -> None:
+    (project.folder / "tests").mkdir()
+    (project.folder / "tests" / "conftest.py").write_text("import a_package_that_is_not_here\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["suite/toy/gone.json"], "suite/toy/gone.json"),
+        # As of a plugin that is not installed.
+        (["--processes", "2"], "unrecognized arguments: --processes"),
+    ],
+)
+def test_a_typing_error_is_pytests_own_message(project: TorchProject, arguments: list[str], message: str) -> None:
+    _require_nothing_of_the_projects_own_tests(project)
+    done = project.pytest("-q", *arguments)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert message in done.err
+    assert "a_package_that_is_not_here" not in done.text
+
+
+def test_specs_of_another_dialect_are_passed_over(project: TorchProject) -> None:
+    write_tree(project.suite, {"toy/net_cpu.json": BENCHMARK, "toy/net_rocm.json": SECOND})
+    assert "3 tests collected" in project.pytest("--collect-only", "-q").out
+    assert outcomes(project.pytest("-q", "-k", "compstat")) == {"passed": 1, "deselected": 2}
+    # What is no whole test of torch models is an error all the same.
+    project.test("toy/typeless", inputs=["4xf32"], modules=["toy/modules/add_cpu"])
+    assert outcomes(project.pytest("-q", "-k", "typeless"))["error"] == 1
 
 
 # What comes of it

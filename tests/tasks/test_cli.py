@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.command_line import LIMIT_SECONDS, MAIN, Done
+from tests.support.command_line import LIMIT_SECONDS, MAIN, Done, run_here
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -60,10 +60,17 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["golden.record"], 2, "--model"),
         (["golden.record", "--model", "toy"], 2, "onnx"),
         (["run", "--jobs", "-3"], 2, "--jobs"),
+        (["--help", "foo"], 2, "No idea what 'foo' is"),
         (["run", "--jobs", "many"], 2, "'many' is not a number"),
         (["run", "-j", "1.5"], 2, "'1.5' is not a number"),
         (["run", "--timeout-compile", "soon"], 2, "'soon' is not a number"),
-        (["run", "--timeout-compile", "-1"], 2, "expected seconds above 0"),
+        (
+            ["run", "--timeout-compile", "-1"],
+            2,
+            "expected seconds above 0\n  Leave it out, or give 0, for the default.",
+        ),
+        (["run", "--confirm-seconds", "-1"], 2, "expected seconds above 0\n  Leave it out for 300."),
+        (["run", "--resume", "--run-dir", "gone"], 2, "there is no run in "),
         (["run", "--timeout-compile", "nan"], 2, "--timeout-compile nan"),
         (["run", "--timeout-benchmark", "inf"], 2, "--timeout-benchmark inf"),
         (["run", "--timeout-stall", "-1"], 2, "--timeout-stall -1"),
@@ -83,6 +90,22 @@ def test_mistakes_get_a_message_and_their_exit_code_and_leave_nothing(
     assert done.code == code, done.text
     assert said in done.err
     assert not (project.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("place", ["/proc/gauntlet", "/dev/null/x", "file", "file/x"])
+@pytest.mark.parametrize("words", [["run"], ["fetch"]])
+def test_a_cache_that_cannot_be_made_is_named(project: Project, words: list[str], place: str) -> None:
+    (project.folder / "file").write_text("")
+    done = project.gauntlet(*words, "--cache-dir", place)
+    assert (done.code, done.err.splitlines()[0].partition(" cannot")[0]) == (2, f"error: --cache-dir {place}:")
+    assert not (project.folder / "runs").exists()
+
+
+def test_a_cache_of_the_environment_that_cannot_be_made_is_named(project: Project) -> None:
+    environ = {**project.environment(), "IREE_GAUNTLET_CACHE": "/dev/null/x"}
+    done = run_here(["run"], project.folder, environ)
+    assert done.code == 2
+    assert done.err.startswith("error: $IREE_GAUNTLET_CACHE: cannot make the folder /dev/null/x: Not a directory\n")
 
 
 def test_invoke_and_the_console_command_are_one(project: Project) -> None:

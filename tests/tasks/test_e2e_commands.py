@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,18 @@ def test_doctor_says_what_is_here(project: Project) -> None:
     assert "target cpu" in done.out
     findings = json.loads(project.gauntlet("doctor", "--format", "json").out)
     assert {"iree", "cache", "machine", "benchmarking"} <= {finding["area"] for finding in findings}
+
+
+def test_doctor_calls_broken_settings_broken(project: Project) -> None:
+    (project.folder / "gauntlet.toml").write_text("mirrors = ")
+    assert "broken   configuration:" in project.gauntlet("doctor").out
+
+
+@pytest.mark.parametrize("task", ["golden.record", "golden.sensitivity"])
+def test_what_runs_onnxruntime_alone_offers_no_options_of_runs(project: Project, task: str) -> None:
+    found = set(re.findall(r"--[a-z-]+", project.gauntlet("--help", task).out))
+    assert {"--model", "--offline", "--timeout-stall", "--cache-dir"} <= found
+    assert not {"--resume", "--verdict", "--timeout-compile", "--jobs", "--run-dir"} & found
 
 
 def test_every_task_has_help(project: Project) -> None:

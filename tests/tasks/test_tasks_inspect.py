@@ -246,7 +246,35 @@ def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, r
     for task in ("plan", "lint"):
         result = run(task, "--target", "cpu")
         assert result.code == 2
-        assert "z_cpu.json: mlir: unknown scheme 'htps'" in result.err
+        assert "z_cpu.json:14: mlir: unknown scheme 'htps'" in result.err
+
+
+def test_sources_are_checked_beside_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
+    spec = SECOND | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
+    write_tree(project, {"specs/regression_tests/b/z_cpu.json": spec})
+    for words in (["plan", "--target", "cpu"], ["lint"], ["lint", "--model", "a"]):
+        result = run(*words)
+        assert result.code == 2
+        assert result.err.startswith("error: 3 problems in spec files:")
+        for text in ("mlir: unknown scheme 'ftp'", "z_cpu.json:4: inputs[0].source: ", "junk: unknown field"):
+            assert text in result.err
+
+
+def test_a_missing_module_is_named_of_tests_that_are_not_selected(project: Path, run: Any, without_iree: None) -> None:
+    write_tree(project, {"specs/torch_models/t/q.json": {"type": "quality", "modules": ["gone"], "markers": []}})
+    for words in (["lint"], ["lint", "--model", "a"]):
+        result = run(*words)
+        assert (result.code, "there is no module definition gone.json" in result.err) == (2, True)
+    assert "torch_models/t/q.json cannot be used (1 problem" in run("plan", "--model", "a", "--target", "cpu").err
+
+
+def test_a_selection_that_a_broken_file_may_hold(project: Path, run: Any, without_iree: None) -> None:
+    files = {"onnx_models/tests/vision_models_test.py": "def compare_between_iree_and_onnxruntime(:\n"}
+    write_tree(project, files)
+    result = run("plan", "--spec-dir", "onnx_models", "--submodel", "tiny-1")
+    assert result.code == 5
+    assert "onnx_models/tests/vision_models_test.py; `lint` shows why." in result.err
+    assert "No model '*'" not in result.err
 
 
 def test_plan_stages(project: Path, run: Any, without_iree: None) -> None:
@@ -372,6 +400,31 @@ def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> Non
     result = run("lint", "--model", "a", "--toolchain")
     assert result.code == 2
     assert "--iree-no-such-flag" in result.err
+
+
+def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Path, run: Any) -> None:
+    spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
+    files = {
+        "b/flag_cpu.json": spec,
+        "b/field_cpu.json": SECOND | {"junk": 1},
+        "b/source_cpu.json": spec | {"mlir": "ftp://h/m.mlir"},
+    }
+    write_tree(project / "specs/regression_tests", files)
+    benchmark = BENCHMARK | {"golden_time_ms": {"box": 2}, "device": "local-task"}
+    write_tree(project / "specs/benchmarks", {"b/source_cpu.json": benchmark})
+    result = run("lint", "--toolchain")
+    assert result.code == 2
+    for text in ("flag_cpu.json:18: iree-compile does not know --iree-typo", "junk: unknown", "unknown scheme 'ftp'"):
+        assert text in result.err
+
+
+def test_lint_without_the_toolchain_shows_other_mistakes_all_the_same(
+    project: Path, run: Any, without_iree: None
+) -> None:
+    write_tree(project, {"specs/regression_tests/b/field_cpu.json": SECOND | {"junk": 1}})
+    result = run("lint", "--toolchain")
+    assert (result.code, "junk: unknown field" in result.err) == (2, True)
+    assert "note: flags were not checked: no IREE in this Python" in result.out
 
 
 def test_lint_with_the_toolchain_needs_one(project: Path, run: Any, without_iree: None) -> None:

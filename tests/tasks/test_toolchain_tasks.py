@@ -100,7 +100,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.show", "--iree", "venv:nowhere"], 3, "is no virtual environment"),
         (["toolchain.show", "--format", "xml"], 2, "--format xml"),
         (["run", "--model", "toy", "--iree", "banana"], 2, "--iree banana: names no IREE"),
-        (["run", "--model", "toy", "--iree-runtime", "build:nowhere"], 3, "is no folder"),
+        (["run", "--model", "toy", "--iree-runtime", "build:nowhere"], 3, "is not a folder"),
         (["doctor", "--iree", "3.12.0"], 3, "IREE 3.12.0 is not installed"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_plan_installs_nothing(project: Project) -> None:
 @pytest.mark.iree
 def test_the_variable_chooses_where_no_option_does(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IREE_GAUNTLET_IREE", "build:/nowhere")
-    assert "build:/nowhere is no folder" in project.gauntlet("toolchain.show").err
+    assert "build:/nowhere is not a folder" in project.gauntlet("toolchain.show").err
     assert project.gauntlet("toolchain.show", "--iree", "installed").code == 0
 
 

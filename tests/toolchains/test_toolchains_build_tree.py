@@ -142,7 +142,7 @@ def test_a_build_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
         return raised.value
 
     root = sketch(tmp_path / "iree" / "build")
-    assert error(tmp_path / "none").what == f"build:{tmp_path / 'none'} is no folder"
+    assert error(tmp_path / "none").what == f"build:{tmp_path / 'none'} is not a folder"
     assert f"write build:{root}." in error(tmp_path / "iree").hint
     assert f"name the one above, build:{root}." in error(root / "tools").hint
     (tmp_path / "empty").mkdir()

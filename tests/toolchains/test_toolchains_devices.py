@@ -202,7 +202,7 @@ def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings(error, tmp_path, "cache")[0].status == "warn"
     (tmp_path / "file").touch()
     (finding,) = findings(error, tmp_path / "file" / "cache", "cache")
-    assert "is no folder" in finding.text
+    assert "is not a folder" in finding.text
 
 
 def test_packages_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,7 +307,7 @@ def test_wheels_that_cannot_be_used(releases: Releases, tmp_path: Path) -> None:
             environment_for(parse_choice(f"wheels:{folder}"), releases.place())
         return raised.value.what
 
-    assert error(tmp_path / "none").endswith("is no folder")
+    assert error(tmp_path / "none").endswith("is not a folder")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "iree_base_compiler-3.13.0-cp27-cp27mu-win32.whl").touch()
     assert error(tmp_path / "foreign").endswith("it has iree_base_compiler-3.13.0-cp27-cp27mu-win32.whl")

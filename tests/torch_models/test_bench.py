@@ -69,6 +69,21 @@ def test_a_model_is_measured(first: Benchmarks, said: str) -> None:
         assert entry[name] > 0
 
 
+def test_a_broken_file_keeps_no_other_model_from_its_benchmark(bench: Bench) -> None:
+    (bench.models / "broken.py").write_text("def f(:\n")
+    done = bench.run("-m", "line", "-c", "small")
+    assert done.code == 0, done.text
+    assert "warning: specs/models/broken.py:1: SyntaxError: invalid syntax" in done.err
+    listed = bench.run("--list")
+    assert (listed.code, "2 models, " in listed.out) == (2, True)
+    assert "error: 1 problem in benchmark models:\n  specs/models/broken.py:1: SyntaxError" in listed.err
+    assert bench.run("-m", "broken").code == 2
+    # Which of the two is meant?
+    (bench.models / "broken.py").write_text((bench.models / "line.py").read_text())
+    twice = bench.run("-m", "line", "-c", "small")
+    assert (twice.code, "a model of this name is declared at" in twice.err) == (2, True)
+
+
 def test_another_format_is_another_model(first: Benchmarks) -> None:
     assert first.builds == ["line", "line", "counter"]
     errors = [entry["numeric_error"]["to_f32"] for entry in first.perf[:2]]

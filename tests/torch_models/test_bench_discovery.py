@@ -14,6 +14,8 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.errors import Problem
+
 MODEL = """\
 from iree_gauntlet.bench import benchmark_model
 
@@ -122,6 +124,13 @@ def test_every_problem_of_every_file_is_said_at_once(folder: Path) -> None:
         "models/d.py:2: SystemExit: 3",
         "models/e.py:1: ZeroDivisionError: division by zero",
     ]
+
+
+def test_what_is_broken_may_be_passed_over(folder: Path) -> None:
+    write(folder, {"a.py": "def f(:\n", "b.py": model("bert")})
+    problems: list[Problem] = []
+    assert list(discover([folder], problems)) == ["bert"]
+    assert [problem.file for problem in problems] == ["models/a.py"]
 
 
 def page_files(part: str) -> dict[str, str]:

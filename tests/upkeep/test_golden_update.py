@@ -278,3 +278,16 @@ def test_a_proposal_is_never_out_of_thin_air(
     settled = replace(place, value=outcome.value, release=outcome.release)
     again = propose(settled, evidence, size_headroom=headroom, to_release=to_release)
     assert isinstance(again, str), again
+
+
+def test_a_bench_is_no_newest_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(project, "run-1", dispatches=30)
+    _run(project, "run-2")
+    builder = JournalBuilder(run="bench-3")
+    builder.begin(bench={"model": "perceptron"})
+    bench = builder.write(project / "runs" / "bench-3")
+    os.utime(bench / "journal.jsonl", (3, 3))
+    assert update(_options()) is ExitCode.OK
+    assert '"golden_dispatch": {"cpu": 20' in capsys.readouterr().out
+    assert update(_options(last=2)) is ExitCode.OK
+    assert "2 runs (run-1 … run-2)" in capsys.readouterr().err
