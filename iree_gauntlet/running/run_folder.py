@@ -25,7 +25,7 @@ def require_plain(folder: Path, option: str) -> None:
         UsageError: it is one.
     """
     if set(str(folder)) & set("@%"):
-        raise UsageError(f"{folder}: IREE's tools misread a path with '@' or '%'", f"Give {option} one without them.")
+        raise UsageError(f"{folder}: IREE's tools misread a path with '@' or '%'", f"Name one without them with {option}.")
 
 
 def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | None, bool]:

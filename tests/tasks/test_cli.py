@@ -78,9 +78,9 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["run", "--confirm-seconds", "0"], 2, "--confirm-seconds 0"),
         (["run", "--disturbed", "ignore"], 2, "--disturbed ignore"),
         (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir"], 2, "is a file"),
-        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir/run"], 2, "cannot make the run's folder"),
-        (["run", "--run-dir", "job@2"], 2, "--run-dir without"),
-        (["run", "--run-dir", "feature%2Fx"], 2, "--run-dir without"),
+        (["run", "--run-dir", "specs/regression_tests/toy/abs.mlir/run"], 2, "cannot be made"),
+        (["run", "--run-dir", "job@2"], 2, "without them with --run-dir"),
+        (["run", "--run-dir", "feature%2Fx"], 2, "without them with --run-dir"),
     ],
 )
 def test_mistakes_get_a_message_and_their_exit_code_and_leave_nothing(
