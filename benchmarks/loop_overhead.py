@@ -112,7 +112,7 @@ def _compiled(folder: Path, layers: int) -> Path:
     text = "\n".join([f"func.func @main(%x0: {kind}) -> {kind} {{", *lines, f"  return %x{layers} : {kind}", "}"])
     program, module = folder / f"{layers}.mlir", folder / f"{layers}.vmfb"
     program.write_text(text + "\n", encoding="utf-8")
-    subprocess.run([find_installed().compile, str(program), *_FLAGS, "-o", str(module)], check=True)
+    subprocess.run([find_installed().compiler.compile, str(program), *_FLAGS, "-o", str(module)], check=True)
     return module
 
 

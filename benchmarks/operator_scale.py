@@ -12,29 +12,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.console import PlainConsole
+from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import MachineLocks
 from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.results import Result
+from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import Workbench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,31 +120,26 @@ def _status(field: str) -> int:
 
 
 def _run(steps: list[Step], folder: Path, run_dir: Path, jobs: int) -> None:
-    cancelled = threading.Event()
-    console = PlainConsole(io.StringIO())
-    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+    progress, cache = PlainProgress(io.StringIO()), folder / "cache"
+    store = ArtifactStore(cache, Registry.read(folder / "registry.toml"))
+    workbench = Workbench(None, None, None, cache, store, ModuleCache(cache), None, Leases(cache))
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    performers = {Stage.COMPILE: _compiled, Stage.THRESHOLD: _judged}
+    # This process's own, so that it waits for nobody.
+    os.environ["IREE_GAUNTLET_LOCKS"] = str(folder)
+    with (
+        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, progress) as session,
+    ):
         event = {"run": run_dir.name, "suite": "ops", "steps": steps}
         journal.run(event)
-        console.run_started(event)
-        engine = Engine(
-            run_dir,
-            ArtifactStore(folder / "cache", Registry.read(folder / "registry.toml")),
-            ModuleCache(folder / "cache"),
-            supervisor,
-            MachineLocks(folder / "locks", patience=60.0, cancelled=cancelled),
-            cancelled,
-            journal,
-            console,
-            RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, release="", confirm=None),
-            lambda: 64 << 30,
-            performers={Stage.COMPILE: _compiled, Stage.THRESHOLD: _judged},
-        )
-        engine.run(steps, {})
-    console.close()
+        progress.run_started(event)
+        Engine(session, workbench, options, performers, lambda: 64 << 30).run(steps, {})
+    progress.close()
 
 
 def _compiled(step: Step) -> Result:
-    cache = {"hit": True, "key": step.cache.key, "reason": "in the cache"}
+    cache = CacheUse(True, step.cache.key, "in the cache")
     command = " ".join(step.command.argv) if step.command else ""
     if step.expect_failure:
         reason = f"iree-compile failed with exit code 1: {_DIAGNOSTIC}"

@@ -198,7 +198,8 @@ def _gauntlet(
     good = {"passed": "passed", "xpassed": "passed", "failed": "failed", "xfailed": "failed", "error": "failed"}
     verdicts = {}
     for step in record.steps:
-        found = record.results.get(step["id"], {}).get("verdict", "none")
+        result = record.results.get(step["id"])
+        found = str(result.verdict) if result else "none"
         if step["model"] != "batch" and found != "skipped":
             verdicts[f"{step['model']}/{step['submodel']}:{step['stage']}"] = good.get(found, found)
     return cost, verdicts

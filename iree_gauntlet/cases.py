@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.recorded import Recorded
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from iree_gauntlet.targets import Target
 
 __all__ = [
@@ -34,6 +39,7 @@ __all__ = [
     "Stage",
     "Statistic",
     "Verdict",
+    "exit_code_of",
 ]
 
 
@@ -87,6 +93,19 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+_EXIT_CODES = {
+    Verdict.ERROR: ExitCode.ERROR,
+    Verdict.FAILED: ExitCode.FAILED,
+    Verdict.XPASSED: ExitCode.FAILED,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
+    """What a run exits with whose steps came to these."""
+    return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
+
+
 class Metric(StrEnum):
     """What a golden is about; the unit is part of the name."""
 
@@ -103,7 +122,7 @@ class Statistic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Origin:
+class Origin(Recorded):
     """Where something was written: file as the user names it, and dotted field path."""
 
     file: str
@@ -218,7 +237,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Golden:
+class Golden(Recorded):
     """An expected figure: measured ≤ value × factor.
 
     Attributes:

@@ -7,17 +7,23 @@ only when it is whole: a last line without its newline is torn, was never acknow
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["EventRecord", "JournalRecord", "read_events", "read_journal"]
+__all__ = ["BUSY_SHARE", "JOURNAL", "STEAL_SHARE", "EventRecord", "JournalRecord", "read_events", "read_journal"]
+
+# Name of a run's journal, in the run's folder.
+JOURNAL = "journal.jsonl"
+# Above these shares of the CPUs' time, other work and other machines of the host disturb what is measured.
+BUSY_SHARE = 0.2
+STEAL_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,8 @@ class JournalRecord:
         runs: every `run` event; a resumed run has more than one.
         steps: the steps of the last `run` event, and those that it found out later (`steps` events).
         starts: when each step was last started, as written (ISO 8601), by step id.
-        results: each step's last `result` event, by step id.
+        results: what each step came to last, by step id.
+        result_times: when that was written (ISO 8601), by step id.
         end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
         torn: whether there is a line that was cut short by a crash (it is left out).
     """
@@ -38,9 +45,23 @@ class JournalRecord:
     runs: tuple[dict[str, Any], ...] = ()
     steps: tuple[dict[str, Any], ...] = ()
     starts: dict[str, str] = field(default_factory=dict)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    result_times: dict[str, str] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     torn: bool = False
+
+    def result_event(self, step: str) -> dict[str, Any]:
+        """The `result` event of a step, for another journal."""
+        return {"event": "result", "time": self.result_times[step], "step": step, **self.results[step].as_dict()}
+
+    def started_again(self, step: str) -> bool:
+        """Whether a later part of a resumed run started a step once more, and has no result of that.
+
+        The two times are compared across the beginning of a part only: within one part a result follows its
+        start, whatever the wall clock was set to in between.
+        """
+        started, ended = self.starts.get(step, ""), self.result_times.get(step, "")
+        return any(ended < str(run.get("time", "")) <= started for run in self.runs[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +108,14 @@ def read_journal(path: Path) -> JournalRecord:
 
     Raises:
         GauntletError: there is no such journal, or a line of it that is not the last one of its writer
-            is no JSON object, or lacks what its event needs.
+            is no JSON object, lacks what its event needs, or is a result that this version cannot read.
     """
     reader = _Reader(path, "run")
     runs: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     starts: dict[str, str] = {}
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Result] = {}
+    result_times: dict[str, str] = {}
     end: dict[str, Any] | None = None
     # One by one: of ten thousands of events, only what counts in the end is kept.
     for number, event in reader:
@@ -109,11 +131,22 @@ def read_journal(path: Path) -> JournalRecord:
             case "start":
                 starts[_step_of(path, number, event)] = str(event.get("time", ""))
             case "result":
-                # Each line has names of its own, which would take a fifth of the memory.
-                results[_step_of(path, number, event)] = {sys.intern(name): value for name, value in event.items()}
+                step = _step_of(path, number, event)
+                result_times[step] = str(event.get("time", ""))
+                try:
+                    results[step] = Result.from_dict(event)
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise GauntletError(
+                        f"{path}:{number}: the result of {step} cannot be read: {type(error).__name__}: {error}",
+                        f"it was written by version {_version(runs)}; use that version to report on it",
+                    ) from error
             case "end":
                 end = event
-    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, end, reader.torn)
+    return JournalRecord(path, tuple(runs), tuple(steps), starts, results, result_times, end, reader.torn)
+
+
+def _version(runs: list[dict[str, Any]]) -> str:
+    return str(runs[-1].get("version", "unknown")) if runs else "unknown"
 
 
 class _Reader:

@@ -24,6 +24,7 @@ __all__ = [
     "ConductRequest",
     "Defaults",
     "FolderRequest",
+    "MicroRequest",
     "NetworkRequest",
     "Option",
     "RunRequest",
@@ -344,6 +345,38 @@ class BisectRequest:
     cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all; times only).")
 
 
+@dataclass(frozen=True, slots=True)
+class MicroRequest:
+    """A sweep of recipes over shapes."""
+
+    config: str = option("", "The YAML file: recipes, model types, shapes (torchao's dialect; docs/micro.md).")
+    output: str = option("", "File for the results as records of the PyTorch OSS benchmark database.")
+    list: bool = option(False, "List the recipes, model types and shape sets that a configuration can name.")
+    plugin: tuple[str, ...] = option(
+        (), "Python file with further recipes, architectures, activations or shape sets (repeatable)."
+    )
+    device: str = option(
+        "", "Where to run, in place of the configuration's: cpu, cuda, or IREE's own, such as hip://0."
+    )
+    target: str = option("", "Chip to compile for, such as gfx942 or sm_80.")
+    dtype: str = option("", "Element type in place of the configuration's: float32, float16, bfloat16.")
+    against: str = option(
+        "torch",
+        "What runs beside IREE, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
+        choices=("torch", "torch-eager", "none"),
+    )
+    disturbed: str = option(
+        "replace",
+        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "never quiet).",
+        choices=("replace", "count"),
+    )
+    targets: str = option("", "JSON file of what metrics should come to, for the target_value of the records.")
+    torch_python: str = option("", "Python that has torch and makes the models (default: this one).")
+    resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) where it was killed.")
+    run_dir: str = option("", "With --resume: folder of the run to continue.")
+
+
 def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     """The one rule of a resumed session: what it keeps may be left out, or be given as it was.
 
@@ -358,10 +391,10 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
     """
     for name, value in given.items():
         if name in before and _plain(value) != _plain(before[name]):
-            was = " ".join(map(str, _words(before[name]))) or "its default"
+            was = " ".join(map(str, _words(before[name])))
             now = " ".join(map(str, _words(value)))
             raise UsageError(
-                f"{dashed(name)} {now}: {folder} was begun with {was}",
+                f"{dashed(name)} {now}: {folder} was begun {f'with {was}' if was else 'without it'}",
                 f"Leave it out to resume that {kind}, or start a new one.",
             )
 

@@ -20,22 +20,25 @@ PACKAGE = ROOT / "iree_gauntlet"
 COMMON = {
     "requests",
     "cases",
-    "configuration",
+    "settings",
     "errors",
     "targets",
     "atomic",
     "journal_format",
-    "process_group",
+    "file_lock",
+    "short_process",
     "__version__",
 }
 ALLOWED: dict[str, set[str]] = {
     "atomic": set(),
-    "cases": {"targets"},
-    "configuration": set(),
+    "cases": {"targets", "errors"},
+    "settings": {"errors"},
     "errors": set(),
     "requests": {"cases", "errors"},
     "journal_format": {"errors"},
-    "process_group": set(),
+    "progress": set(),
+    "file_lock": set(),
+    "short_process": set(),
     "targets": set(),
     "worker": set(),
     "artifacts": COMMON,
@@ -43,16 +46,16 @@ ALLOWED: dict[str, set[str]] = {
     "measuring": COMMON,
     "toolchains": COMMON,
     "reporting": COMMON,
-    "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains"},
+    "running": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "worker"},
     # `bench/measure_pipeline.py` runs beside the worker, in the same Python.
     "bench": COMMON | {"artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
-    "micro": COMMON | {"bench", "artifacts", "measuring", "toolchains", "running", "reporting", "worker"},
+    "micro": COMMON | {"bench", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
     # A door like the tasks, and beside them: it sets up what they set up.
     "pytest_plugin": COMMON | {"dialects", "measuring", "running", "reporting", "tasks"},
     "tasks": COMMON
     | {"bench", "micro", "artifacts", "dialects", "measuring", "toolchains", "running", "reporting", "worker"},
 }
-HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib")
+HEAVY = ("numpy", "pydantic", "rich", "pooch", "requests", "psutil", "junit_xml", "ml_dtypes", "matplotlib", "jinja2")
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,11 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
     loaded = imported_by("import iree_gauntlet.tasks.program")
     assert "iree_gauntlet.requests" in loaded
     assert not loaded & set(HEAVY)
+
+
+def test_plugins_are_loaded_without_heavy_imports() -> None:
+    # In torch's Python too, which has nothing of what the toolkit needs.
+    assert not imported_by("import iree_gauntlet.micro.plugins") & set(HEAVY)
 
 
 def test_listing_brings_pydantic_alone() -> None:

@@ -163,7 +163,7 @@ def _run(commands: Sequence[Command], environment: Path, place: Path) -> int:
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
     after = 'code=$?; echo $code >> "$CODES"; [ $code = 0 ] || exit $code'
     script = "\n".join(f"{command.text}\n{after}" for command in commands)
-    kept = ("LANG", "PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+    kept = ("LANG", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
     environ = {name: value for name, value in os.environ.items() if name.startswith(kept)}
     environ |= {"HOME": str(home), "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "CODES": str(codes)}
     subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=clone, env=environ, check=False)

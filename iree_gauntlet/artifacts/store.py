@@ -19,14 +19,12 @@ from __future__ import annotations
 import functools
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.progress import Progress, Recorder, Silent
 from iree_gauntlet.artifacts.publishing import disk_errors, publish, publishing
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import (
@@ -39,36 +37,15 @@ from iree_gauntlet.artifacts.sources import (
     parse_source,
 )
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress, Recorder
+from iree_gauntlet.results import Fetched
+from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ArtifactStore", "Fetched"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A file that is there.
-
-    Attributes:
-        url: where it comes from.
-        path: where it lies.
-        sha256: its hash.
-        bytes: its size.
-        seconds: how long it took, waiting for other runs included.
-        cached: it was there before.
-        notes: what was out of the ordinary, one line each.
-    """
-
-    url: str
-    path: Path
-    sha256: str
-    bytes: int
-    seconds: float
-    cached: bool
-    notes: tuple[str, ...] = ()
+__all__ = ["ArtifactStore"]
 
 
 class ArtifactStore:
@@ -97,10 +74,10 @@ class ArtifactStore:
     ) -> None:
         self.root = root
         self.registry = registry
-        self.lock_file = LockFile(root / "registry.lock.txt")
+        self.learnt = LearntHashes(root / "registry.lock.txt")
         self.configuration = configuration or Configuration()
         self._artifacts = root / "artifacts"
-        self._progress: Progress = progress or Silent()
+        self.progress: Progress = progress or Progress()
         downloads = self.configuration.downloads
         policy = policy or Policy(downloads.connections, retries=downloads.retries, stall_timeout=stall_timeout)
         self._leases = Leases(root)
@@ -146,7 +123,7 @@ class ArtifactStore:
             ArtifactError: if it cannot be had, or is not what the registry says.
         """
         started = time.perf_counter()
-        recorder = Recorder(self._progress)
+        recorder = Recorder(self.progress)
         source, path = self._located(url)
         if isinstance(source, FileSource):
             sha256, cached = self._hash(url, path), True
@@ -159,9 +136,9 @@ class ArtifactStore:
                 error.notes = tuple(recorder.notes)
                 raise
             finally:
-                self._progress.finished(url)
-        seconds = time.perf_counter() - started
-        return Fetched(url, path, sha256, path.stat().st_size, seconds, cached, tuple(recorder.notes))
+                self.progress.download_finished(url)
+        seconds = round(time.perf_counter() - started, 6)
+        return Fetched(url, path, path.stat().st_size, seconds, cached, sha256, tuple(recorder.notes))
 
     def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> bool:
         """Take a file that was brought from elsewhere (an archive) into the store.
@@ -210,7 +187,7 @@ class ArtifactStore:
         registry = self.registry
         entry = registry.get(source.local_name)
         if entry is None:
-            registry = self.lock_file.registry()
+            registry = self.learnt.registry()
             entry = registry.get(source.local_name)
         return Expected(entry.sha256, registry.path) if entry else None
 
@@ -223,7 +200,7 @@ class ArtifactStore:
 
     def _present_or_made(self, source: MadeSource, path: Path, progress: Recorder) -> tuple[str, bool]:
         """SHA-256, and whether it was there before."""
-        sha256 = self._usable(source, path, Recorder(Silent()))
+        sha256 = self._usable(source, path, Recorder(Progress()))
         if sha256:
             return sha256, True
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", source.url, progress):
@@ -269,12 +246,12 @@ class ArtifactStore:
         if not isinstance(source, RemoteSource | PypiSource):
             return
         entry = Entry(source.local_name, sha256, source.url)
-        if self.lock_file.add(entry, self.root / "locks" / "registry.lock", progress):
-            message = f"sha256 {sha256} is now pinned in {self.lock_file.path} (`cache.lock` puts it into the registry)"
+        if self.learnt.add(entry, self.root / "locks" / "registry.lock", progress):
+            message = f"sha256 {sha256} is now pinned in {self.learnt.path} (`cache.lock` puts it into the registry)"
             progress.note(source.url, message)
 
 
-class LockFile:
+class LearntHashes:
     """The registry of hashes learnt here, read again only when its file has changed."""
 
     def __init__(self, path: Path) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.progress import Progress
     from iree_gauntlet.artifacts.remote import Connection, Remote
+    from iree_gauntlet.progress import Progress
 
 __all__ = ["Arrived", "Policy", "Transfer"]
 
@@ -138,7 +138,7 @@ class Transfer:
             if resumed:
                 require_space(self.folder, self.name, (file.size or 0) - there)
             self._done = there
-            self.progress.update(self.name, there, file.size)
+            self.progress.download(self.name, there, file.size)
             if file.size is not None:
                 self._rest(partial, file, file.size)
         finally:
@@ -177,7 +177,7 @@ class Transfer:
         if file.size is not None:
             require_space(self.folder, self.name, file.size)
         partial = attempt.partial = Partial.begin(self.folder, self.remote.url, file)
-        self.progress.update(self.name, 0, file.size)
+        self.progress.download(self.name, 0, file.size)
         end = file.size
         if file.ranged and end is not None:
             end = min(end, self.policy.part_bytes)
@@ -278,7 +278,7 @@ class Transfer:
             if now - self._told < _PROGRESS_SECONDS and self._done != size:
                 return
             self._told, done = now, self._done
-        self.progress.update(self.name, done, size)
+        self.progress.download(self.name, done, size)
 
     def _after_failure(self, error: TransientError, failures: int) -> None:
         """Wait before the next attempt, or give up; no wait after a failure that follows progress.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, Tolerance
-from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
+from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.element_types import is_float
 from iree_gauntlet.measuring.tolerances import Tolerances
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.build_folder import Array, Directions
     from iree_gauntlet.measuring.arrays import Tensor
+    from iree_gauntlet.results import OutputComparison
 
 __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 

@@ -13,12 +13,13 @@ from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import Tensor, read_npy
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from iree_gauntlet.bench.measuring_worker import Answer, Workers
+    from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
 
@@ -48,7 +49,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
     narrowed, training = narrowing(workers, contraction_type), build.kind == "training"
     result = Result(Verdict.PASSED, notes=step.notes)
     statistics: dict[str, Any] = {}
-    outputs: list[dict[str, Any]] = []
+    outputs: list[OutputComparison] = []
     for number, program in enumerate(build.programs):
         name = f"{program.name}." if number else ""
         folder = Path(step.folder) / f"{name}outputs"
@@ -73,7 +74,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what))
         except ValueError as error:
             return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
-        outputs += [comparison.as_dict() for comparison in found.comparisons]
+        outputs += found.comparisons
         if number == 0:
             statistics["error"] = found.as_dict() | ({"contractions": gains.as_dict()} if gains else {})
         if found.tells_nothing:

@@ -13,18 +13,17 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.results import CacheUse, Result, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.results import Result, after_process, shorten
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
-    from iree_gauntlet.running.module_cache import ModuleCache
-    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["Exporter", "unshare_weights"]
 
@@ -37,23 +36,18 @@ class Exporter:
     """Performs export steps.
 
     Args:
-        cache: of what was exported before.
-        processes: starts the builder.
+        session: what it runs in.
+        workbench: the caches.
         plan: what the builder is told, but for the folder.
-        cancelled: ends the wait for another process that exports the same.
     """
 
     def __init__(
-        self,
-        cache: ModuleCache,
-        processes: Processes,
-        plan: Callable[[str], Mapping[str, object]],
-        cancelled: threading.Event,
+        self, session: Session[Any], workbench: Workbench, plan: Callable[[str], Mapping[str, object]]
     ) -> None:
-        self._cache = cache
-        self._processes = processes
+        self._cache = workbench.modules
+        self._processes = session.processes
         self._plan = plan
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
 
     def perform(self, step: Step) -> Result:
         """Fills the step's folder; `statistics.hashes` of the result has the SHA-256 of each program and its weights.
@@ -79,11 +73,10 @@ class Exporter:
                 entry.materialise(role, Path(step.folder) / role)
         except EntryGoneError:
             return None
-        cache = {"hit": True, "key": key, "reason": "in the cache"}
         return Result(
             Verdict.PASSED,
             command=self._processes.typed(step),
-            cache=cache,
+            cache=CacheUse(True, key, "in the cache"),
             statistics={**entry.metadata["statistics"], "hashes": entry.metadata["hashes"]},
             notes=step.notes,
         )
@@ -92,7 +85,7 @@ class Exporter:
         folder = Path(step.folder)
         ingredients = dict(step.cache.ingredients)
         write_atomic(folder / "plan.json", json.dumps(dict(self._plan(step.folder)), indent=1))
-        cache: dict[str, Any] = {"hit": False, "key": key, "reason": self._cache.explain_miss(step.id, ingredients)}
+        cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
         outcome = self._processes.run(step)
         if outcome.exit_code != 0:
             return self._processes.complete(step, outcome, replace(self._failed(step, outcome), cache=cache))
@@ -126,9 +119,7 @@ class Exporter:
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
             told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(told), tail=tuple(outcome.tail))
-        full = disk_full(Path(step.folder), lines)
-        result = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason="", disk_full=full)
-        return replace(result, verdict=Verdict.ERROR)
+        return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
 
 
 def unshare_weights(folder: Path) -> None:

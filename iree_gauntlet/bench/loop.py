@@ -13,10 +13,9 @@ from iree_gauntlet.bench.checking import narrowing
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_npy
-from iree_gauntlet.measuring.benchmark_rows import Samples
 from iree_gauntlet.measuring.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine import benchmark_warnings
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, Samples, shorten
 from iree_gauntlet.running.rounds import gpu_of
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def run_loop(step: Step, workers: Workers, processes: Processes, contraction_typ
     times, remarks = figures.pop("times"), figures.pop("remarks")
     result = Result(
         Verdict.PASSED,
-        samples=Samples("bench", times, (), (1,) * len(times)).as_dict(),
+        samples=Samples("bench", times, (), (1,) * len(times)),
         statistics={**figures, "machine": state.as_dict(), "disturbed": list(state.disturbances())},
         notes=(*step.notes, *remarks, *benchmark_warnings(state.watched)),
         log=processes.log(step, "stdout.txt"),

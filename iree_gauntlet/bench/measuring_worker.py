@@ -11,10 +11,10 @@ from iree_gauntlet import worker
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.plan_places import Places
-from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,8 +88,7 @@ def ask(step: Step, processes: Processes, command: Command, name: str = "") -> A
     lines = [line for line in processes.error_lines(step, name) if line.strip()]
     # Its last line says why; what other libraries say stands before it.
     reason = shorten(lines[-1]) if lines and not outcome.signal else ""
-    full = disk_full(Path(step.folder), lines)
-    failure = after_process(outcome, tool=_TOOL, timeout=step.timeout, reason=reason, disk_full=full)
+    failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
     return Answer(outcome, None, failure, command)
 
 
@@ -164,7 +163,9 @@ class Workers:
     def command(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
         """The command of a measuring program, whose plan is written into the step's folder."""
         home = _OWN_CODE if script == _PIPELINE_WORKER else Path(worker.__file__).parent
-        return planned_command(step, self.chain.toolchain.python, home / script, plan, name, self.chain.options.env)
+        return planned_command(
+            step, self.chain.toolchain.compiler.python, home / script, plan, name, self.chain.options.env
+        )
 
     def _folder(self, stage: Stage, number: int) -> str:
         role = self.build.programs[number].name if number else "main"

@@ -52,7 +52,7 @@ class ModuleSteps:
         """
         program, parameters = f"{step.folder}/program.mlir", f"{step.folder}/{PARAMETERS}"
         externals = ("--externalize-params", "--save-params-to", parameters)
-        argv = (*self._toolchain.import_onnx, str(onnx), "-o", program, *externals)
+        argv = (*self._toolchain.compiler.import_onnx, str(onnx), "-o", program, *externals)
         # The importer writes the parameters' scope into the program, and nothing of where they lie.
         ingredients = {"kind": "import with parameters", "program": content, "importer": self._world.importer}
         found = self._world.lookup(step.id, ingredients)

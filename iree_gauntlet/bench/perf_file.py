@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -247,27 +246,21 @@ def _remove_leftovers(target: Path) -> None:
 def _locked(target: Path, locks: Path) -> Iterator[None]:
     """Holds the lock of a file, by its absolute path; it dies with its owner."""
     path = locks / f"result-{hashlib.sha256(os.fsencode(target)).hexdigest()[:32]}.lock"
-    try:
-        locks.mkdir(parents=True, exist_ok=True)
-        # The lock takes a file that cannot be made for one that was just removed, and would go on trying.
-        path.touch()
-    except OSError as error:
-        raise GauntletError(
-            f"{locks}: the lock of {target} cannot be made there ({error.strerror or error})",
-            "The cache's folder must be writable; --cache-dir names another one.",
-        ) from error
-    lock = FileLock(path, timeout=_LOCK_SECONDS)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise GauntletError(
-            f"{target}: another process has been writing it for {_LOCK_SECONDS:.0f} s",
-            f"Find out who holds {path}, or give another file with --output.",
-        ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(path, timeout=_LOCK_SECONDS))
+        except TimeoutError:
+            raise GauntletError(
+                f"{target}: another process has been writing it for {_LOCK_SECONDS:.0f} s",
+                f"Find out who holds {path}, or give another file with --output.",
+            ) from None
+        except OSError as error:
+            raise GauntletError(
+                f"{locks}: the lock of {target} cannot be made there ({error.strerror or error})",
+                "The cache's folder must be writable; --cache-dir names another one.",
+            ) from error
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

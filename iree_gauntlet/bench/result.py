@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.chain import Chain
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
 
 __all__ = ["perf_entry", "result_lines"]
 
@@ -43,7 +44,7 @@ def perf_entry(
         "args": chain.options.as_args(),
         "arch": chain.target.name,
         "machine_name": str(machine["host"]),
-        "source_hash": (toolchain.compiler_commit or toolchain.identity)[:_HASH_LENGTH],
+        "source_hash": (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH],
         "date": date,
     }
     benchmark = _result(record, chain, Stage.BENCHMARK)
@@ -51,7 +52,7 @@ def perf_entry(
     problem = _problem(record)
     if problem or benchmark is None:
         return failed_result(error=problem or "interrupted", more=more, **about)
-    figures = benchmark["statistics"]
+    figures = benchmark.statistics
     return measured_result(
         total_time=figures["total_s"], total_samples=figures["total_samples"], more=more | _measured(figures), **about
     )
@@ -63,7 +64,7 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
     benchmark = _result(record, chain, Stage.BENCHMARK)
     if _problem(record) or benchmark is None or build is None:
         return [f"{name}: no speed is reported"]
-    figures, checked = benchmark["statistics"], _result(record, chain, Stage.THRESHOLD)
+    figures, checked = benchmark.statistics, _result(record, chain, Stage.THRESHOLD)
     median, p90, p99 = (milliseconds(figures["latency_ms"][name]) for name in ("p50", "p90", "p99"))
     total, count = duration(figures["total_s"]), figures["total_samples"]
     each = "a generation" if build.generation else "a call"
@@ -74,31 +75,32 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
         first, later = milliseconds(figures["prefill_ms"]["p50"]), milliseconds(figures["decode_ms"]["p50"])
         lines.append(f"{figures['tokens_per_sec']:.1f} tokens/s; the first after {first} ms, then {later} ms each")
     if checked:
-        error = checked["statistics"]["error"]
-        narrow = f", {error_figure(checked['statistics']['to_f32'])} against f32" if build.reference else ""
+        error = checked.statistics["error"]
+        narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
         lines.append(
             f"error against the model in {chain.options.dataformat.value}: {error_figure(error['rms'])} (rms, "
             f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
-            f"{milliseconds(checked['statistics']['first_call_ms'])} ms"
+            f"{milliseconds(checked.statistics['first_call_ms'])} ms"
         )
         tried = error.get("contractions")
         if tried:
             lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
     compiled = _result(record, chain, Stage.COMPILE)
     if compiled:
-        seconds = duration(compiled["statistics"]["tool_seconds"])
-        size = byte_size(compiled["statistics"]["binary_size_bytes"])
+        seconds = duration(compiled.statistics["tool_seconds"])
+        size = byte_size(compiled.statistics["binary_size_bytes"])
         lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures['peak_rss_bytes'])}")
     for role in (AGAINST, TRACE):
         beside = _result(record, chain, Stage.BENCHMARK, role)
-        lines += beside["notes"] if beside else ()
+        lines += beside.notes if beside else ()
     return lines
 
 
-def _doubts(figures: Mapping[str, Any], benchmark: Mapping[str, Any]) -> list[str]:
+def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
     """What should be known before a figure is believed."""
-    calls, latency = len(benchmark["samples"]["real_time"]), figures["latency_ms"]
-    found = [str(note) for note in benchmark["notes"]]
+    assert benchmark.samples is not None, "of every benchmark that passed"
+    calls, latency = len(benchmark.samples.real_time_ms), figures["latency_ms"]
+    found = list(benchmark.notes)
     if latency["p90"] > _UNSTEADY * latency["p50"]:
         found.append(f"calls vary: one in ten takes {latency['p90'] / latency['p50']:.1f} times the median or longer")
     if calls < _FEW_CALLS:
@@ -106,18 +108,18 @@ def _doubts(figures: Mapping[str, Any], benchmark: Mapping[str, Any]) -> list[st
     return [f"note: {text}" for text in found]
 
 
-def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> dict[str, Any] | None:
+def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
     """What a step came to, where it came to anything good."""
     found = record.results.get(step_id(chain.id, stage, role))
-    return found if found is not None and found["verdict"] in _GOOD and found.get("statistics") else None
+    return found if found is not None and found.verdict in _GOOD and found.statistics else None
 
 
 def _problem(record: JournalRecord) -> str:
     """The first step that came out badly; those behind it were skipped."""
     for step in record.steps:
         result = record.results.get(step["id"])
-        if result is not None and result["verdict"] not in _GOOD:
-            return f"{str(step['id']).removeprefix(step['chain'] + ':')} {result['verdict']}: {result['reason']}"
+        if result is not None and result.verdict not in _GOOD:
+            return f"{str(step['id']).removeprefix(step['chain'] + ':')} {result.verdict}: {result.reason}"
     return ""
 
 
@@ -142,18 +144,18 @@ def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple
         found |= {"loss_definition": build.loss} if build.loss else {}
     checked, compiled = _result(record, chain, Stage.THRESHOLD), _result(record, chain, Stage.COMPILE)
     if checked:
-        figures = checked["statistics"]
+        figures = checked.statistics
         found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
         found["first_call_ms"] = figures["first_call_ms"]
     if compiled:
-        figures = compiled["statistics"]
+        figures = compiled.statistics
         found["compile_seconds"] = figures["tool_seconds"]
         found["compile_peak_rss_bytes"] = figures["peak_rss_bytes"]
         found["module_bytes"] = figures["binary_size_bytes"]
         found["dispatch_count"] = figures["dispatch_count"]
     for role in (AGAINST, TRACE):
         beside = _result(record, chain, Stage.BENCHMARK, role)
-        found |= {role: beside["statistics"][role]} if beside else {}
+        found |= {role: beside.statistics[role]} if beside else {}
     return found
 
 
@@ -167,4 +169,4 @@ def _notes(record: JournalRecord, chain: Chain) -> list[str]:
     """Of all steps but those beside the benchmark, whose notes are their results."""
     beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     results = [result for name, result in record.results.items() if name not in beside]
-    return list(dict.fromkeys(str(note) for result in results for note in result.get("notes") or ()))
+    return list(dict.fromkeys(note for result in results for note in result.notes))

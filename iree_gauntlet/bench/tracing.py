@@ -18,10 +18,11 @@ from iree_gauntlet.bench.trace_table import table_lines, trace_table
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.perfetto import perfetto_trace
 from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.profiling import profile_dispatches
-from iree_gauntlet.running.results import after_process, shorten
 from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import disk_full, shell_line
+from iree_gauntlet.running.supervisor import shell_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,7 +209,7 @@ def _with_perfetto(
 ) -> Trace:
     """The trace with a file for Perfetto, or with the reason why there is none."""
     assert step.command is not None, "it was profiled"
-    tool = Path(toolchain.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
     rows = bundle.with_suffix(".ireeperf.jsonl")
     rows.unlink(missing_ok=True)
     argv = (str(tool), "export", "--format=ireeperf-jsonl", f"--output={rows}", str(bundle))
@@ -226,10 +227,7 @@ def _with_perfetto(
         if outcome.cancelled:
             return replace(made, reason=f"no file for Perfetto: {_PROFILE} was interrupted")
         if outcome.exit_code != 0:
-            lines = processes.error_lines(step, prefix)
-            said = next((line for line in lines if line.strip()), "")
-            full = disk_full(Path(step.folder), lines)
-            ended = after_process(outcome, tool=_PROFILE, timeout=step.timeout, reason=shorten(said), disk_full=full)
+            ended = after_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
             return replace(made, reason=f"no file for Perfetto: {ended.reason}")
         with rows.open(encoding="utf-8") as lines_of_rows:
             document = perfetto_trace(lines_of_rows, device)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from iree_gauntlet.configuration import (
+from iree_gauntlet.dialects.spec_file import nearest, problems_of
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.errors import Problem, SpecError, UsageError
+from iree_gauntlet.settings import (
     Configuration,
     DownloadSettings,
     Mirror,
     SharedModulesSettings,
     StoreOptions,
-    ToolchainSettings,
 )
-from iree_gauntlet.dialects.spec_file import nearest, problems_of
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
-from iree_gauntlet.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,8 +132,7 @@ class _DownloadsTable(_Table):
 
 
 class _ToolchainsTable(_Table):
-    nightly_links: Annotated[str, AfterValidator(_place)] = ToolchainSettings().nightly_links
-    installer: Literal["", "uv", "pip"] = ""
+    nightly_links: Annotated[str, AfterValidator(_place)] = Configuration().nightly_links
 
 
 class _File(_Table):
@@ -171,7 +169,7 @@ def read_configuration(project: Path, environ: Mapping[str, str]) -> Configurati
         ),
         shared_modules=_shared_modules(modules, environ),
         downloads=DownloadSettings(downloads.connections, downloads.retries),
-        toolchains=ToolchainSettings(toolchains.nightly_links, toolchains.installer),
+        nightly_links=toolchains.nightly_links,
         environ=environ,
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.json_places import line_of, path_of
-from iree_gauntlet.errors import Problem
+from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +25,9 @@ __all__ = [
     "nearest",
     "problem_at",
     "problem_of_field",
+    "problems_at",
     "problems_of",
+    "read_text",
     "strings_of",
     "without_strange_fields",
 ]
@@ -35,11 +38,18 @@ _MOST_DEPTH = 32
 
 
 class FieldError(ValueError):
-    """A validator's complaint about a document as a whole that belongs to one of its fields."""
+    """A validator's complaint about a document or a list that belongs to one of its fields or items.
 
-    def __init__(self, field: str, message: str) -> None:
+    Args:
+        field: which; None for the value itself.
+        message: what was found and what is expected.
+        hint: what to do next.
+    """
+
+    def __init__(self, field: str | int | None, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.field = field
+        self.path = [] if field is None else [field]
+        self.hint = hint
 
 
 class _BadFileError(Exception):
@@ -73,9 +83,11 @@ def load_json(
     """
     text = ""
     try:
-        text = _read_text(path)
+        text = read_text(path, name)
         text = plain(text) if plain else text
         document = _parse(text)
+    except SpecError as error:
+        return None, text, error.problems
     except _BadFileError as error:
         return None, text, [Problem(name, error.line, error.field, error.message, error.hint)]
     # For editors: where they find what the fields mean.
@@ -83,17 +95,28 @@ def load_json(
     return document, text, []
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path, name: str, kind: str = "spec files") -> str:
+    """The text of a file that a person wrote.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+        kind: what such files are, for messages.
+
+    Raises:
+        SpecError: it cannot be read, or is not UTF-8.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise _BadFileError(0, f"cannot be read: {error.strerror}", "Check the path and its rights.") from error
+        problem = Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check the path and its rights.")
+        raise SpecError([problem], kind) from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         message = f"is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
-        raise _BadFileError(line, message, "Save the file as UTF-8.") from error
+        raise SpecError([Problem(name, line, "", message, "Save the file as UTF-8.")], kind) from error
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -191,17 +214,35 @@ def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], name: str, text: str) -> list[Problem]:
-    """Turns pydantic's errors into problems that name line, field, what was found and what is allowed."""
+    """Turns pydantic's errors about a JSON text into problems; see `problems_at`."""
+    return problems_at(error, model, name, partial(line_of, text))
+
+
+def problems_at(
+    error: ValidationError,
+    model: type[BaseModel],
+    name: str,
+    line_at: Callable[[Sequence[str | int]], int],
+    written: Callable[[Sequence[str | int]], str] = lambda _: "",
+) -> list[Problem]:
+    """Turns pydantic's errors into problems that name line, field, what was found and what is allowed.
+
+    Args:
+        error: pydantic's.
+        model: that was to be read.
+        name: of the file, for messages.
+        line_at: the line of the value at a path of keys and indices.
+        written: a scalar as it stands in a file whose text need not be quoted; empty for other values.
+    """
     problems = []
     for item in error.errors(include_url=False):
         location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(BRANCH))]
         cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, FieldError):
-            location.append(cause.field)
-        field = _dotted(location)
-        line = line_of(text, location)
-        kind, found = item["type"], item.get("input")
         hint = ""
+        if isinstance(cause, FieldError):
+            location += cause.path
+            hint = cause.hint
+        kind, found = item["type"], item.get("input")
         if kind == "extra_forbidden":
             known = _fields_at(model, location[:-1])
             near = nearest(str(location[-1]), known)
@@ -211,9 +252,18 @@ def problems_of(error: ValidationError, model: type[BaseModel], name: str, text:
             message = "is missing: the field is required"
         elif kind == "value_error":
             message = str(cause)
+        elif kind in ("too_short", "too_long"):
+            expected = item["msg"].partition(" should have ")[2]
+            message = f"expected {expected.replace(' after validation, not', ', found')}"
         else:
-            message = f"{_expected(item['msg'])}, found {_describe(found)}"
-        problems.append(Problem(name, line, field, message, hint))
+            text = "" if isinstance(found, str) else written(location)
+            message = f"{_expected(item['msg'])}, found {text or _describe(found)}"
+            if kind == "literal_error" and isinstance(found, str):
+                near = nearest(found, re.findall("'(.*?)'", item["ctx"]["expected"]))
+                hint = f"Did you mean {near!r}?" if near else ""
+            elif kind == "string_type" and text:
+                hint = f'Write it in quotes: "{text}".'
+        problems.append(Problem(name, line_at(location), _dotted(location), message, hint))
     return problems
 
 
@@ -272,6 +322,7 @@ def _expected(message: str) -> str:
         "Input should be a valid integer": "expected a whole number",
         "Input should be a valid number": "expected a number",
         "Input should be a finite number": "expected a finite number",
+        "Keys should be strings": "expected the name of a field, in quotes",
     }
     if message.startswith("Input should be a valid dictionary or instance"):
         return "expected an object"
@@ -287,7 +338,8 @@ def _describe(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "an array"
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > 60:
         text = text[:57] + "…"
-    return f"the {'string' if isinstance(value, str) else 'number'} {text}"
+    kind = "string" if isinstance(value, str) else "number" if isinstance(value, int | float) else "value"
+    return f"the {kind} {text}"

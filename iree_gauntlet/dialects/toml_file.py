@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -30,15 +31,9 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         SpecError: it cannot be read, or is no TOML.
     """
     name = str(path)
+    text = read_text(path, name, kind)
     try:
-        text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
-    except OSError as error:
-        raise SpecError(
-            [Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check its rights.")], kind
-        ) from error
-    except UnicodeDecodeError as error:
-        raise SpecError([Problem(name, 0, "", "is not UTF-8", "Save the file as UTF-8.")], kind) from error
     except tomllib.TOMLDecodeError as error:
         raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")], kind) from error
 

@@ -9,79 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from dataclasses import dataclass
 from typing import Any
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import MS_PER_UNIT, Samples
 
-__all__ = ["BenchmarkError", "Samples", "parse_benchmark_rows"]
-
-_MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+__all__ = ["BenchmarkError", "parse_benchmark_rows"]
 
 
 class BenchmarkError(GauntletError):
     """Output of a benchmark from which no figure can be had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """The repetitions of one benchmark.
-
-    Attributes:
-        name: Google Benchmark's name without its suffixes, `BM_main/process_time/real_time`.
-        real_time_ms: wall time of an iteration, a figure for each repetition, in ms.
-        cpu_time_ms: CPU time of an iteration (of the whole process), likewise.
-        iterations: over how many iterations each figure is a mean.
-        aggregated: the tool was told to report aggregates only: the one figure is the mean of all.
-        reported_median_ms, reported_stdev_ms: what the tool's aggregates say, where there is nothing else.
-    """
-
-    name: str
-    real_time_ms: tuple[float, ...]
-    cpu_time_ms: tuple[float, ...]
-    iterations: tuple[int, ...]
-    aggregated: bool = False
-    reported_median_ms: float | None = None
-    reported_stdev_ms: float | None = None
-
-    @property
-    def mean_ms(self) -> float:
-        """Arithmetic mean of the repetitions' wall time."""
-        return statistics.fmean(self.real_time_ms)
-
-    @property
-    def min_ms(self) -> float | None:
-        """Fastest repetition; None where only aggregates are known."""
-        return None if self.aggregated else min(self.real_time_ms)
-
-    @property
-    def median_ms(self) -> float | None:
-        """Median of the repetitions."""
-        return self.reported_median_ms if self.aggregated else statistics.median(self.real_time_ms)
-
-    @property
-    def stdev_ms(self) -> float | None:
-        """Sample standard deviation (n − 1); None for a single repetition."""
-        if self.aggregated:
-            return self.reported_stdev_ms
-        return statistics.stdev(self.real_time_ms) if len(self.real_time_ms) > 1 else None
-
-    @property
-    def cv(self) -> float | None:
-        """Coefficient of variation: standard deviation over mean; None where either says nothing."""
-        return None if self.stdev_ms is None or self.mean_ms == 0 else self.stdev_ms / self.mean_ms
-
-    def as_dict(self) -> dict[str, Any]:
-        """The journal's "samples" record."""
-        return {
-            "unit": "ms",
-            "real_time": list(self.real_time_ms),
-            "cpu_time": list(self.cpu_time_ms),
-            "iterations": list(self.iterations),
-            "name": self.name,
-            "aggregated": self.aggregated,
-        }
 
 
 def parse_benchmark_rows(text: str) -> tuple[Samples, ...]:
@@ -141,7 +78,7 @@ def _checked(row: Any) -> dict[str, Any]:
         raise BenchmarkError(f"benchmark {name}: {row.get('error_message') or 'reported an error'}")
     if row.get("skipped"):
         raise BenchmarkError(f"benchmark {name} was skipped: {row.get('skip_message') or 'no reason given'}")
-    if row.get("time_unit", "ns") not in _MS_PER_UNIT:
+    if row.get("time_unit", "ns") not in MS_PER_UNIT:
         raise BenchmarkError(f"benchmark {name}: unknown time unit {row['time_unit']!r}")
     for field in ("real_time", "cpu_time"):
         value = row.get(field)
@@ -159,23 +96,19 @@ def _samples(name: str, rows: list[dict[str, Any]]) -> Samples:
             tuple(_milliseconds(row, "cpu_time") for row in repetitions),
             tuple(int(row.get("iterations", 0)) for row in repetitions),
         )
-    aggregates = {str(row.get("aggregate_name")): row for row in rows}
-    mean = aggregates.get("mean")
+    mean = next((row for row in rows if row.get("aggregate_name") == "mean"), None)
     if mean is None:
         raise BenchmarkError(
             f"benchmark {name} has neither repetitions nor a mean", "leave out flags that thin out its report"
         )
-    median, deviation = aggregates.get("median"), aggregates.get("stddev")
     return Samples(
         name,
         (_milliseconds(mean, "real_time"),),
         (_milliseconds(mean, "cpu_time"),),
         (int(mean.get("iterations", 0)),),
         aggregated=True,
-        reported_median_ms=None if median is None else _milliseconds(median, "real_time"),
-        reported_stdev_ms=None if deviation is None else _milliseconds(deviation, "real_time"),
     )
 
 
 def _milliseconds(row: dict[str, Any], field: str) -> float:
-    return float(row[field]) * _MS_PER_UNIT[str(row.get("time_unit", "ns"))]
+    return float(row[field]) * MS_PER_UNIT[str(row.get("time_unit", "ns"))]

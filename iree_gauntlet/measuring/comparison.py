@@ -10,13 +10,13 @@ The arrays are gone through in pieces that fit the processor's cache.
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from iree_gauntlet.measuring.error_statistics import ErrorStatistics
+from iree_gauntlet.results import OutputComparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,59 +24,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.arrays import Tensor
     from iree_gauntlet.measuring.tolerances import Tolerances
 
-__all__ = ["OutputComparison", "compare_outputs"]
+__all__ = ["compare_outputs"]
 
 _PIECE = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class OutputComparison:
-    """How one output compares with what was expected.
-
-    Attributes:
-        index: which output, from 0.
-        type: shape and element type of the actual output (of the expected one where it is missing).
-        passed: the verdict.
-        message: one line for people.
-        mismatches: values that do not pass; None where the values were not compared.
-        count: number of values.
-        max_abs_error, max_rel_error: the largest over the values that are finite on both sides; None
-            where there are none, or for types without arithmetic.
-        worst_index: index of the value furthest outside its tolerance (or nearest to leaving it); None
-            where all are equal.
-        worst_actual, worst_expected: that value on both sides.
-        cosine_similarity: of the values that are finite on both sides; None where it is undefined.
-        actual_nans, expected_nans, actual_infs, expected_infs: how many there are.
-        atol, rtol: the tolerance as written; 0 for exact comparison.
-        actual_path, expected_path: files that hold the two; empty for what was made in memory.
-    """
-
-    index: int
-    type: str
-    passed: bool
-    message: str
-    mismatches: int | None = None
-    count: int = 0
-    max_abs_error: float | None = None
-    max_rel_error: float | None = None
-    worst_index: tuple[int, ...] | None = None
-    worst_actual: str = ""
-    worst_expected: str = ""
-    cosine_similarity: float | None = None
-    actual_nans: int = 0
-    expected_nans: int = 0
-    actual_infs: int = 0
-    expected_infs: int = 0
-    atol: float = 0.0
-    rtol: float = 0.0
-    actual_path: str = ""
-    expected_path: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The journal's "comparison" record; numbers that JSON lacks become "nan", "inf", "-inf"."""
-        record = {name: _for_json(value) for name, value in asdict(self).items()}
-        record["worst_index"] = None if self.worst_index is None else list(self.worst_index)
-        return record
 
 
 def compare_outputs(
@@ -98,11 +48,11 @@ def compare_outputs(
     ]
     counts = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     comparisons.extend(
-        OutputComparison(index, str(extra.type), False, f"{counts}: this one has no expectation")
+        OutputComparison(index, str(extra.type), f"{counts}: this one has no expectation", passed=False)
         for index, extra in enumerate(actual[len(expected) :], len(expected))
     )
     comparisons.extend(
-        OutputComparison(index, str(lost.type) if lost else "", False, f"{counts}: this one is missing")
+        OutputComparison(index, str(lost.type) if lost else "", f"{counts}: this one is missing", passed=False)
         for index, lost in enumerate(expected[len(actual) :], len(actual))
     )
     return comparisons
@@ -112,14 +62,13 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
     if expected is None:
         message = "ignored: nothing is expected of this output"
         return OutputComparison(
-            index, str(actual.type), True, message, count=actual.type.count, actual_path=actual.source
+            index, str(actual.type), message, passed=True, count=actual.type.count, actual_path=actual.source
         )
     atol, rtol = tolerances.written(actual.element_type)
     result = OutputComparison(
         index,
         str(actual.type),
-        False,
-        "",
+        passed=False,
         count=actual.type.count,
         atol=atol,
         rtol=rtol,
@@ -209,9 +158,3 @@ def _show(value: Any) -> str:
         # A damaged bool holds neither 0 nor 1, which is just what one then needs to see.
         return str(np.array([value]).view(np.uint8)[0])
     return str(value)
-
-
-def _for_json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value

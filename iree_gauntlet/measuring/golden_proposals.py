@@ -16,13 +16,14 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
+from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.measuring.goldens import release_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
 
 __all__ = ["Evidence", "Proposal", "collect_evidence", "propose"]
 
@@ -101,32 +102,24 @@ def _unsound_chains(record: JournalRecord) -> dict[str, str]:
     found: dict[str, str] = {}
     for step in record.steps:
         result = record.results.get(step["id"])
-        verdict = str(result["verdict"]) if result else "unfinished"
+        verdict = str(result.verdict) if result else "unfinished"
         if verdict not in _SOUND and step["stage"] not in _FIGURE_STAGES:
             found.setdefault(step["chain"], f"its {step['stage']} {verdict}")
     return found
 
 
 def _figures(
-    record: JournalRecord, step: dict[str, Any], result: dict[str, Any], refused: str
+    record: JournalRecord, step: dict[str, Any], result: Result, refused: str
 ) -> Iterator[tuple[Golden, Evidence]]:
     for written in step["goldens"]:
-        golden = Golden(
-            origin=Origin(written["origin"]["file"], written["origin"]["field"]),
-            metric=Metric(written["metric"]),
-            value=float(written["value"]),
-            factor=float(written["factor"]),
-            statistic=Statistic(written["statistic"]),
-            sku=written["sku"],
-            release=written["release"],
-        )
+        golden = Golden.from_dict(written)
         figures = _measured(golden, result)
         if not figures:
             continue
-        causes = (result.get("statistics") or {}).get("disturbed") or ()
+        causes = result.statistics.get("disturbed") or ()
         disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
-        if result["verdict"] not in ("passed", "failed"):
-            refused = refused or f"its {step['stage']} {result['verdict']}"
+        if result.verdict not in ("passed", "failed"):
+            refused = refused or f"its {step['stage']} {result.verdict}"
         run = record.runs[-1]
         least = golden.statistic is Statistic.MIN
         yield (
@@ -145,19 +138,19 @@ def _figures(
         )
 
 
-def _measured(golden: Golden, result: dict[str, Any]) -> list[float]:
+def _measured(golden: Golden, result: Result) -> list[float]:
     if golden.metric is Metric.TIME_MS:
-        samples = result.get("samples") or {}
-        if samples.get("aggregated") and golden.statistic is Statistic.MIN:
+        samples = result.samples
+        if samples and samples.aggregated and golden.statistic is Statistic.MIN:
             return []  # the mean of all, of which nobody knows the fastest
-        return _confirming_times(result) or [float(time) for time in samples.get("real_time", ())]
-    figure = (result.get("statistics") or {}).get(golden.metric.value)
+        return _confirming_times(result) or list(samples.real_time_ms if samples else ())
+    figure = result.statistics.get(golden.metric.value)
     return [float(figure)] if figure is not None else []
 
 
-def _confirming_times(result: dict[str, Any]) -> list[float]:
+def _confirming_times(result: Result) -> list[float]:
     """Times of the rounds that were taken because the first run broke the golden: it was picked for being slow."""
-    rounds = ((result.get("statistics") or {}).get("confirmation") or {}).get("rounds") or ()
+    rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
     return [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Check, Result
 
 __all__ = ["Standing", "Verdict", "golden_standings"]
 
@@ -103,7 +104,7 @@ class _Run:
             for item in items
         }
 
-    def figure(self, chain: str, golden: Golden) -> tuple[Evidence, Mapping[str, Any], Mapping[str, Any]] | None:
+    def figure(self, chain: str, golden: Golden) -> tuple[Evidence, Mapping[str, Any], Result] | None:
         """A golden's figure, the step that has measured it, and the step's result."""
         evidence = self._evidence.get((chain, golden))
         if evidence is None:
@@ -145,22 +146,22 @@ def _objection(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[
     return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
 
 
-def _verdict(golden: Golden, evidence: Evidence, result: Mapping[str, Any]) -> tuple[Verdict, str]:
+def _verdict(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
     """The verdict, and a remark on it."""
     own = next(_own_checks(golden, result), None)
-    if result["verdict"] == "inconclusive":
-        return Verdict.INCONCLUSIVE, str(result.get("reason", ""))
+    if result.verdict == "inconclusive":
+        return Verdict.INCONCLUSIVE, result.reason
     # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
-    broken = own["passed"] is False if own else evidence.measured > golden.limit
+    broken = own.passed is False if own else evidence.measured > golden.limit
     if broken:
         return Verdict.BROKEN, evidence.refused
     loose = evidence.measured < _LOOSE * golden.value
     return Verdict.LOOSE if loose else Verdict.KEPT, evidence.refused
 
 
-def _own_checks(golden: Golden, result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _own_checks(golden: Golden, result: Result) -> Iterator[Check]:
     place = f"{golden.origin.file}: {golden.origin.field}"
-    for check in result.get("checks", ()):
-        same = check.get("golden") == golden.value and check.get("factor") == golden.factor
-        if check["metric"] == golden.metric and same and check.get("note") == place and check["passed"] is not None:
+    for check in result.checks:
+        same = check.golden == golden.value and check.factor == golden.factor
+        if check.metric == golden.metric and same and check.note == place and check.passed is not None:
             yield check

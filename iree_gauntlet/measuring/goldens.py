@@ -7,75 +7,44 @@ compiler release. Elsewhere the figure is measured and shown, never silently pas
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
+from iree_gauntlet.results import Check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.benchmark_rows import Samples
+    from iree_gauntlet.results import Samples
 
-__all__ = ["Check", "check_figure", "check_time", "release_of"]
+__all__ = ["check_figure", "check_time", "describe", "release_of"]
 
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _TITLES = {Metric.TIME_MS: "time", Metric.DISPATCH_COUNT: "dispatch count", Metric.BINARY_SIZE_BYTES: "size"}
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A figure and what it was held against: the journal's "check" record.
+def describe(check: Check) -> str:
+    """One line for people; a breach says by how much."""
+    title = _TITLES[Metric(check.metric)]
+    if check.statistic == Statistic.MIN:
+        title = f"fastest {title}"
+    figure = "unknown" if check.measured is None else _figure(check, check.measured)
+    if check.limit is None or check.golden is None or check.measured is None or check.passed is None:
+        return f"{title} {figure} ({check.note})"
+    source = f"golden {_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
+    distance = abs(check.measured - check.limit)
+    share = f" ({100 * distance / check.limit:.1f} %)" if check.limit > 0 else ""
+    side = "under" if check.passed else "over"
+    where = f"{_figure(check, distance)}{share} {side}" if distance else "at"
+    return f"{title} {figure} is {where} the limit {_figure(check, check.limit)} ({source}{check.note})"
 
-    Attributes:
-        metric: what was measured.
-        measured: the figure in the metric's unit; None where it cannot be had.
-        golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
-            figure was only measured.
-        unit: `ms`, `dispatches` or `bytes`.
-        statistic: which figure of the repetitions it is (time only).
-        sku: the target's SKU (time only).
-        release: the compiler's release (dispatch count and size).
-        passed: None where there is nothing to check against.
-        note: where the golden is written (file: field), or why it was not checked.
-    """
 
-    metric: str
-    measured: float | None
-    golden: float | None
-    factor: float | None
-    limit: float | None
-    unit: str
-    statistic: str
-    sku: str
-    release: str
-    passed: bool | None
-    note: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the journal."""
-        return asdict(self)
-
-    def describe(self) -> str:
-        """One line for people; a breach says by how much."""
-        title = _TITLES[Metric(self.metric)]
-        if self.statistic == Statistic.MIN:
-            title = f"fastest {title}"
-        figure = "unknown" if self.measured is None else self._figure(self.measured)
-        if self.limit is None or self.golden is None or self.measured is None or self.passed is None:
-            return f"{title} {figure} ({self.note})"
-        source = f"golden {self._figure(self.golden)} × {self.factor:g}, " if self.factor != 1 else ""
-        distance = abs(self.measured - self.limit)
-        share = f" ({100 * distance / self.limit:.1f} %)" if self.limit > 0 else ""
-        side = "under" if self.passed else "over"
-        where = f"{self._figure(distance)}{share} {side}" if distance else "at"
-        return f"{title} {figure} is {where} the limit {self._figure(self.limit)} ({source}{self.note})"
-
-    def _figure(self, value: float) -> str:
-        # Counts and bytes in full; times in as many digits as a person can compare.
-        number = f"{value:.4g}" if self.unit == "ms" else f"{value:,.10g}".replace(",", " ")
-        return number if self.metric == Metric.DISPATCH_COUNT else f"{number} {self.unit}"
+def _figure(check: Check, value: float) -> str:
+    # Counts and bytes in full; times in as many digits as a person can compare.
+    number = f"{value:.4g}" if check.unit == "ms" else f"{value:,.10g}".replace(",", " ")
+    return number if check.metric == Metric.DISPATCH_COUNT else f"{number} {check.unit}"
 
 
 def release_of(version: str) -> str:
@@ -155,18 +124,12 @@ def _time(samples: Samples, statistic: Statistic) -> float | None:
 
 
 def _checked(golden: Golden, measured: float, statistic: Statistic | None, sku: str, release: str) -> Check:
-    return Check(
-        metric=str(golden.metric),
-        measured=measured,
+    return replace(
+        _measured_only(golden.metric, measured, _origin(golden), statistic=statistic, sku=sku, release=release),
         golden=golden.value,
         factor=golden.factor,
         limit=golden.limit,
-        unit=_UNITS[golden.metric],
-        statistic=str(statistic or ""),
-        sku=sku,
-        release=release,
         passed=measured <= golden.limit,
-        note=_origin(golden),
     )
 
 
@@ -182,14 +145,10 @@ def _measured_only(
     return Check(
         metric=str(metric),
         measured=measured,
-        golden=None,
-        factor=None,
-        limit=None,
         unit=_UNITS[metric],
         statistic=str(statistic or ""),
         sku=sku,
         release=release,
-        passed=None,
         note=note,
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.measuring.gpu_amd import read_amd_smi, read_rocm_smi
 from iree_gauntlet.measuring.gpu_nvidia import read_nvidia
 from iree_gauntlet.measuring.gpu_state import GpuState, ToolAnswerError
-from iree_gauntlet.process_group import kill_group
+from iree_gauntlet.short_process import run_short
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -29,8 +29,6 @@ ANY_GPU = "gpu"
 
 # amd-smi is a Python program and takes half a second on a machine with eight GPUs.
 _TIMEOUT_SECONDS = 5.0
-# How long the pipes of a killed tool may stay open: a process stuck in a driver survives SIGKILL.
-_GRACE_SECONDS = 1.0
 
 _TOOLS = {"nvidia-smi": read_nvidia, "amd-smi": read_amd_smi, "rocm-smi": read_rocm_smi}
 _DRIVERS = {
@@ -146,27 +144,13 @@ def _ask(program: str, timeout: float, *words: str) -> str:
         ToolAnswerError: it could not be started, failed, or did not answer in time.
     """
     try:
-        process = subprocess.Popen(
-            [program, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
+        answer = run_short([program, *words], timeout=timeout)
     except OSError as error:
         raise ToolAnswerError(f"cannot be started: {error.strerror or error}") from None
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        kill_group(process, _GRACE_SECONDS)
         raise ToolAnswerError(f"did not answer within {timeout:g} s") from None
-    except BaseException:
-        kill_group(process, _GRACE_SECONDS)
-        raise
-    if process.returncode != 0:
-        said = next((line.strip() for line in f"{stderr}\n{stdout}".splitlines() if line.strip()), "nothing said")
-        raise ToolAnswerError(f"failed (exit code {process.returncode}): {said[:160]}")
-    return stdout
+    if answer.exit_code != 0:
+        lines = f"{answer.stderr}\n{answer.stdout}".splitlines()
+        said = next((line.strip() for line in lines if line.strip()), "nothing said")
+        raise ToolAnswerError(f"failed (exit code {answer.exit_code}): {said[:160]}")
+    return answer.stdout

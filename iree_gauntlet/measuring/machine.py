@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.measuring.cpu_times import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine_memory import free_memory, total_memory, used_swap
 from iree_gauntlet.measuring.machine_sensors import (
@@ -224,13 +225,13 @@ def _clock_warnings(state: MachineState) -> list[str]:
 
 def _load_warnings(state: MachineState) -> list[str]:
     warnings = []
-    if state.busy_share is not None and state.busy_share > 0.2:
+    if state.busy_share is not None and state.busy_share > BUSY_SHARE:
         warnings.append(
             f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
         )
     elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
         warnings.append(f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done")
-    if state.steal_share is not None and state.steal_share > 0.02:
+    if state.steal_share is not None and state.steal_share > STEAL_SHARE:
         warnings.append(
             f"the hypervisor takes {100 * state.steal_share:.0f} % of the CPU time: use a machine that is not"
             " shared, or compare only runs that alternate on this one"

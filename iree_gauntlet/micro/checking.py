@@ -24,7 +24,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import Tensor, read_npy
 from iree_gauntlet.measuring.element_types import is_float
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def check_variant(
         "outputs": str(folder),
     }
     script = Path(worker.__file__).with_name(MODULE_WORKER)
-    answer = ask(step, processes, planned_command(step, chain.toolchain.python, script, plan))
+    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
         return processes.complete(step, answer.outcome, answer.failure)
@@ -109,7 +109,7 @@ def check_variant(
     result = Result(
         Verdict.FAILED if found.problem else Verdict.PASSED,
         shorten(found.problem),
-        outputs=tuple(comparison.as_dict() for comparison in found.comparisons),
+        outputs=found.comparisons,
         statistics=statistics_,
         notes=(*step.notes, *notes),
     )

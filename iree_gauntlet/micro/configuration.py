@@ -5,41 +5,31 @@ Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torch
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from iree_gauntlet.errors import SpecError, UsageError
-from iree_gauntlet.micro.asked_shapes import read_shapes
-from iree_gauntlet.micro.model_fields import read_config, read_torch_compile
-from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.micro.yaml_fields import Fields, Report, kind_of
-from iree_gauntlet.micro.yaml_values import Value, read_yaml
-from iree_gauntlet.targets import target_of
+from iree_gauntlet.dialects.yaml_file import read_yaml
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.micro.configuration_schema import Context, File
+from iree_gauntlet.micro.registry import BASELINE, CUSTOM
+from iree_gauntlet.micro.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from iree_gauntlet.micro.configuration_schema import ModelEntry
     from iree_gauntlet.micro.lookup import AskedArchitecture, AskedRecipe, Registry
-    from iree_gauntlet.micro.shapes import Shape
 
-__all__ = ["DType", "MicroConfig", "ModelParams", "Variant", "iree_device", "read_micro_config"]
+__all__ = ["DType", "MicroConfig", "ModelParams", "Variant", "overridden", "read_micro_config"]
 
 DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
 _KIND = "micro-benchmark configurations"
-_EXAMPLE = "See docs/micro.md."
-_QUANTIZATION = "quantization_config_recipe_names"
-_SPARSITY = "sparsity_config_recipe_names"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _TYPES: dict[str, DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_TYPE_NAMES: dict[str, DType] = {f"{prefix}{name}": _TYPES[name] for prefix in ("torch.", "") for name in _TYPES}
-# What torch calls devices, and IREE.
-_DEVICES = {"cpu": "local-task", "cuda": "cuda", "mps": "metal", "xpu": "vulkan"}
+# Of a model that is asked for without shapes: 128 tokens, and its own sizes.
+_OWN_SIZES = Shape("config", 128, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +115,6 @@ class MicroConfig:
     models: tuple[ModelParams, ...]
 
 
-def iree_device(text: str) -> str:
-    """IREE's name of a device, which may be written as torch calls it."""
-    return _DEVICES.get(text, text)
-
-
 def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
     """Reads a configuration.
 
@@ -146,34 +131,22 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
-    value, problems = read_yaml(path, _KIND)
-    report = Report(str(path), problems)
-    fields = Fields(value, "", report)
-    mode = _mode(fields)
-    variants = _variants(fields, registry)
-    output_dir = _output_dir(fields)
-    models = _models(fields, path, registry)
-    fields.finish()
-    if report.problems:
-        raise SpecError(report.problems, _KIND)
-    return MicroConfig(path, mode, variants, output_dir, models)
+    read = read_yaml(path, _KIND)
+    file = read.as_(File, Context(registry, path.parent))
+    entries = file.model_params
+    if isinstance(entries, list):
+        models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
+    else:
+        models = [_model(entries, registry, read.line_of(["model_params"]))]
+    return MicroConfig(path, "inference", _variants(file, registry), file.output_dir or "", _named(models))
 
 
-def _mode(fields: Fields) -> str:
-    mode = fields.text("benchmark_mode", "inference")
-    if mode == "training":
-        fields.add("benchmark_mode", "training is not measured here", "Write inference, or remove the field.")
-    elif mode != "inference":
-        fields.add("benchmark_mode", f"expected inference, found {mode!r}")
-    return mode
-
-
-def _variants(fields: Fields, registry: Registry) -> tuple[Variant, ...]:
+def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:
     """The baseline, every quantization alone, and the pairs that a sparsity recipe says it makes."""
-    quantizations = _recipes(fields, _QUANTIZATION, registry)
+    quantizations = _recipes(file.quantization_config_recipe_names, registry)
     found = [Variant(registry.recipe(BASELINE))]
     found += [Variant(asked) for asked in quantizations if asked.recipe.name != BASELINE]
-    for sparsity in _recipes(fields, _SPARSITY, registry):
+    for sparsity in _recipes(file.sparsity_config_recipe_names, registry):
         beside = sparsity.recipe.beside
         found += [
             Variant(variant.quantization, sparsity)
@@ -183,114 +156,42 @@ def _variants(fields: Fields, registry: Registry) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _recipes(fields: Fields, name: str, registry: Registry) -> list[AskedRecipe]:
+def _recipes(names: Sequence[str | None] | None, registry: Registry) -> list[AskedRecipe]:
     """The recipes of a list, in its order; one that is there twice counts once, as in torchao."""
-    found: dict[str, AskedRecipe] = {}
-    for path, value in fields.items(name, "recipes"):
-        if value.content is None:
-            continue
-        if not isinstance(value.content, str):
-            quoted = f'write it in quotes, "{value.written}"' if value.written else ""
-            fields.report.add(value.line, path, f"expected the name of a recipe, found {kind_of(value)}", quoted)
-            continue
-        text = value.content
-        asked = fields.report.asked(value.line, path, registry.recipe, text)
-        if asked is None or not _belongs(asked, name, path, value, fields.report):
-            continue
-        same = [other for other in found.values() if (other.recipe, other.arguments) == (asked.recipe, asked.arguments)]
-        if same and same[0].text != text:
-            fields.report.add(value.line, path, f"{text} is {same[0].text}, which is listed too", "Remove one of them.")
-        found.setdefault(text, asked)
-    return list(found.values())
+    return [registry.recipe(name) for name in dict.fromkeys(names or ()) if name is not None]
 
 
-def _belongs(asked: AskedRecipe, name: str, path: str, value: Value, report: Report) -> bool:
-    """Whether a recipe is listed where its kind is; the baseline may stand among the quantizations."""
-    right = _SPARSITY if asked.recipe.kind == "sparsity" else _QUANTIZATION
-    if right != name:
-        message = f"{asked.text} is a {asked.recipe.kind} recipe"
-        report.add(value.line, path, message, f"List it under {right}.")
-    return right == name
-
-
-def _output_dir(fields: Fields) -> str:
-    name = fields.text("output_dir", "")
-    if not name:
-        return ""
-    path = PurePosixPath(name)
-    if path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts or "\\" in name or not path.parts:
-        message = f"expected a folder below the working directory, found {name!r}"
-        fields.add("output_dir", message, "Write a relative path without '..'.")
-    return str(path)
-
-
-def _models(fields: Fields, file: Path, registry: Registry) -> tuple[ModelParams, ...]:
-    value = fields.take("model_params")
-    if value is not None and isinstance(value.content, Mapping):
-        entries = [("model_params", value)]
-    else:
-        entries = fields.items("model_params", "models", needed="there is nothing to measure", hint=_EXAMPLE)
-    models = [_model(Fields(entry, path, fields.report), file, registry) for path, entry in entries]
-    _refuse_same_names(models, [path for path, _ in entries], fields.report)
-    return _named([model for model in models if model is not None])
-
-
-def _model(fields: Fields, file: Path, registry: Registry) -> ModelParams | None:
-    """An entry, with defaults for what is wrong, which is noted; None without a usable model type."""
-    if not fields.usable:
-        return None
-    text = fields.text("model_type", "linear")
-    line, path = fields.line_of("model_type"), fields.path("model_type")
-    model_type = fields.report.asked(line, path, registry.model_type, text)
-    name = fields.text("name", "")
-    if name and not _NAME.fullmatch(name):
-        fields.add("name", f"{name!r} is no name; letters, digits and _ . + - make one")
-    config = read_config(fields, file, model_type)
-    compiles, mode = read_torch_compile(fields)
-    device = _device(fields)
-    dtype = fields.choice("high_precision_dtype", _TYPE_NAMES, "bf16")
-    profiler = fields.flag("enable_profiler", default=False)
-    memory_profiler = fields.flag("enable_memory_profiler", default=False)
-    needs_config = model_type is not None and model_type.architecture.takes.config == "must"
-    shapes = read_shapes(fields, registry, sizes_known=needs_config or config is not None)
-    fields.finish()
-    if model_type is None:
-        return None
+def _model(entry: ModelEntry, registry: Registry, line: int) -> ModelParams:
+    asked = None if entry.compile in ("true", "false") else entry.compile
     return ModelParams(
-        name=name,
-        shapes=shapes,
-        dtype=dtype,
-        torch_compile=compiles,
-        torch_compile_mode=mode,
-        device=device,
-        model_type=model_type,
-        config=config,
-        profiler=profiler,
-        memory_profiler=memory_profiler,
-        line=fields.line,
+        name=entry.name or "",
+        shapes=_shapes(entry, registry),
+        dtype=_TYPES[(entry.high_precision_dtype or "bfloat16").removeprefix("torch.")],
+        torch_compile=entry.use_torch_compile is not False and entry.compile != "false",
+        torch_compile_mode=asked or entry.torch_compile_mode or "default",
+        device=entry.device or "cpu",
+        model_type=registry.model_type(entry.model_type),
+        config=Path(entry.config) if entry.config else None,
+        profiler=bool(entry.enable_profiler),
+        memory_profiler=bool(entry.enable_memory_profiler),
+        line=line,
     )
 
 
-def _device(fields: Fields) -> str:
-    text = fields.text("device", "cpu")
-    driver = iree_device(text).partition("://")[0]
-    if target_of(driver) is None:
-        message = f"there is no device {text!r}"
-        hint = f"Write {', '.join(_DEVICES)}, or a device of IREE such as local-task, hip://0 and cuda://1."
-        fields.add("device", message, hint)
-    return text
-
-
-def _refuse_same_names(models: Sequence[ModelParams | None], paths: Sequence[str], report: Report) -> None:
-    """Results are told apart by the names of entries."""
-    lines: dict[str, int] = {}
-    for model, path in zip(models, paths, strict=True):
-        if model is None or not model.name:
-            continue
-        if model.name in lines:
-            message = f"{model.name} is the name of the entry at line {lines[model.name]} already"
-            report.add(model.line, f"{path}.name", message, "Give each entry a name of its own.")
-        lines.setdefault(model.name, model.line)
+def _shapes(entry: ModelEntry, registry: Registry) -> tuple[Shape, ...]:
+    """The shapes of an entry, in its order; those that are listed are numbered through."""
+    if entry.matrix_shapes is None:
+        return (_OWN_SIZES,)
+    listed: list[tuple[int, int, int]] = []
+    shapes: list[Shape] = []
+    for item in entry.matrix_shapes:
+        if item.name == CUSTOM:
+            before = len(listed)
+            listed += item.shapes or []
+            shapes += custom_shapes(listed)[before:]
+        else:
+            shapes += shapes_of(registry.shapes(item.name), item.min_power, item.max_power)
+    return tuple(shapes)
 
 
 def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
@@ -304,3 +205,22 @@ def _named(models: Sequence[ModelParams]) -> tuple[ModelParams, ...]:
         taken.add(name)
         found.append(replace(model, name=name))
     return tuple(found)
+
+
+def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
+    """The configuration with a device and an element type for all of its entries.
+
+    Args:
+        config: as it is written.
+        device: as torch calls it (`cpu`) or as IREE does (`local-task`, `hip://0`); empty for the entries' own.
+        dtype: such as `float32`, `torch.float32` or `f32`; empty for the entries' own.
+
+    Raises:
+        UsageError: there is no such type.
+    """
+    known = _TYPES | {kind: kind for kind in _TYPES.values()}
+    kind = known.get(dtype.removeprefix("torch."))
+    if dtype and kind is None:
+        raise UsageError(f"--dtype {dtype}: unknown", f"Known: {', '.join(_TYPES)}.")
+    models = (replace(model, device=device or model.device, dtype=kind or model.dtype) for model in config.models)
+    return replace(config, models=tuple(models))

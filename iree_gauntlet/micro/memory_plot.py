@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.micro.plot_style import INK, axes_at, figure_of
+from iree_gauntlet.micro.plot_style import INK, figure_of
 from iree_gauntlet.micro.plots import check_matplotlib, picture
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = ["memory_plot"]
 
 # Inches.
 _WIDTH, _HEIGHT = 7.6, 3.9
-_LEFT, _TOP, _RIGHT, _BOTTOM = 0.62, 0.92, 0.4, 0.45
 _ROW_POINTS = 9
 _MB = 1e6
 # Of Okabe and Ito, as in the other plots.
@@ -52,7 +51,7 @@ def memory_plot(profile: MemoryProfile, path: Path, title: str) -> tuple[Path, P
 
 def _figure(profile: MemoryProfile, title: str) -> Figure:
     figure = figure_of(title, _WIDTH, _HEIGHT)
-    axes = axes_at(figure, _LEFT, _TOP, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
+    axes = figure.subplots()
     times = [sample.ms for sample in profile.series]
     axes.plot(times, [sample.resident_bytes / _MB for sample in profile.series], color=_RESIDENT, label="resident")
     mapped = [sample.mapped_bytes / _MB for sample in profile.series]
@@ -68,8 +67,7 @@ def _figure(profile: MemoryProfile, title: str) -> Figure:
     axes.set_xlim(0, 1.02 * max(*times, profile.phases[-1].end_ms))
     axes.set_xlabel("ms")
     axes.set_ylabel("MB")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.01, 1 - 0.3 / _HEIGHT), ncols=3, frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.13), ncols=3, frameon=False, borderpad=0, borderaxespad=0)
     return figure
 
 

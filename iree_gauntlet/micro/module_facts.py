@@ -112,7 +112,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
         GauntletError: one of the two cannot be read. ParameterError where that is the program, ToolchainError where
             the tool cannot be started.
     """
-    declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.ir_tool)}
+    declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
     segments = read_segments(toolchain, module)
     tables = name_tables([segment.data for segment in segments], declared.keys())
     read = {name for table in tables for name in table.names}

@@ -96,7 +96,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Segment:
 
 def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
     """The data segments as the toolchain describes them."""
-    tool = Path(toolchain.run_module).with_name(_DUMP_TOOL)
+    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
     answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=_DUMP_SECONDS)
     try:
         described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.micro.plot_style import (
     INK,
-    MARGIN,
     PAPER,
     STATUS_MARKS,
-    TITLE,
     WORD_COLOURS,
-    axes_at,
     figure_of,
-    meanings,
     scale_ticks,
-    text_at,
     text_width,
     tick_text,
 )
-from iree_gauntlet.micro.report_rows import geometric_mean
+from iree_gauntlet.micro.report_rows import mean_ratio
 from iree_gauntlet.micro.results_figures import times
 
 if TYPE_CHECKING:
@@ -31,11 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["speedup_bars"]
 
-_LEFT = 0.62
-_LEGEND = 0.3
-_PANEL, _GAP = 1.15, 0.36
+_PANEL = 1.5
 _POINTS = 7.0
-_LEGEND_POINTS = 8.0
 # A bar's place in inches: as wide as all shapes let it be, and wide enough for its label.
 _WIDEST, _NARROWEST, _ALL = 0.45, 0.13, 14.0
 _MOST_LABELS = 200
@@ -49,23 +41,18 @@ def speedup_bars(entry: Entry) -> Figure:
     shapes, recipes = entry.shapes, entry.recipes
     place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
     inner = max(place * len(shapes), 4.0)
-    told = meanings(STATUS_MARKS.get(row.status, "") for row in entry.rows if row.speedup is None)
-    top = TITLE + _LEGEND + (0.2 if told else 0.0)
-    height = top + len(recipes) * (_PANEL + _GAP) + text_width(shapes, _POINTS) + 0.15
-    width = max(_LEFT + inner + MARGIN, _LEFT + text_width([told], _LEGEND_POINTS) + MARGIN)
-    figure = figure_of(f"{entry.title}: speed-up, with 95 % intervals", width, height)
+    marks = [STATUS_MARKS.get(row.status, "") for row in entry.rows if row.speedup is None]
+    height = 0.8 + len(recipes) * _PANEL + text_width(shapes)
+    figure = figure_of(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
     ends = _ends(entry)
+    panels = figure.subplots(len(recipes), squeeze=False)[:, 0]
     words: set[str] = set()
-    axes = None
-    for number, recipe in enumerate(recipes):
-        axes = axes_at(figure, _LEFT, top + 0.2 + number * (_PANEL + _GAP), inner, _PANEL)
+    for axes, recipe in zip(panels, recipes, strict=True):
         words |= _panel(axes, entry, recipe, ends, 0.72 * min(1.0, _WIDEST * len(shapes) / inner))
-    if axes is not None:
-        every = -(-len(shapes) // _MOST_LABELS)
-        axes.set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
-        axes.tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
-    _legend(figure, words)
-    text_at(figure, _LEFT, TITLE + _LEGEND + 0.02, told, _LEGEND_POINTS)
+    every = -(-len(shapes) // _MOST_LABELS)
+    panels[-1].set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
+    panels[-1].tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
+    _legend(panels[0], words)
     return figure
 
 
@@ -94,7 +81,7 @@ def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wid
     axes.axhline(0, color=INK, linewidth=0.8)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    mean = geometric_mean([ratio.ratio for _, ratio in ratios])
+    mean = mean_ratio([ratio.ratio for _, ratio in ratios])
     axes.set_title(recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean", loc="left", pad=4)
     return {ratio.word for _, ratio in ratios}
 
@@ -135,15 +122,13 @@ def _ends(entry: Entry) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _legend(figure: Figure, words: set[str]) -> None:
+def _legend(axes: Axes, words: set[str]) -> None:
+    """What the colours of bars mean, above the first panel."""
     from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
 
-    width, height = figure.get_size_inches()
     shown = [
         Patch(facecolor=colour, label=word, **_outline(word)) for word, colour in WORD_COLOURS.items() if word in words
     ]
-    if shown:
-        place = (_LEFT / width, 1 - (TITLE + 0.05) / height)
-        figure.legend(
-            handles=shown, loc="center left", bbox_to_anchor=place, ncols=len(shown), frameon=False, borderpad=0
-        )
+    axes.legend(
+        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
+    )

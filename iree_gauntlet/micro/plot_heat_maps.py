@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.micro.plot_style import (
     INK,
-    MARGIN,
     STATUS_MARKS,
-    TITLE,
-    axes_at,
     colour_of,
     figure_of,
     ink_on,
-    meanings,
     scale_limit,
     scale_ticks,
-    text_at,
     text_width,
     tick_text,
 )
@@ -35,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["grid_map", "is_grid", "overview_map"]
 
 _CELL_WIDTH, _CELL_HEIGHT = 0.52, 0.34
-# From the maps' lower edge to the figure's: colours, their labels, and what signs mean.
-_FOOT = 0.72
 _SCALE_WIDTH = 2.2
+# Columns that there is room for, so that the scale has it too.
+_FEWEST = 5
 # Shapes side by side before the map goes on below.
 _ACROSS = 20
 _PANELS_ACROSS = 3
@@ -76,22 +71,20 @@ def overview_map(entry: Entry) -> Figure:
     recipes, limit = entry.recipes, _limit(entry)
     bands = [entry.shapes[start : start + _ACROSS] for start in range(0, len(entry.shapes), _ACROSS)]
     cells = {(recipe, shape): _cell(entry.row(recipe, shape)) for recipe in recipes for shape in entry.shapes}
-    told = meanings(cell.mark for cell in cells.values())
-    # Labels are slanted: most of their length goes down, the rest to the left.
-    labels = text_width(entry.shapes, _POINTS)
-    left = MARGIN + max(text_width(recipes, _POINTS), 0.8 * labels - _CELL_WIDTH / 2) + 0.1
-    band, step = len(recipes) * _CELL_HEIGHT, len(recipes) * _CELL_HEIGHT + 0.62 * labels + 0.25
-    width = left + len(bands[0]) * _CELL_WIDTH + MARGIN
-    height = TITLE + len(bands) * step + _FOOT
-    figure = figure_of(f"{entry.title}: speed-up", max(width, _foot_width(left, told)), height)
-    for number, shapes in enumerate(bands):
-        axes = axes_at(figure, left, TITLE + number * step, len(shapes) * _CELL_WIDTH, band)
+    # Labels are slanted.
+    labels = text_width(entry.shapes)
+    columns = max(len(bands[0]), _FEWEST)
+    width = text_width(recipes) + 0.6 * labels + columns * _CELL_WIDTH
+    height = 1.2 + len(bands) * (len(recipes) * _CELL_HEIGHT + 0.7 * labels)
+    figure = figure_of(f"{entry.title}: speed-up", width, height, (cell.mark for cell in cells.values()))
+    for axes, shapes in zip(figure.subplots(len(bands), squeeze=False)[:, 0], bands, strict=True):
         _frame(axes, shapes, recipes)
+        axes.set_xlim(0, columns)
         axes.set_xticklabels(shapes, rotation=40, ha="right", rotation_mode="anchor")
         for column, shape in enumerate(shapes):
             for row, recipe in enumerate(recipes):
                 _draw(axes, column, row, cells[recipe, shape], limit)
-    _foot(figure, left, limit, told)
+    _scale(figure, limit, columns)
     return figure
 
 
@@ -99,21 +92,18 @@ def grid_map(entry: Entry, recipe: str) -> Figure:
     """One recipe over a sweep: for each m a map with n to the right and k upwards."""
     cells = [(row, _cell(row)) for row in entry.of_recipe(recipe)]
     limit = _limit(entry)
-    told = meanings(cell.mark for _, cell in cells)
     sizes_k = sorted({row.k for row in entry.rows}, reverse=True)
     sizes_n = sorted({row.n for row in entry.rows})
     panels = sorted({row.m for row in entry.rows})
     across = min(_PANELS_ACROSS, len(panels))
     down = -(-len(panels) // across)
     labels_k, labels_n = [str(size) for size in sizes_k], [str(size) for size in sizes_n]
-    left, top = MARGIN + text_width(labels_k, _POINTS) + 0.3, TITLE + 0.15
-    panel_width, panel_height = len(sizes_n) * _CELL_WIDTH, len(sizes_k) * _CELL_HEIGHT
-    step_x, step_y = panel_width + left, panel_height + 0.68
-    width = max(across * step_x + MARGIN, _foot_width(left, told))
-    figure = figure_of(f"{entry.title}: speed-up of {recipe}", width, top + down * step_y - 0.2 + _FOOT)
-    for number, m in enumerate(panels):
-        column, line = number % across, number // across
-        axes = axes_at(figure, left + column * step_x, top + line * step_y, panel_width, panel_height)
+    width = across * (len(sizes_n) * _CELL_WIDTH + text_width(labels_k) + 0.4)
+    height = 1.2 + down * (len(sizes_k) * _CELL_HEIGHT + 0.7)
+    title = f"{entry.title}: speed-up of {recipe}"
+    figure = figure_of(title, width, height, (cell.mark for _, cell in cells))
+    every = figure.subplots(down, across, squeeze=False).flat
+    for axes, m in zip(every, panels, strict=False):
         _frame(axes, labels_n, labels_k)
         axes.set_title(f"m = {m}", pad=3)
         axes.set_xlabel("n", labelpad=1)
@@ -121,7 +111,9 @@ def grid_map(entry: Entry, recipe: str) -> Figure:
         for row, cell in cells:
             if row.m == m:
                 _draw(axes, sizes_n.index(row.n), sizes_k.index(row.k), cell, limit)
-    _foot(figure, left, limit, told)
+    for axes in every[len(panels) :]:
+        axes.set_axis_off()
+    _scale(figure, limit, across * len(sizes_n))
     return figure
 
 
@@ -150,7 +142,8 @@ def _draw(axes: Axes, column: int, row: int, cell: _Cell, limit: float) -> None:
     ink = INK if cell.ratio is None else ink_on(colour_of(cell.ratio, limit))
     edge = "#8c8c8c" if plain else "none"
     axes.add_patch(Rectangle((column + 0.02, row + 0.03), 0.96, 0.94, facecolor=colour, edgecolor=edge, linewidth=0.5))
-    axes.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=_POINTS, color=ink)
+    text = axes.text(column + 0.5, row + 0.5, cell.text, ha="center", va="center", fontsize=_POINTS, color=ink)
+    text.set_in_layout(False)
 
 
 def _frame(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
@@ -164,24 +157,21 @@ def _frame(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
         side.set_visible(False)
 
 
-def _foot_width(left: float, told: str) -> float:
-    return left + max(_SCALE_WIDTH, text_width([told], _POINTS)) + 2 * MARGIN
+def _scale(figure: Figure, limit: float, columns: int) -> None:
+    """The colours, below the maps."""
+    from matplotlib.cm import ScalarMappable  # noqa: PLC0415 - matplotlib is optional
+    from matplotlib.colors import ListedColormap, Normalize  # noqa: PLC0415
 
-
-def _foot(figure: Figure, left: float, limit: float, told: str) -> None:
-    """The colours at the figure's lower edge, and what the signs in its cells mean."""
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - matplotlib is optional
-
-    steps = 41
-    _, height = figure.get_size_inches()
-    axes = axes_at(figure, left, height - _FOOT + 0.12, _SCALE_WIDTH, 0.12)
-    for step in range(steps):
-        colour = colour_of(2.0 ** (limit * (2 * step / (steps - 1) - 1)), limit)
-        axes.add_patch(Rectangle((step - 0.5, 0), 1.05, 1, facecolor=colour, edgecolor="none"))
-    axes.set_xlim(-0.5, steps - 0.5)
-    axes.set_ylim(0, 1)
-    axes.set_yticks([])
+    colours = ListedColormap([colour_of(2.0 ** (limit * step / 20), limit) for step in range(-20, 21)])
     ticks = scale_ticks(limit)
-    axes.set_xticks([(math.log2(tick) / limit + 1) / 2 * (steps - 1) for tick in ticks], map(tick_text, ticks))
-    axes.tick_params(length=2, pad=1)
-    text_at(figure, left, height - 0.16, told, _POINTS)
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(-limit, limit), colours),
+        ax=figure.axes,
+        location="bottom",
+        shrink=min(1.0, _SCALE_WIDTH / columns / _CELL_WIDTH),
+        aspect=18,
+        anchor=(0, 0),
+        ticks=[math.log2(tick) for tick in ticks],
+    )
+    bar.set_ticklabels([tick_text(tick) for tick in ticks])
+    bar.ax.tick_params(length=2, pad=1)

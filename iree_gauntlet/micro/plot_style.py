@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
     "INK",
-    "MARGIN",
     "PAPER",
     "STATUS_MARKS",
     "STYLE",
-    "TITLE",
     "WORD_COLOURS",
-    "axes_at",
     "colour_of",
     "figure_of",
     "ink_on",
-    "meanings",
     "scale_limit",
     "scale_ticks",
-    "text_at",
     "text_width",
     "tick_text",
 ]
@@ -51,11 +45,7 @@ _MEANINGS = {
     "·": "· skipped",
 }
 
-# Inches around a figure, and from its upper edge to what stands below its title.
-MARGIN = 0.15
-TITLE = 0.42
-_TITLE_POINTS = 9.0
-
+_LABEL_POINTS = 7.5
 STYLE: dict[str, Any] = {
     # The same picture has the same bytes.
     "svg.hashsalt": "iree-gauntlet",
@@ -70,6 +60,8 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "axes.titlesize": 8.5,
     "figure.facecolor": PAPER,
+    "figure.titlesize": 9.0,
+    "figure.labelsize": _LABEL_POINTS,
     "savefig.facecolor": PAPER,
     "hatch.linewidth": 0.5,
     "legend.fontsize": 8.0,
@@ -78,8 +70,8 @@ STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "xtick.color": INK,
     "ytick.color": INK,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
+    "xtick.labelsize": _LABEL_POINTS,
+    "ytick.labelsize": _LABEL_POINTS,
 }
 
 # Octaves: below, differences are shown as small as they are; above, one outlier does not wash out the rest.
@@ -136,37 +128,26 @@ def ink_on(colour: Sequence[float]) -> str:
     return "#000000" if luminance > 0.179 else "#ffffff"
 
 
-def meanings(marks: Iterable[str]) -> str:
-    """What some signs mean, in one line; empty for none."""
-    known = set(marks)
-    return "   ".join(text for mark, text in _MEANINGS.items() if mark in known)
+def text_width(texts: Iterable[str]) -> float:
+    """Width of the longest of some labels in inches, about; never too little for DejaVu Sans."""
+    return max(map(len, texts), default=0) * _LABEL_POINTS * 0.64 / 72
 
 
-def text_width(texts: Iterable[str], points: float) -> float:
-    """Width of the longest of some texts in inches, about; never too little for DejaVu Sans."""
-    return max((len(text) for text in texts), default=0) * points * 0.64 / 72
+def figure_of(title: str, width: float, height: float, marks: Iterable[str] = ()) -> Figure:
+    """A figure with its title, and below what some signs mean; matplotlib finds room for what is drawn between.
 
-
-def figure_of(title: str, width: float, height: float) -> Figure:
-    """A figure with nothing but its title, and as wide as that needs; sizes in inches."""
+    Args:
+        title: may be wider than the figure.
+        width: in inches.
+        height: likewise.
+        marks: those that are drawn.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415 - matplotlib is optional
 
-    width = max(width, 2 * MARGIN + text_width([title], _TITLE_POINTS))
-    figure = Figure(figsize=(width, height))
-    text_at(figure, MARGIN, 0.24, title, _TITLE_POINTS)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, x=0, ha="left")
+    known = set(marks)
+    told = [text for mark, text in _MEANINGS.items() if mark in known]
+    if told:
+        figure.supxlabel("   ".join(told), x=0, ha="left")
     return figure
-
-
-def text_at(figure: Figure, left: float, middle: float, text: str, points: float) -> None:
-    """Text at a place, in inches from the figure's upper left corner."""
-    width, height = figure.get_size_inches()
-    figure.text(left / width, 1 - middle / height, text, fontsize=points, va="center", color=INK)
-
-
-def axes_at(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place; all in inches, from the figure's upper left corner."""
-    whole_width, whole_height = figure.get_size_inches()
-    bottom = whole_height - top - height
-    return figure.add_axes(
-        (left / whole_width, bottom / whole_height, width / whole_width, height / whole_height),
-    )

@@ -20,18 +20,18 @@ from iree_gauntlet.micro.record import MEASURED, point_record
 from iree_gauntlet.micro.roofline import why_no_roofline
 from iree_gauntlet.micro.speedups import median_ms
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.rounds import Measurement, gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.record import VariantFigures
     from iree_gauntlet.micro.roofline import Roofline
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]
@@ -67,7 +67,7 @@ class PointMeasurement:
 
     Attributes:
         chain: of the point.
-        doors: to the world.
+        session: what it runs in.
         measuring: how it is measured.
         builds: what torch made, by label.
         found: what is known of each variant, by label; roofline shares are added.
@@ -76,7 +76,7 @@ class PointMeasurement:
     """
 
     chain: PointChain
-    doors: Doors
+    session: Session[Any]
     measuring: Measuring
     builds: Mapping[str, Build]
     found: Mapping[str, VariantFigures]
@@ -104,7 +104,7 @@ class PointMeasurement:
         notes = self._notes(blocks, trial)
         for variant in wanted:
             self.found[variant.label].roofline = self._share(variant, blocks)
-        if self.doors.cancelled.is_set():
+        if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         record = point_record(
             point,
@@ -125,11 +125,8 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.doors.locks.quiet_machine(exclusive=False, on_wait=self._waiting):
-            return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.doors.processes)
-
-    def _waiting(self, what: str) -> None:
-        self.doors.teller.progress(f"waiting {what}" if what else "")
+        with self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.progress.waiting):
+            return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
         script = Path(worker.__file__).with_name(MODULE_WORKER)
@@ -141,21 +138,17 @@ class PointMeasurement:
                 "calls": calls_of(float(self.found[variant.label].figures["call_ms"]), _ROUND_MS),
                 "warm_up_calls": 1,
             }
-            command = planned_command(step, self.chain.toolchain.python, script, plan, f"{variant.label}.")
+            command = planned_command(step, self.chain.toolchain.compiler.python, script, plan, f"{variant.label}.")
             programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
         rounds = InterleavedRounds(
+            self.session,
             self.chain.id,
             programs,
             trial.round,
-            self.doors.processes,
-            self.doors.locks,
-            self.doors.log,
-            self._waiting,
             _SEED,
-            self.doors.cancelled,
             replace_disturbed=self.measuring.replace_disturbed,
         )
-        return rounds.take(lambda _: self._waiting(""))
+        return rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
     def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
         notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]

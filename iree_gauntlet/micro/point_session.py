@@ -21,19 +21,21 @@ from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["PointSession"]
 
@@ -44,15 +46,17 @@ class PointSession:
 
     Attributes:
         chain: of the point.
-        doors: to the world.
+        session: what it runs in.
+        workbench: the caches and the IREE.
         measuring: how it is measured.
         results: what each step has come to, by id: the engine's listener fills it.
     """
 
     chain: PointChain
-    doors: Doors
+    session: Session[Any]
+    workbench: Workbench
     measuring: Measuring
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _builds: dict[str, Build] = field(default_factory=dict)
     _found: dict[str, VariantFigures] = field(default_factory=dict)
@@ -82,10 +86,9 @@ class PointSession:
         def told(folder: str) -> Mapping[str, object]:
             return plan(step.role, folder)
 
-        result = Exporter(self.doors.modules, self.doors.processes, told, self.doors.cancelled).perform(step)
+        result = Exporter(self.session, self.workbench, told).perform(step)
         if result.verdict is Verdict.PASSED:
             self._builds[step.role] = read_build(Path(step.folder))
-            assert result.statistics is not None, "of every export that passed"
             self._hashes[step.role] = result.statistics["hashes"]
         return result
 
@@ -100,7 +103,7 @@ class PointSession:
         variant = self._variant(step.role)
         side = torch_side(variant).label
         return check_variant(
-            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.doors.processes
+            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.session.processes
         )
 
     def _measured(self) -> Sequence[Step]:
@@ -128,13 +131,13 @@ class PointSession:
         found = VariantFigures()
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
             result = self.results.get(step_id(self.chain.id, stage, role))
-            if result is None or result["verdict"] != Verdict.PASSED:
-                found.status = "error" if result is None else str(result["verdict"])
-                found.reason = f"{stage}: {result['reason'] if result else 'it did not run'}"
+            if result is None or result.verdict is not Verdict.PASSED:
+                found.status = "error" if result is None else str(result.verdict)
+                found.reason = f"{stage}: {result.reason if result else 'it did not run'}"
                 return found
             if stage is Stage.COMPILE:
-                found.compile_s = float((result["statistics"] or {}).get("tool_seconds", result["tool_seconds"]))
-            found.figures = result["statistics"] or {}
+                found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
+            found.figures = result.statistics
         return found
 
     def _facts(self, variant: Variant) -> ModuleFacts | None:
@@ -174,16 +177,16 @@ class PointSession:
     def _benchmark(self, step: Step) -> Result:
         if step.role == MAIN:
             return PointMeasurement(
-                self.chain, self.doors, self.measuring, self._builds, self._found, self._flops(), self._began
+                self.chain, self.session, self.measuring, self._builds, self._found, self._flops(), self._began
             ).run(step)
         kind = TRACE if step.role.startswith(TRACE) else MEMORY
         variant = self._variant(step.role.removeprefix(kind))
-        side = torch_side(variant).label
-        build, exported = self._builds[side], self.chain.exported(side)
+        build, processes = self._builds[torch_side(variant).label], self.session.processes
         if kind == MEMORY:
-            return profile_memory(step, self.chain, variant, build, exported, self.doors)
+            return profile_memory(step, self.chain, variant, build, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
-        return trace_variant(step, self.chain, variant, build, exported, call_ms, self.doors)
+        flags = self.workbench.flags_of(BENCHMARK_MODULE)
+        return trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)

@@ -7,6 +7,7 @@ A record is what the journal's benchmark step of a point has. Numbers that JSON 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from iree_gauntlet.reporting.cleaning import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Entry", "Ratio", "Row", "Side", "entries", "geometric_mean", "read_rows"]
+__all__ = ["Entry", "Ratio", "Row", "Side", "entries", "mean_ratio", "read_rows"]
 
 _BASELINE = "baseline"
 _TITLE = 100
@@ -196,10 +197,10 @@ def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
     return tuple(Entry(tuple(own)) for own in found.values())
 
 
-def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """Of those that are positive and finite; None where none is."""
-    logs = [math.log(ratio) for ratio in ratios if 0 < ratio < math.inf]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+def mean_ratio(ratios: Sequence[float]) -> float | None:
+    """Geometric mean of those that are positive and finite; None where none is."""
+    usable = [ratio for ratio in ratios if 0 < ratio < math.inf]
+    return statistics.geometric_mean(usable) if usable else None
 
 
 def _row(record: Mapping[str, Any], variant: Mapping[str, Any]) -> Row:

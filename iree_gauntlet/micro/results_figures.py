@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.micro.report_rows import geometric_mean
+from iree_gauntlet.micro.report_rows import mean_ratio
 from iree_gauntlet.reporting.chain_figures import NOTHING
 from iree_gauntlet.reporting.figures import byte_size, milliseconds
 
@@ -222,7 +222,7 @@ def _summary(entry: Entry, recipe: str) -> RecipeSummary:
     missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
     return RecipeSummary(
         recipe,
-        geometric_mean(ratios),
+        mean_ratio(ratios),
         min(ratios, default=None),
         max(ratios, default=None),
         words.count("faster"),
@@ -230,14 +230,14 @@ def _summary(entry: Entry, recipe: str) -> RecipeSummary:
         sum(word not in ("faster", "slower") for word in words) + sum(row.status == "same module" for row in rows),
         missing,
         min(noises, default=None),
-        geometric_mean(shares),
+        mean_ratio(shares),
         _beside(row.torch_eager for row in rows),
         _beside(row.torch_compile for row in rows),
     )
 
 
 def _beside(sides: Iterable[Side | None]) -> float | None:
-    return geometric_mean([side.beside_iree.ratio for side in sides if side and side.beside_iree])
+    return mean_ratio([side.beside_iree.ratio for side in sides if side and side.beside_iree])
 
 
 def _times_or_nothing(ratio: float | None) -> str:

@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from filelock import FileLock
-
 from iree_gauntlet import worker
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.file_lock import file_lock
 from iree_gauntlet.toolchains.probe import ask
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def machine_roofline(folder: Path, python: str, machine: MachineFacts) -> Roofli
     path = folder / f"{digest[:16]}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f".{path.stem}.lock"):
+        with file_lock(folder / f".{path.stem}.lock"):
             kept, times = _kept(path, measured_on)
             if times < _MEASUREMENTS:
                 kept = _better(_measured(python, machine), kept)

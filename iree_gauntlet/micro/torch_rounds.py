@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.arrays import read_npy
 from iree_gauntlet.micro.checking import variant_tolerance
 from iree_gauntlet.micro.interleaved import TorchRound
 from iree_gauntlet.micro.points import torch_side
-from iree_gauntlet.running.results import shorten
+from iree_gauntlet.results import shorten
 from iree_gauntlet.running.rounds import Measurement
 
 if TYPE_CHECKING:

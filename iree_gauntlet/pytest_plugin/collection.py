@@ -143,7 +143,7 @@ class ModelTest(pytest.Item):
     def _record(self, outcome: StepOutcome) -> None:
         """Figures for pytest's own JUnit."""
         self.user_properties.append(("verdict", str(outcome.verdict)))
-        if outcome.samples is not None:
+        if outcome.samples is not None and outcome.samples.min_ms is not None:
             self.user_properties.append(("time_ms_min", outcome.samples.min_ms))
         for metric in ("dispatch_count", "binary_size_bytes"):
             if metric in outcome.statistics:

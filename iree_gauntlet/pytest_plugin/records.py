@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.report import write_job_summary, write_reports
-from iree_gauntlet.running.engine import exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,33 +17,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["new_run_folder", "write_session_reports"]
-
-
-def new_run_folder(runs: Path) -> Path:
-    """Makes a folder for a session, named after the time.
-
-    Raises:
-        GauntletError: it cannot be made, or its path is one that IREE's tools misread.
-    """
-    if set(str(runs)) & set("@%"):
-        raise GauntletError(
-            f"{runs}: IREE's tools misread a path with '@' or '%'", "Give an --artifact-directory without them."
-        )
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-pytest"
-    number = 1
-    while True:
-        folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise GauntletError(
-                f"{folder}: cannot make the session's folder: {error.strerror}", "Give another --artifact-directory."
-            ) from error
-        else:
-            return folder
+__all__ = ["write_session_reports"]
 
 
 def write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
@@ -64,8 +36,8 @@ def write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
     journals = sorted(run_dir.glob("journal-*.jsonl"))
     if journals:
         merged = _merged([read_journal(path) for path in journals])
-        write_atomic(run_dir / "journal.jsonl", "".join(f"{json.dumps(event)}\n" for event in merged))
-    if not (run_dir / "journal.jsonl").is_file():
+        write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
+    if not (run_dir / JOURNAL).is_file():
         return False
     outcome = write_reports(run_dir, environ={})
     try:
@@ -79,21 +51,22 @@ def write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
 def _merged(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
     """The events of several journals of one plan as those of one: of what several did, the first result counts."""
     whole = [record for record in records if record.runs]
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, JournalRecord] = {}
     starts: dict[str, str] = {}
     for record in whole:
         for step, time in record.starts.items():
             starts[step] = min(time, starts.get(step, time))
-        for step, result in record.results.items():
-            if step not in results or str(result["time"]) < str(results[step]["time"]):
-                results[step] = result
+        for step, time in record.result_times.items():
+            if step not in results or time < results[step].result_times[step]:
+                results[step] = record
     if not whole:
         return []
     begin = min((record.runs[0] for record in whole), key=lambda run: str(run["time"]))
     begun = [{"event": "start", "time": time, "step": step} for step, time in starts.items()]
-    events = sorted([*begun, *results.values()], key=lambda event: (str(event["time"]), event["event"] == "result"))
+    ended = [record.result_event(step) for step, record in results.items()]
+    events = sorted([*begun, *ended], key=lambda event: (str(event["time"]), event["event"] == "result"))
     if any(record.end is None for record in whole):
         return [begin, *events]
-    code = exit_code_of(Verdict(result["verdict"]) for result in results.values())
+    code = exit_code_of(record.results[step].verdict for step, record in results.items())
     last = max((record.end or {} for record in whole), key=lambda end: str(end["time"]))
     return [begin, *events, {**last, "exit_code": int(code)}]

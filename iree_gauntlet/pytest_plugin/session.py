@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
+import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Kind, Stage, Verdict
+from iree_gauntlet.cases import Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.details import finding_lines
-from iree_gauntlet.reporting.download_rates import Downloads
-from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
+from iree_gauntlet.reporting.plain_progress import PlainProgress
 from iree_gauntlet.reporting.step_outcome import step_outcome
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
-from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.steps import step_id
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import make_surroundings, open_workbench
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
-from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.reporting.step_outcome import StepOutcome
     from iree_gauntlet.running.confirming import ConfirmRules
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["CheckFailure", "ModelTestSession", "StepError", "TestFailure", "failure_text"]
@@ -78,50 +75,31 @@ class StepError(_PlainFailure):
     __module__ = "builtins"
 
 
-class _Log:
-    """Tells pytest's log what happens; `--log-cli-level=info` shows it."""
+class _Log(PlainProgress):
+    """Progress in pytest's log; `--log-cli-level=info` shows it."""
 
     def __init__(self) -> None:
-        self.records: dict[str, dict[str, Any]] = {}
+        super().__init__(sys.stdout)
+        self.results: dict[str, Result] = {}
         self.running: set[str] = set()
-        self._lock = threading.Lock()
-        self._downloads = Downloads()
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.running.add(step["id"])
-        _LOG.info("%s %s", step["chain"], step["stage"])
+        self._line(f"{step['chain']} {step['stage']}")
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
-        self.records[step["id"]] = result
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        self.results[step["id"]] = result
         self.running.discard(step["id"])
-        if result.get("command"):
-            _LOG.info("%s", result["command"])
-        _LOG.info("%s %s: %s %s", step["chain"], step["stage"], result["verdict"], result.get("reason") or "")
+        if result.command:
+            self._line(result.command)
+        self._line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
 
-    def waiting(self, text: str) -> None:
-        _LOG.info("waiting %s", text)
+    def _line(self, text: str, verdict: str = "") -> None:
+        del verdict
+        _LOG.info("%s", text)
 
-    def update(self, url: str, done: int, total: int | None) -> None:
-        """Downloads are told of when they begin and when they are done, as a log has no line to overwrite."""
-        with self._lock:
-            begun = self._downloads.update(time.monotonic(), url, done, total)
-        if begun:
-            _LOG.info("%s", beginning_text(begun))
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        """What is hashed tells that a download is whole."""
-        with self._lock:
-            self._downloads.checking(time.monotonic(), url, done, total)
-
-    def finished(self, url: str) -> None:
-        with self._lock:
-            arrival = self._downloads.finished(time.monotonic(), url)
-        text = arrival_text(arrival) if arrival else ""
-        if text:
-            _LOG.info("%s", text)
-
-    def note(self, url: str, message: str) -> None:
-        _LOG.info("%s: %s", url, message)
+    def _show(self, *, at_once: bool = False) -> None:
+        """A log of pytest has no heartbeat."""
 
 
 class ModelTestSession:
@@ -157,7 +135,7 @@ class ModelTestSession:
     ) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = make_machine(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
+        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=force_recompile)
@@ -175,8 +153,8 @@ class ModelTestSession:
         targets = sorted({test.case.target for test in tests})
         event = run_event(plan, run_dir, self._machine, "pytest", targets, command)
         self._journal.run(event | {"markers": markers})
-        self._supervisor = Supervisor()
-        self._cancelled = threading.Event()
+        self._session: Session[Journal] | None = None
+        self._opened = ExitStack()
 
     def prepare(self, case: Case) -> None:
         """Runs what a test's check needs.
@@ -210,7 +188,7 @@ class ModelTestSession:
 
     def close(self) -> None:
         """Ends what runs, and the journal."""
-        self._supervisor.close()
+        self._opened.close()
         seconds = (datetime.now(UTC) - self._began).total_seconds()
         self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
         self._journal.close()
@@ -241,42 +219,22 @@ class ModelTestSession:
             # The test's time was up, or the user's patience.
             how = f"ended by pytest: {type(error).__name__} {error}".strip()
             for name in self._log.running:
-                self._journal.result(name, Result(Verdict.ERROR, shorten(how)).as_dict())
+                self._journal.result(name, Result(Verdict.ERROR, shorten(how)))
             self._log.running.clear()
             raise
 
     def _engine(self) -> Engine:
         """An engine for some steps; after an exception in another test (its time was up), all is made anew."""
-        if self._cancelled.is_set():
-            self._supervisor.close()
-            self._supervisor, self._cancelled = Supervisor(), threading.Event()
-        toolchain = self._machine.toolchain
-        assert toolchain is not None, "asked for when this session was made"
-        locks = machine_locks(os.environ, self._cancelled)
+        if self._session is None or self._session.cancelled.is_set():
+            self._opened.close()
+            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
         options = RunOptions(
-            jobs=self._jobs,
-            fail_fast=False,
-            made_again=self._made_again,
-            lenient=False,
-            release=toolchain.compiler_release,
-            confirm=self._confirm,
+            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
         )
-        return Engine(
-            self.run_dir,
-            self._machine.store,
-            self._machine.modules,
-            self._supervisor,
-            locks,
-            self._cancelled,
-            self._journal,
-            self._log,
-            options,
-            free_memory,
-            self._machine.shared,
-        )
+        return Engine(self._session, self._machine, options)
 
     def _outcome(self, step: Step) -> StepOutcome:
-        record = JournalRecord(self.run_dir, results=self._log.records, end={})
+        record = JournalRecord(self.run_dir, results=self._log.results, end={})
         return step_outcome(asdict(step), record)
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.reporting.markdown import code, escape, fenced, table
+from iree_gauntlet.reporting.document import Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
 from iree_gauntlet.reporting.outcome import lock_remark
+from iree_gauntlet.reporting.render_html import html_page
+from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 
 if TYPE_CHECKING:
@@ -28,23 +28,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import EventRecord
+    from iree_gauntlet.reporting.document import Block, Cell
 
 __all__ = [
     "BISECT_RECORD",
+    "REPORT_NAMES",
     "BisectOutcome",
+    "bisect_document",
     "bisect_json",
-    "bisect_markdown",
     "bisect_outcome",
-    "bisect_text",
     "write_bisect_reports",
 ]
 
 BISECT_RECORD = "bisect.jsonl"
-_MARKDOWN_NAME = "bisect.md"
-_JSON_NAME = "bisect.json"
+REPORT_NAMES = ("bisect.md", "bisect.html", "bisect.json")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _COMPARE = "https://github.com/iree-org/iree/compare"
-_COLUMNS = ("IREE", "value", "like", "took", "commit", "remarks")
+_COLUMNS = (
+    Column("IREE", Kind.NAME),
+    Column("value"),
+    Column("like", Kind.VERDICT),
+    Column("took", Kind.DURATION, rank=2),
+    Column("commit", rank=1),
+    Column("remarks"),
+)
 _SHORT_COMMIT = 10
 
 
@@ -135,28 +142,17 @@ class BisectOutcome:
         toolchain = self.judged.get(label, {}).get("toolchain") or {}
         return str(toolchain.get(self.asked["commit"]) or "")
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """A row of text for each candidate that was tried, in the order of `_COLUMNS`."""
-        found: list[tuple[str, ...]] = []
-        for label in self.labels:
-            judged = self.judged.get(label)
-            if judged is None:
-                continue
-            ends = [word for word in ("good", "bad") if self.asked[word] == label]
-            remarks = [f"the {word} end" for word in ends]
-            remarks += ["a third value"] if judged["third"] else []
-            remarks += [judged["reason"]] if judged["reason"] else []
-            found.append(
-                (
-                    label,
-                    judged["text"] or "–",
-                    self._word(label),
-                    duration(judged["seconds"]),
-                    self.commit_of(label)[:_SHORT_COMMIT] or "–",
-                    "; ".join(remarks),
-                )
-            )
-        return found
+    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """What is shown of each candidate that was tried, in the order of `_COLUMNS`."""
+        return tuple(self._row(label, self.judged[label]) for label in self.labels if label in self.judged)
+
+    def _row(self, label: str, judged: dict[str, Any]) -> tuple[Cell, ...]:
+        remarks = [f"the {word} end" for word in ("good", "bad") if self.asked[word] == label]
+        remarks += ["a third value"] if judged["third"] else []
+        remarks += [judged["reason"]] if judged["reason"] else []
+        commit = self.commit_of(label)[:_SHORT_COMMIT] or None
+        text = judged["text"] or None
+        return label, text, self._word(label), float(judged["seconds"]), commit, "; ".join(remarks)
 
     def _word(self, label: str) -> str:
         bad = self.judged[label]["bad"]
@@ -192,39 +188,21 @@ def bisect_outcome(folder: Path) -> BisectOutcome:
     return outcome
 
 
-def bisect_text(outcome: BisectOutcome) -> str:
-    """The table of what was tried, the answer, and what to know of it, for a terminal; ends with a newline."""
-    # The remarks come last, and may be long without pushing anything aside.
-    rows = [(*(one_line(cell, 60) for cell in row[:-1]), one_line(row[-1], 160)) for row in outcome.rows()]
-    rows = [_COLUMNS, *rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", *(f"note: {one_line(remark, 400)}" for remark in outcome.remarks)]
-    confidence = f" ({outcome.confidence}; {_tried(outcome)})" if outcome.confidence else ""
-    lines.append(f"{one_line(outcome.answer, 400)}{confidence}")
-    lines += [f"commits: {outcome.link}"] if outcome.link else []
-    return "\n".join(lines) + "\n"
-
-
-def bisect_markdown(outcome: BisectOutcome) -> str:
-    """The report as GitHub-flavoured Markdown; ends with a newline."""
+def bisect_document(outcome: BisectOutcome) -> Document:
+    """What people read of it."""
     asked = outcome.asked
-    facts = [
-        f"{code(asked['chain'])} by {escape(asked['metric'])}",
-        f"good {code(asked['good'])}, bad {code(asked['bad'])}",
-        outcome.confidence,
-        _tried(outcome),
-        f"exit code {int(outcome.exit_code)}",
-    ]
-    parts = [f"# Bisect: {escape(outcome.answer)}", " · ".join(filter(None, facts))]
-    parts += [f"Commits: [{_COMPARE.removeprefix('https://')}…]({outcome.link})"] if outcome.link else []
-    parts += [f"> {escape(remark)}" for remark in outcome.remarks]
-    cells = ([code(row[0]), *(escape(cell) for cell in row[1:])] for row in outcome.rows())
-    parts += [table(_COLUMNS, cells, right=frozenset({3}))] if outcome.judged else ["Nothing was tried."]
+    title = f"Bisect of {asked['chain']} by {asked['metric']}: good {asked['good']}, bad {asked['bad']}"
     untried = [label for label in outcome.labels if label not in outcome.judged]
-    parts += [f"Not tried: {', '.join(map(code, untried))}."] if untried else []
-    parts.append(f"Again, in {code(asked['cwd'])}:\n\n{fenced(asked['command'], 'sh')}")
-    return "\n\n".join(parts) + "\n"
+    names = [part for label in untried for part in (", ", Name(label))]
+    blocks: list[Block] = [Table(_COLUMNS, outcome.rows())] if outcome.judged else [Paragraph(("Nothing was tried.",))]
+    blocks += [Notes(tuple(outcome.remarks))] if outcome.remarks else []
+    if outcome.link:
+        blocks.append(Paragraph(("Commits: ", Link(_COMPARE.removeprefix("https://") + "…", outcome.link))))
+    details: list[Block] = [Paragraph(("Not tried: ", *names[1:], "."))] if untried else []
+    details += [Paragraph(("Again, in ", Name(asked["cwd"]), ":")), Code(asked["command"], "sh")]
+    tried = f"{len(outcome.judged)} of {len(outcome.labels)} tried"
+    facts = (outcome.confidence, tried) if outcome.confidence else (tried,)
+    return Document(title, outcome.answer, facts, tuple(blocks), tuple(details), outcome.exit_code)
 
 
 def bisect_json(outcome: BisectOutcome) -> str:
@@ -254,7 +232,7 @@ def bisect_json(outcome: BisectOutcome) -> str:
 def write_bisect_reports(
     folder: Path, *, environ: Mapping[str, str], append_step_summary: bool = False
 ) -> BisectOutcome:
-    """Write `bisect.md` and `bisect.json` beside a bisect's record.
+    """Write `bisect.md`, `bisect.html` and `bisect.json` beside a bisect's record.
 
     Args:
         folder: the bisect's.
@@ -265,16 +243,13 @@ def write_bisect_reports(
         GauntletError: there is no record, it cannot be read, or the reports cannot be written.
     """
     outcome = bisect_outcome(folder)
-    markdown = bisect_markdown(outcome)
-    for name, content in ((_MARKDOWN_NAME, markdown), (_JSON_NAME, bisect_json(outcome))):
+    document = bisect_document(outcome)
+    text = markdown(document)
+    for name, content in zip(REPORT_NAMES, (text, html_page(document), bisect_json(outcome)), strict=True):
         write_report(folder / name, content, folder)
     if append_step_summary:
-        add_to_step_summary(environ, markdown)
+        add_to_step_summary(environ, text)
     return outcome
-
-
-def _tried(outcome: BisectOutcome) -> str:
-    return f"{len(outcome.judged)} of {len(outcome.labels)} tried"
 
 
 def _candidate(outcome: BisectOutcome, item: Mapping[str, str]) -> dict[str, Any]:
@@ -293,8 +268,7 @@ def _require_whole(outcome: BisectOutcome, record: EventRecord) -> None:
         GauntletError: it does not.
     """
     try:
-        bisect_text(outcome)
-        bisect_markdown(outcome)
+        markdown(bisect_document(outcome))
         bisect_json(outcome)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GauntletError(

@@ -18,7 +18,7 @@ from iree_gauntlet.reporting.outcome import BAD_VERDICTS
 
 if TYPE_CHECKING:
     from iree_gauntlet.reporting.outcome import ChainOutcome
-    from iree_gauntlet.reporting.records import Check, OutputComparison, Samples
+    from iree_gauntlet.results import Check, OutputComparison, Samples
 
 __all__ = ["NOTHING", "ChainFigures", "chain_figures"]
 
@@ -70,9 +70,8 @@ class ChainFigures:
             return NOTHING
         error = "" if output.max_abs_error is None else f"max error {error_figure(output.max_abs_error)}"
         if output.passed:
-            allowed = "" if output.atol is None else f" (atol {error_figure(output.atol)})"
-            return f"{error}{allowed}" if error else "equal"
-        if output.mismatches == 0:
+            return f"{error} (atol {error_figure(output.atol)})" if error else "equal"
+        if not output.mismatches:
             # Nothing was compared value by value.
             return "another type or shape than expected"
         differing = (
@@ -85,14 +84,15 @@ class ChainFigures:
     @property
     def time_cell(self) -> str:
         """`9.10 ± 0.12`, in ms."""
-        if self.samples is None or not self.samples.real_ms:
+        if self.samples is None or not self.samples.real_time_ms:
             return NOTHING
         return mean_and_spread(self.samples.mean_ms, self.samples.stdev_ms)
 
     @property
     def least_time_cell(self) -> str:
         """The least repetition, in ms."""
-        return milliseconds(self.samples.min_ms) if self.samples and self.samples.real_ms else NOTHING
+        least = self.samples.min_ms if self.samples else None
+        return NOTHING if least is None else milliseconds(least)
 
     @property
     def golden_time_cell(self) -> str:

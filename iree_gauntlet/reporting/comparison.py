@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.journal_format import read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["COMPARISON_FILE", "ComparedSide", "ComparisonRecord", "read_comparison"]
 
 COMPARISON_FILE = "comparison.jsonl"
-_JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +123,5 @@ def read_comparison(folder: Path) -> ComparisonRecord:
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
     own = folder / str(side["folder"])
-    run = read_journal(own / _JOURNAL) if (own / _JOURNAL).is_file() else None
+    run = read_journal(own / JOURNAL) if (own / JOURNAL).is_file() else None
     return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), own, run)

@@ -1,4 +1,4 @@
-"""The reports of a comparison: `comparison.md`, `comparison.json`, `junit.xml`, and what is printed."""
+"""The reports of a comparison: one document on the terminal, as Markdown and as a page; JSON; JUnit."""
 
 from __future__ import annotations
 
@@ -6,40 +6,49 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.table import Table
-from rich.text import Text
-
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reporting.comparison_junit import comparison_junit
 from iree_gauntlet.reporting.comparison_rows import changes, ratio_text, span_text, time_rows, verdict_counts
+from iree_gauntlet.reporting.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.reporting.markdown import code, escape, table
-from iree_gauntlet.reporting.outcome import exit_meaning, lock_remark
-from iree_gauntlet.reporting.printing import printing
+from iree_gauntlet.reporting.outcome import lock_remark
+from iree_gauntlet.reporting.render_console import print_document
+from iree_gauntlet.reporting.render_html import html_page
+from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
-from iree_gauntlet.reporting.where_slower import (
-    compile_lines,
-    compile_markdown,
-    dispatch_lines,
-    dispatch_markdown,
-)
+from iree_gauntlet.reporting.where_slower import compile_blocks, dispatch_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import rich.console
-
     from iree_gauntlet.reporting.comparison import ComparisonRecord
-    from iree_gauntlet.reporting.comparison_rows import Change, TimeRow
+    from iree_gauntlet.reporting.comparison_rows import TimeRow
+    from iree_gauntlet.reporting.document import Block
 
-__all__ = ["REPORT_NAMES", "print_comparison", "write_comparison_reports"]
+__all__ = ["print_comparison", "write_comparison_reports"]
 
-REPORT_NAMES = ("comparison.md", "comparison.json", "junit.xml")
-_STYLES = {"slower": "bold red", "error": "bold magenta", "faster": "green", "inconclusive": "yellow"}
-_TIME_HEADER = ("verdict", "model", "A ms", "B ms", "B against A", "interval", "A against A", "rounds")
-_CHANGE_HEADER = ("model", "figure", "A", "B", "change")
-_RIGHT = frozenset({2, 3, 4, 5, 6})
+REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
+_TIME_COLUMNS = (
+    Column("verdict", Kind.VERDICT),
+    Column("model", Kind.NAME),
+    # With their spreads, so that they are text.
+    Column("A", Kind.NUMBER, "ms", rank=2),
+    Column("B", Kind.NUMBER, "ms", rank=1),
+    Column("B against A", Kind.NUMBER),
+    Column("interval", Kind.NUMBER, rank=3),
+    Column("A against A", Kind.NUMBER, rank=4),
+    Column("rounds", rank=5),
+)
+_CHANGE_COLUMNS = (
+    Column("model", Kind.NAME),
+    Column("figure"),
+    *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
+)
+_CHANGE_NOTE = (
+    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work; "
+    "--metric compile-time compares in rounds."
+)
 
 
 def write_comparison_reports(
@@ -56,8 +65,10 @@ def write_comparison_reports(
     Raises:
         GauntletError: they cannot be written.
     """
-    text = comparison_markdown(record)
-    for name, content in zip(REPORT_NAMES, (text, comparison_json(record), comparison_junit(record)), strict=True):
+    document = comparison_document(record)
+    text = markdown(document)
+    contents = (text, html_page(document), comparison_json(record), comparison_junit(record))
+    for name, content in zip(REPORT_NAMES, contents, strict=True):
         write_report(folder / name, content, folder)
     if step_summary:
         add_to_step_summary(environ, text)
@@ -83,48 +94,23 @@ def comparison_json(record: ComparisonRecord) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def comparison_markdown(record: ComparisonRecord) -> str:
-    """`comparison.md`."""
+def comparison_document(record: ComparisonRecord) -> Document:
+    """What people read of it."""
     rows = time_rows(record)
-    parts = [f"# {_title(record)}", "", f"**{_headline(record, rows)}**", ""]
-    parts += [f"- {escape(line)}" for line in _rule_lines(record)]
-    cells = [
-        (
-            f"**{row.verdict}**" if row.verdict in _STYLES else row.verdict,
-            code(row.model),
-            *(escape(text) for text in (row.a, row.b, row.ratio, row.span, row.floor, row.rounds)),
-        )
-        for row in rows
-    ]
-    parts += ["", table(_TIME_HEADER, cells, _RIGHT), ""]
-    told = [row for row in rows if row.verdict in ("error", "inconclusive", "not measured", "slower", "faster")]
-    if told:
-        parts += ["## Why", ""]
-        parts += [f"- {code(row.model)} {row.verdict}: {escape(row.reason)}" for row in told]
-        parts.append("")
+    rules = tuple((line,) for line in _rule_lines(record))
+    blocks: list[Block] = [Items(rules)] if rules else []
+    cells = ((row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.rounds) for row in rows)
+    blocks.append(Table(_TIME_COLUMNS, tuple(cells)))
+    reasons = tuple((Name(row.model), f" {row.verdict}: {row.reason}") for row in rows if row.verdict != "same")
+    blocks += [Heading("Why"), Items(reasons)] if reasons else []
     for model, where in record.where.items():
-        parts += [
-            f"## Where {escape(model)} is {record.verdicts[model]['verdict']}",
-            "",
-            dispatch_markdown(where["dispatches"]),
-            "",
-        ]
-        parts += ["The compiles differ in:", "", compile_markdown(where["compile"]), ""]
-    notable = [item for item in changes(record) if item.notable]
+        blocks.append(Heading(f"Where {model} is {record.verdicts[model]['verdict']}"))
+        blocks += [*dispatch_blocks(where["dispatches"]), *compile_blocks(where["compile"])]
+    notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in changes(record) if item.notable)
     if notable:
-        parts += ["## What else changed", "", escape(_CHANGE_NOTE), ""]
-        shown = [
-            (code(item.model), escape(item.figure), escape(item.a), escape(item.b), escape(item.change))
-            for item in notable
-        ]
-        parts += [table(_CHANGE_HEADER, shown, frozenset({2, 3, 4})), ""]
-    return "\n".join(parts)
-
-
-_CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work; "
-    "--metric compile-time compares in rounds."
-)
+        blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
+    code = None if record.exit_code is None else ExitCode(record.exit_code)
+    return Document(_title(record), _headline(record, rows), (), tuple(blocks), exit_code=code)
 
 
 def print_comparison(
@@ -139,54 +125,8 @@ def print_comparison(
         environ: the environment.
         width: columns; None for the terminal's own, or 160 where there is none.
     """
-    rows = time_rows(record)
-    with printing(stream, environ, width=width) as console:
-        _line(console, "")
-        _line(console, _title(record), "bold")
-        for line in _rule_lines(record):
-            _line(console, f"  {line}", "dim")
-        _line(console, "")
-        console.print(_time_table(rows))
-        for row in rows:
-            if row.verdict in ("error", "inconclusive", "not measured"):
-                _line(console, f"{row.model} {row.verdict}: {row.reason}")
-        for model, where in record.where.items():
-            _line(console, "")
-            _line(console, f"Where {model} is {record.verdicts[model]['verdict']}", "bold")
-            for line in (*dispatch_lines(where["dispatches"]), *compile_lines(where["compile"])):
-                _line(console, f"  {line}")
-        _print_changes(console, [item for item in changes(record) if item.notable])
-        _line(console, "")
-        _line(console, _headline(record, rows), "bold")
-        _line(console, f"reports in {folder}: {', '.join(REPORT_NAMES)}")
-        if record.exit_code is not None:
-            meaning = exit_meaning(ExitCode(record.exit_code))
-            _line(console, f"exit code {record.exit_code}: {meaning}", "bold red" if record.exit_code else "bold green")
-
-
-def _time_table(rows: list[TimeRow]) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, name in enumerate(_TIME_HEADER):
-        shown.add_column(name, justify="right" if index in _RIGHT else "left", overflow="fold")
-    for row in rows:
-        style = _STYLES.get(row.verdict, "")
-        cells = (row.model, row.a, row.b, row.ratio, row.span, row.floor, row.rounds)
-        shown.add_row(Text(row.verdict, style=style), *(Text(cell) for cell in cells))
-    return shown
-
-
-def _print_changes(console: rich.console.Console, notable: list[Change]) -> None:
-    if not notable:
-        return
-    _line(console, "")
-    _line(console, "What else changed", "bold")
-    _line(console, f"  {_CHANGE_NOTE}", "dim")
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, name in enumerate(_CHANGE_HEADER):
-        shown.add_column(name, justify="right" if index > 1 else "left", overflow="fold")
-    for item in notable:
-        shown.add_row(*(Text(cell) for cell in (item.model, item.figure, item.a, item.b, item.change)))
-    console.print(shown)
+    reports = f"{folder}: {', '.join(REPORT_NAMES)}"
+    print_document(comparison_document(record), stream, reports, environ=environ, width=width)
 
 
 def _title(record: ComparisonRecord) -> str:
@@ -232,7 +172,3 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
 
 def _without_event(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name not in ("event", "time", "chain")}
-
-
-def _line(console: rich.console.Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True)

@@ -16,8 +16,8 @@ from iree_gauntlet.reporting.figures import (
 )
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reporting.records import Check, OutputComparison
     from iree_gauntlet.reporting.step_outcome import StepOutcome
+    from iree_gauntlet.results import Check, OutputComparison
 
 __all__ = ["METRIC_NAMES", "check_line", "comparison_line", "finding_lines", "measured_lines", "process_line"]
 
@@ -66,12 +66,9 @@ def comparison_line(output: OutputComparison) -> str:
         error = f"max absolute error {error_figure(output.max_abs_error)}"
         if output.max_rel_error is not None:
             error += f", max relative error {error_figure(output.max_rel_error)}"
-        if output.atol is not None:
-            error += f" (allowed {error_figure(output.atol)}"
-            error += f" + {error_figure(output.rtol)}·|expected|)" if output.rtol is not None else ")"
-        parts.append(error)
+        parts.append(f"{error} (allowed {error_figure(output.atol)} + {error_figure(output.rtol)}·|expected|)")
     if not output.passed and (output.worst_actual or output.worst_expected):
-        where = ", ".join(map(str, output.worst_index))
+        where = ", ".join(map(str, output.worst_index or ()))
         worst = f"{one_line(output.worst_actual, 60)} where {one_line(output.worst_expected, 60)} was expected"
         parts.append(f"worst at [{where}]: {worst}")
     if output.cosine_similarity is not None:
@@ -108,11 +105,12 @@ def finding_lines(step: StepOutcome) -> list[str]:
 def measured_lines(step: StepOutcome) -> list[str]:
     """What was measured beside the checks: samples, statistics, cache, memory, files fetched."""
     lines = []
-    if step.samples is not None and step.samples.real_ms:
+    if step.samples is not None and step.samples.real_time_ms:
         spread = step.samples.stdev_ms
         times = f"{mean_and_spread(step.samples.mean_ms, spread)} ms"
-        count = len(step.samples.real_ms)
-        times += f", min {figure(step.samples.min_ms, 'ms')}, {count} repetition{'s' if count > 1 else ''}"
+        count = len(step.samples.real_time_ms)
+        times += "" if step.samples.min_ms is None else f", min {figure(step.samples.min_ms, 'ms')}"
+        times += f", {count} repetition{'s' if count > 1 else ''}"
         name = f" {one_line(step.samples.name)}" if step.samples.name else ""
         lines.append(f"real time{name}: {times}")
     lines += [f"{one_line(str(key))}: {one_line(str(value))}" for key, value in sorted(step.statistics.items())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 __all__ = [
+    "STYLES",
     "byte_size",
     "duration",
     "error_figure",
@@ -15,6 +16,20 @@ __all__ = [
     "whole",
 ]
 
+# Colours of verdicts on a terminal, by rich's names.
+STYLES = {
+    "passed": "green",
+    "failed": "bold red",
+    "error": "bold magenta",
+    "xpassed": "bold red",
+    "xfailed": "cyan",
+    "skipped": "dim",
+    "inconclusive": "yellow",
+    "good": "green",
+    "bad": "bold red",
+    "faster": "green",
+    "slower": "bold red",
+}
 _MINUTE = 60.0
 _HOUR = 3600.0
 

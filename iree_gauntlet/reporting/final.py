@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from rich.table import Table
 from rich.text import Text
 
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import clean, last_lines, one_line
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.diagnostic_groups import group_failures
-from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.document import Column, Kind, Table
+from iree_gauntlet.reporting.figures import STYLES, duration
 from iree_gauntlet.reporting.headline import cache_line, headline
-from iree_gauntlet.reporting.live import STYLES
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
 from iree_gauntlet.reporting.printing import printing
+from iree_gauntlet.reporting.render_console import rich_table
 from iree_gauntlet.reporting.report import report_names
 
 if TYPE_CHECKING:
@@ -33,9 +33,15 @@ _MOST_FAILURES = 20
 _MOST_GROUPS = 20
 _MOST_FINDINGS = 12
 _MOST_ROWS = 60
-_GAP = 2
-_FIGURES = frozenset({"compile", "time ms", "dispatches", "bytes"})
-_SPARED_FIRST = ("quality", "bytes", "compile", "dispatches", "time ms")
+_COLUMNS = (
+    Column("verdict", Kind.VERDICT),
+    Column("model", Kind.NAME),
+    Column("compile", Kind.DURATION, rank=3),
+    Column("time ms", Kind.NUMBER, rank=1),
+    Column("dispatches", Kind.NUMBER, rank=2),
+    Column("bytes", Kind.NUMBER, rank=4),
+    Column("quality", rank=5),
+)
 
 
 def print_final(
@@ -123,44 +129,18 @@ def _print_table(console: rich.console.Console, outcome: RunOutcome, run_dir: Pa
     chains = _shown(outcome)
     if not chains:
         return
-    rows = []
-    for chain in chains:
-        figures = chain_figures(chain)
-        rows.append(
-            {
-                "verdict": figures.verdict,
-                "model": one_line(chain.id),
-                "compile": figures.compile_cell,
-                "time ms": figures.time_cell,
-                "dispatches": figures.dispatches_cell,
-                "bytes": figures.size_cell,
-                "quality": figures.quality_cell,
-            }
-        )
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    columns = _fitting(rows, console.width)
-    for name in columns:
-        table.add_column(name, justify="right" if name in _FIGURES else "left", overflow="fold")
-    for chain, row in zip(chains, rows, strict=True):
-        style = {"verdict": STYLES[chain.verdict]}
-        table.add_row(*(Text(row[name], style=style.get(name, "")) for name in columns))
+    figures = [(chain, chain_figures(chain)) for chain in chains]
+    rows = tuple(
+        (own.verdict, chain.id, own.compile_cell, own.time_cell, own.dispatches_cell, own.size_cell, own.quality_cell)
+        for chain, own in figures
+    )
     _line(console, "")
-    console.print(table)
+    console.print(rich_table(Table(_COLUMNS, rows), console.width))
     more = len(outcome.chains) - len(chains)
     if more:
         where = "summary.json" if outcome.many else "summary.md"
         _line(console, f"and {more} more, all of them in {run_dir / where}")
     _line(console, "")
-
-
-def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
-    """The columns that fit side by side; those that can best be spared go first (`summary.md` has them)."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + _GAP for name in rows[0]}
-    for name in _SPARED_FIRST:
-        if sum(widths.values()) <= width:
-            break
-        del widths[name]
-    return list(widths)
 
 
 def _shown(outcome: RunOutcome) -> list[ChainOutcome]:

@@ -75,7 +75,7 @@ def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     if kind == "benchmark":
         golden = goldens.get(Metric.TIME_MS)
         by_mean = golden is not None and golden.statistic == Statistic.MEAN
-        measured = math.nan if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
+        measured = None if step.samples is None else step.samples.mean_ms if by_mean else step.samples.min_ms
         limit = [_NOT_KNOWN] * 3
         if golden:
             limit = [_milliseconds(golden.value), str(golden.factor), _milliseconds(golden.value * golden.factor)]
@@ -83,7 +83,7 @@ def _row(kind: str, step: StepOutcome, status: str) -> list[Any]:
     values = {metric: golden.value for metric, golden in goldens.items()}
     figures = [
         figure
-        for metric in ("dispatch_count", "binary_size_bytes")
+        for metric in (Metric.DISPATCH_COUNT, Metric.BINARY_SIZE_BYTES)
         for figure in (_whole(values.get(metric)), _whole(step.statistics.get(metric)))
     ]
     return [name, *figures, status]
@@ -98,8 +98,8 @@ def _status(step: StepOutcome, verdicts: Mapping[str, Verdict]) -> str:
     return "FAILED" if judged else _NOT_KNOWN
 
 
-def _milliseconds(value: float) -> str:
-    return _NOT_KNOWN if math.isnan(value) else f"{value:.3f}"
+def _milliseconds(value: float | None) -> str:
+    return _NOT_KNOWN if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def _whole(value: float | None) -> float | int | str:

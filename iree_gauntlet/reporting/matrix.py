@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.matrix_cells import matrix_cell
@@ -153,7 +153,7 @@ def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIr
     label = entry["label"]
     found = record.toolchains.get(label, {})
     result = record.results.get(label)
-    path = folder / entry["folder"] / "journal.jsonl"
+    path = folder / entry["folder"] / JOURNAL
     outcome = outcome_of(read_journal(path)) if label in record.started and path.is_file() else None
     code: ExitCode | None
     problem, hint = "", ""

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.outcome import BAD_VERDICTS
-from iree_gauntlet.reporting.records import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from iree_gauntlet.reporting.outcome import ChainOutcome
-    from iree_gauntlet.reporting.records import OutputComparison
     from iree_gauntlet.reporting.step_outcome import StepOutcome
+    from iree_gauntlet.results import OutputComparison
 
 __all__ = ["MatrixCell", "matrix_cell"]
-
-# Where `measuring/machine.py` warns.
-_BUSY_SHARE = 0.2
-_STEAL_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
     compiles = _compiles(chain.steps)
     statistics = [step.statistics for step in compiles]
     time, statistic = None, ""
-    if figures.samples is not None and figures.samples.real_ms:
+    if figures.samples is not None and figures.samples.real_time_ms:
         statistic = (figures.time.statistic if figures.time else "") or "mean"
         time = figures.samples.min_ms if statistic == "min" else figures.samples.mean_ms
     worst = _worst_error(figures.outputs)
@@ -102,7 +99,7 @@ def matrix_cell(chain: ChainOutcome) -> MatrixCell:
         time_ms=time,
         spread_ms=figures.samples.stdev_ms if time is not None and figures.samples else None,
         statistic=statistic,
-        repetitions=len(figures.samples.real_ms) if figures.samples else 0,
+        repetitions=len(figures.samples.real_time_ms) if figures.samples else 0,
         disturbed=_disturbed(chain.steps),
         dispatch_count=figures.dispatch_count,
         binary_size_bytes=figures.binary_size_bytes,
@@ -117,8 +114,8 @@ def _disturbed(steps: Iterable[StepOutcome]) -> str:
     if not machines:
         return ""
     busy, stolen = number(machines[-1].get("busy_share")) or 0.0, number(machines[-1].get("steal_share")) or 0.0
-    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > _BUSY_SHARE else []
-    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > _STEAL_SHARE else []
+    causes = [f"other work kept the CPUs {100 * busy:.0f} % busy"] if busy > BUSY_SHARE else []
+    causes += [f"other machines of the host took {100 * stolen:.0f} % of the CPUs"] if stolen > STEAL_SHARE else []
     return "; ".join(causes)
 
 

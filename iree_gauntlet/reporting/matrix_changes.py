@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -112,8 +113,8 @@ def _means(matrix: MatrixOutcome, metric: str, figure: Callable[[MatrixCell], fl
         return
     for label in labels:
         if label != matrix.base:
-            logarithms = [math.log(table[label] / table[matrix.base]) for table in shared]
-            yield MeanRatio(label, metric, math.exp(math.fsum(logarithms) / len(shared)), len(shared))
+            ratios = [table[label] / table[matrix.base] for table in shared]
+            yield MeanRatio(label, metric, statistics.geometric_mean(ratios), len(shared))
 
 
 def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[Change]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.text import Text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
-from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.reporting.live import STYLES
+from iree_gauntlet.reporting.figures import STYLES, duration
 from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
 from iree_gauntlet.reporting.matrix_marks import FIGURES
 from iree_gauntlet.reporting.matrix_words import LEGEND, NOTE, TITLES, failures, figure_lines, mean_lines

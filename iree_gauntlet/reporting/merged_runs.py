@@ -195,20 +195,14 @@ def _happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
     for step in record.steps:
         name = str(step["id"])
         started = record.starts.get(name, "")
-        result = record.results.get(name)
         if started:
             yield {"event": "start", "time": started, "step": name}
-        if result is not None and not _started_again(started, str(result.get("time", "")), record):
-            yield result
+        if name in record.results and not record.started_again(name):
+            yield record.result_event(name)
         elif complete and not started:
             # Said here, since a shard beside it may have been killed.
             time = str((record.end or {}).get("time", ""))
             yield {"event": "result", "time": time, "step": name, "verdict": str(Verdict.SKIPPED), "reason": _STOPPED}
-
-
-def _started_again(started: str, ended: str, record: JournalRecord) -> bool:
-    """Whether a later part of a resumed run started a step once more, and has no result of that."""
-    return any(ended < str(run.get("time", "")) <= started for run in record.runs[1:])
 
 
 def _end(records: Sequence[JournalRecord]) -> list[dict[str, Any]]:

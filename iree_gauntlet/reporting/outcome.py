@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Verdict, exit_code_of
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.step_outcome import StepOutcome, step_outcome
-from iree_gauntlet.reporting.wall_time import wall_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,12 +48,6 @@ _MOST_SURROUNDINGS = 5
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
-_EXIT_CODES = {
-    Verdict.ERROR: ExitCode.ERROR,
-    Verdict.FAILED: ExitCode.FAILED,
-    Verdict.XPASSED: ExitCode.FAILED,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}
 _MEANINGS = {
     ExitCode.OK: "all as expected",
     ExitCode.FAILED: "something failed",
@@ -204,7 +199,7 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         state=state,
         resumed=max(len(record.runs) - 1, 0),
         torn=record.torn,
-        seconds=wall_seconds(record),
+        seconds=_wall_seconds(record),
         tool_seconds=sum(step.tool_seconds for step in steps),
         compiles=_cache_count(steps, "compile"),
         imports=_cache_count(steps, "import"),
@@ -268,7 +263,7 @@ def _exit_code(steps: list[StepOutcome], *, interrupted: bool, whole: bool) -> E
         return ExitCode.ERROR
     if not steps:
         return ExitCode.NOTHING_SELECTED
-    return ExitCode.worst([_EXIT_CODES[step.verdict] for step in steps if step.verdict in _EXIT_CODES])
+    return exit_code_of(step.verdict for step in steps)
 
 
 def _cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
@@ -284,6 +279,37 @@ def _download_count(steps: Iterable[StepOutcome]) -> CacheCount:
         present[file.url] = present.get(file.url, True) and file.cached
     hits = sum(present.values())
     return CacheCount(hits, len(present) - hits)
+
+
+def _wall_seconds(record: JournalRecord) -> float:
+    """Wall time of a run in seconds: from each `run` event to the last event before the next one.
+
+    The time between a kill and the resume does not count. The last part's time is what its `end` event
+    measured, where there is one (a monotonic clock, where the other times are of the wall clock).
+
+    Raises:
+        ValueError: a time in the journal is no ISO 8601 time.
+    """
+    begins = [time for run in record.runs if (time := _time(run.get("time")))]
+    if not begins:
+        return 0.0
+    texts = [*record.starts.values(), *record.result_times.values()]
+    if record.end is not None:
+        texts.append(str(record.end.get("time", "")))
+    times = [time for text in texts if (time := _time(text))]
+    total = 0.0
+    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        own = [time for time in times if time >= begin and (following is None or time < following)]
+        measured = number(record.end.get("seconds")) if record.end is not None and following is None else None
+        total += measured if measured is not None else (max(own, default=begin) - begin).total_seconds()
+    return total
+
+
+def _time(text: object) -> datetime | None:
+    if not text:
+        return None
+    time = datetime.fromisoformat(str(text))
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def lock_remark(event: dict[str, Any]) -> list[str]:
@@ -322,10 +348,7 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
 def _of_the_surroundings(record: JournalRecord) -> list[str]:
     """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
     notes = dict.fromkeys(
-        str(note)
-        for result in record.results.values()
-        for note in result.get("notes") or ()
-        if _SURROUNDINGS.search(str(note))
+        note for result in record.results.values() for note in result.notes if _SURROUNDINGS.search(note)
     )
     shown = list(notes)[:_MOST_SURROUNDINGS]
     left = len(notes) - len(shown)

@@ -1,4 +1,4 @@
-"""What is printed at the end of a run, composed by rich and written at once, also where a stream lacks characters."""
+"""Text for people, written at once, also where a stream lacks characters; composed by rich where it is a report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, TextIO
 
 import rich.console
 
-from iree_gauntlet.reporting.console import is_live, write_text
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["printing"]
+__all__ = ["is_live", "printing", "write_text"]
 
 _PLAIN_WIDTH = 160
+
+
+def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
+    return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush text, whatever the stream's encoding: what it lacks becomes `?`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.job_summary import (
     JOB_SUMMARY_NAMES,
     job_summary,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["append_to_step_summary", "report_names", "write_job_summary", "write_reports"]
 
 _REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
-_JOURNAL_NAME = "journal.jsonl"
 
 
 def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summary: bool = False) -> RunOutcome:
@@ -45,7 +44,7 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
         GauntletError: there is no journal, it cannot be read, or the reports cannot be written.
     """
     with _uncollected():
-        outcome = outcome_of(read_journal(run_dir / _JOURNAL_NAME))
+        outcome = outcome_of(read_journal(run_dir / JOURNAL))
         # One after the other: of ten thousand cases each is large.
         for name, document in zip(_REPORT_NAMES, (junit_document, summary_markdown, summary_json), strict=True):
             write_report(run_dir / name, document(outcome), run_dir)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Origin
     from iree_gauntlet.reporting.chain_figures import ChainFigures
     from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
-    from iree_gauntlet.reporting.records import CacheUse, Check, OutputComparison
     from iree_gauntlet.reporting.step_outcome import StepOutcome
+    from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 __all__ = ["SCHEMA", "summary_json"]
 
@@ -117,7 +117,7 @@ def _chain(chain: ChainOutcome) -> dict[str, Any]:
         "sku": chain.sku,
         "verdict": str(chain.verdict),
         "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
-        "quality": None if worst is None else _fields(worst),
+        "quality": None if worst is None else _output(worst),
         "time_ms": _time(figures),
         "dispatch_count": _figure(figures.dispatch_count, figures.dispatches),
         "binary_size_bytes": _figure(figures.binary_size_bytes, figures.size),
@@ -143,10 +143,10 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "command": step.command,
         "device": step.device,
         "cache": None if step.cache is None else _fields(step.cache),
-        "checks": [_fields(check) for check in step.checks],
-        "outputs": [_fields(output) for output in step.outputs],
-        "real_time_ms": list(step.samples.real_ms) if step.samples else [],
-        "cpu_time_ms": list(step.samples.cpu_ms) if step.samples else [],
+        "checks": [_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks],
+        "outputs": [_output(output) for output in step.outputs],
+        "real_time_ms": list(step.samples.real_time_ms) if step.samples else [],
+        "cpu_time_ms": list(step.samples.cpu_time_ms) if step.samples else [],
         "statistics": step.statistics,
         "notes": list(step.notes),
         "log": step.log,
@@ -156,14 +156,14 @@ def _step(step: StepOutcome) -> dict[str, Any]:
 
 def _time(figures: ChainFigures) -> dict[str, Any] | None:
     samples, check = figures.samples, figures.time
-    if samples is None or not samples.real_ms:
+    if samples is None or not samples.real_time_ms:
         return None
     return {
         "mean": samples.mean_ms,
         "stdev": samples.stdev_ms,
         "min": samples.min_ms,
-        "max": max(samples.real_ms),
-        "repetitions": len(samples.real_ms),
+        "max": max(samples.real_time_ms),
+        "repetitions": len(samples.real_time_ms),
         "golden": check.golden if check else None,
         "limit": check.limit if check else None,
         "passed": check.passed if check else None,
@@ -181,9 +181,13 @@ def _figure(measured: float | None, check: Check | None) -> dict[str, Any] | Non
     }
 
 
-def _fields(record: Check | OutputComparison | CacheUse | Origin) -> dict[str, Any]:
+def _fields(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
     """What a flat dataclass holds."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _output(output: OutputComparison) -> dict[str, Any]:
+    return _fields(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}
 
 
 def _strict(value: Any) -> Any:

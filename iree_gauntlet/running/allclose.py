@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
+from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.element_types import TensorError
 from iree_gauntlet.measuring.tolerances import Tolerances
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Allclose
     from iree_gauntlet.measuring.arrays import Tensor
+    from iree_gauntlet.results import OutputComparison
 
 __all__ = ["compare_allclose", "with_known_type"]
 

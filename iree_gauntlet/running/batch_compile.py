@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.batches import flags_of
 from iree_gauntlet.running.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.running.compile_server import BatchJob
 from iree_gauntlet.running.module_cache import EntryGoneError
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.modules import is_edited
-from iree_gauntlet.running.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,11 +133,7 @@ class BatchCompiler:
         note += f"; {had} are in the cache by themselves" if had else ""
         return Result(
             Verdict.PASSED,
-            cache={
-                "hit": kept is not None,
-                "key": key,
-                "reason": "compiled as a batch" if kept is None else "in the cache",
-            },
+            cache=CacheUse(kept is not None, key, "compiled as a batch" if kept is None else "in the cache"),
             statistics={"cases": together, "cases_alone": alone, "modules": len(parts), "attempts": tally.attempts},
             notes=(*step.notes, note, *tally.notes),
             cpu_seconds=tally.cpu_seconds,
@@ -175,7 +171,7 @@ class BatchCompiler:
         write_atomic(target.with_name(_RECORD), json.dumps({"batch": batch, "function": function}))
         return Result(
             Verdict.PASSED,
-            cache={"hit": False, "key": "", "reason": f"compiled in {batch}"},
+            cache=CacheUse(False, reason=f"compiled in {batch}"),
             statistics={"binary_size_bytes": target.stat().st_size},
             notes=(*step.notes, f"compiled in {batch} as {function}: the module is the batch's, not the case's own"),
         )

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.comparison_verdict import Verdict, compare
 from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
 
-__all__ = ["CONTROL_BLOCKS", "Comparer", "Rules", "Teller"]
+__all__ = ["CONTROL_BLOCKS", "Comparer", "Rules"]
 
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
@@ -53,51 +50,20 @@ class Rules:
         return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
 
 
-class Teller(Protocol):
-    """Who is told how it goes."""
-
-    def message(self, text: str) -> None:
-        """Something that stays to be read."""
-
-    def progress(self, text: str) -> None:
-        """What goes on just now."""
-
-
 class Comparer:
     """Takes the rounds.
 
     Args:
-        processes: starts them.
-        locks: keep the machine to ourselves meanwhile.
-        log: where everything goes.
-        teller: who is told.
+        session: what it runs in.
         rules: what decides.
-        cancelled: set to end it.
         clock: seconds.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        locks: MachineLocks,
-        log: EventLog,
-        teller: Teller,
-        rules: Rules,
-        cancelled: threading.Event,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._teller = teller
+    def __init__(self, session: Session[Any], rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress = session.progress
         self._rules = rules
-        self._cancelled = cancelled
-        self._taker = BlockTaker(
-            processes,
-            locks,
-            log,
-            lambda what: teller.progress(f"waiting {what}"),
-            rules.seed,
-            cancelled,
-            replace_disturbed=rules.replace_disturbed,
-        )
+        self._cancelled = session.cancelled
+        self._taker = BlockTaker(session, rules.seed, replace_disturbed=rules.replace_disturbed)
         self._clock = clock
         self._began = clock()
 
@@ -150,7 +116,7 @@ class Comparer:
 
         while len(evidence.blocks) < look and goes_on():
             left = max(0.0, self._left())
-            self._teller.progress(
+            self._progress.status(
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
             self._taker.take(pair, evidence, AB)
@@ -159,9 +125,9 @@ class Comparer:
 
     def _tell(self, pair: Pair, evidence: Evidence) -> None:
         if evidence.failure or not evidence.blocks:
-            self._teller.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
+            self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
         so_far = compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band)
         more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
         change = f"{100 * (so_far.ratio - 1):+.1f} %"
-        self._teller.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")
+        self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.running.signals import signal_name
 from iree_gauntlet.running.supervisor import Outcome
 from iree_gauntlet.running.tail import TAIL_LINES, read_tail
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["EXIT_DEFECT", "EXIT_UNWRITABLE", "blamed_programs", "outcome_of", "signal_name"]
+__all__ = ["EXIT_DEFECT", "EXIT_UNWRITABLE", "blamed_programs", "outcome_of"]
 
 # What `worker/compile_child.py` exits with where it is not the compiler that failed.
 EXIT_DEFECT = 70
@@ -89,13 +89,3 @@ def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
 def _head(path: Path) -> str:
     with path.open("rb") as stream:
         return stream.read(_ERRORS_BYTES).decode(errors="replace")
-
-
-def signal_name(number: int) -> str:
-    """A signal's name; empty for 0."""
-    if not number:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"

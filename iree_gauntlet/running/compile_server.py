@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of, signal_name
+from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
+from iree_gauntlet.running.signals import signal_name
 from iree_gauntlet.running.supervisor import Outcome
 from iree_gauntlet.running.tail import read_tail
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Statistic, Verdict
 from iree_gauntlet.measuring.golden_confirmation import confirm_breach
 from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
-from iree_gauntlet.running.results import shorten
+from iree_gauntlet.results import shorten
 from iree_gauntlet.running.rounds import as_written, take_round
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iree_gauntlet.measuring.golden_confirmation import Confirmation
-    from iree_gauntlet.measuring.goldens import Check
     from iree_gauntlet.measuring.rounds import Round
+    from iree_gauntlet.results import Check
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
 

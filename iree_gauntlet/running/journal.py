@@ -23,6 +23,8 @@ from iree_gauntlet.running.event_log import EventLog, Sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.results import Result
+
 __all__ = ["Journal"]
 
 # What took as long would be missed, and a sync is little beside it.
@@ -44,10 +46,10 @@ class Journal(EventLog):
         """Write that a step begins: of use only while it goes on, so that it need not last."""
         self.write("start", {"step": step}, sync=Sync.LATER)
 
-    def result(self, step: str, fields: Mapping[str, Any]) -> None:
+    def result(self, step: str, result: Result) -> None:
         """Write what a step came to."""
-        long = float(fields.get("seconds") or 0.0) >= _LONG_SECONDS
-        self.write("result", {"step": step, **fields}, sync=Sync.NOW if long else Sync.SOON)
+        sync = Sync.NOW if result.seconds >= _LONG_SECONDS else Sync.SOON
+        self.write("result", {"step": step, **result.as_dict()}, sync=sync)
 
     def end(self, *, exit_code: int, seconds: float, interrupted: bool) -> None:
         """Write that the run is over."""

@@ -9,8 +9,6 @@ of their own, see each other where `$IREE_GAUNTLET_LOCKS` names one folder for a
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import stat
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.file_lock import take_lock
 
 if TYPE_CHECKING:
     import threading
@@ -86,36 +85,15 @@ class LockFile:
         """
         if self._descriptor is not None:
             raise RuntimeError(f"{self._path} is held already")
-        while True:
-            descriptor = self._open()
-            try:
-                fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                current = _is_at(self._path, descriptor)
-                if current:
-                    _write_holder(descriptor, exclusive=exclusive)
-            except BaseException as error:
-                os.close(descriptor)
-                if isinstance(error, OSError) and error.errno == errno.EWOULDBLOCK:
-                    return False
-                raise
-            if current:
-                self._descriptor = descriptor
-                return True
-            # Someone swept the folder: what was locked is no longer the file that others will see.
-            os.close(descriptor)
-
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        while True:
-            # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(self._path, flags)
-            with contextlib.suppress(FileExistsError):
-                descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, self._mode)
-                # Some file systems have no modes.
-                with contextlib.suppress(PermissionError):
-                    os.fchmod(descriptor, self._mode)
-                return descriptor
+        self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)
+        if self._descriptor is None:
+            return False
+        try:
+            _write_holder(self._descriptor, exclusive=exclusive)
+        except BaseException:
+            self.release()
+            raise
+        return True
 
     def release(self) -> None:
         """Give the lock back; of no effect where it is not held."""
@@ -325,13 +303,6 @@ def _write_holder(descriptor: int, *, exclusive: bool) -> None:
     if exclusive or os.fstat(descriptor).st_size > _HOLDERS_BYTES:
         os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, b"%d\n" % os.getpid(), os.fstat(descriptor).st_size)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _named(pids: tuple[int, ...]) -> str:

@@ -14,9 +14,9 @@ from iree_gauntlet.measuring.arrays import Tensor, read_arguments, read_npy, rea
 from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.allclose import compare_allclose
 from iree_gauntlet.running.case_log import write_log
-from iree_gauntlet.running.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes,
     return replace(
         result,
         reason=shorten(lines[0].removeprefix("[FAILED] ")) if lines else "an output is not as expected",
-        outputs=tuple(comparison.as_dict() for comparison in comparisons),
+        outputs=tuple(comparisons),
         tail=tuple(lines),
         log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
     )

@@ -23,10 +23,10 @@ from iree_gauntlet.running.served_threshold import check_served_threshold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.batch_compile import BatchCompiler
     from iree_gauntlet.running.compile_server import CompileServer
     from iree_gauntlet.running.modules import ModuleMaker
-    from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.run_server import RunServers
     from iree_gauntlet.running.steps import Command, Step
     from iree_gauntlet.running.supervisor import Outcome, Supervisor

@@ -10,19 +10,19 @@ from iree_gauntlet.cases import Metric, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.disturbance import RoundWatch
-from iree_gauntlet.measuring.goldens import check_figure, check_time
+from iree_gauntlet.measuring.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.machine import benchmark_warnings
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.confirming import confirm_time
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.modules import dispatch_count, read_statistics
-from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.rounds import gpu_of
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.goldens import Check
+    from iree_gauntlet.results import Check
     from iree_gauntlet.running.confirming import Confirmed, ConfirmRules
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
@@ -46,14 +46,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     outcome = processes.run(step)
     state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
     if outcome.exit_code != 0:
-        lines = processes.error_lines(step)
-        result = after_process(
-            outcome,
-            tool=_TOOL,
-            timeout=step.timeout,
-            reason=shorten(next((line for line in lines if line.strip()), "")),
-            disk_full=disk_full(Path(step.folder), lines),
-        )
+        result = after_process(step, outcome, processes.error_lines(step), tool=_TOOL)
         return processes.complete(step, outcome, result)
     try:
         samples = parse_benchmark_rows(processes.stdout(step))[0]
@@ -63,7 +56,7 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
     check = check_time(samples, step.goldens, step.golden_keys, step.sku)
     result = replace(
         _judged([check]),
-        samples=samples.as_dict(),
+        samples=samples,
         statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
         notes=(*step.notes, *benchmark_warnings(state.watched)),
         log=processes.log(step, "stdout.txt"),
@@ -76,14 +69,14 @@ def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None
 
 def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
     """The result of a benchmark that broke its golden, after further rounds."""
-    first = f"{breach.describe()} in the first run"
+    first = f"{describe(breach)} in the first run"
     passed = confirmed.verdict is Verdict.PASSED
     return replace(
         result,
         verdict=confirmed.verdict,
         reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
-        checks=(confirmed.check.as_dict(),),
-        statistics={**(result.statistics or {}), "confirmation": confirmed.record},
+        checks=(confirmed.check,),
+        statistics={**result.statistics, "confirmation": confirmed.record},
         notes=(*result.notes, f"not confirmed: {first}; {confirmed.reason}") if passed else result.notes,
         tool_seconds=result.tool_seconds + confirmed.tool_seconds,
     )
@@ -108,5 +101,5 @@ def check_compile_statistics(step: Step, release: str) -> Result:
 def _judged(checks: Sequence[Check]) -> Result:
     broken = [check for check in checks if check.passed is False]
     verdict = Verdict.FAILED if broken else Verdict.PASSED
-    reason = shorten("; ".join(check.describe() for check in broken))
-    return Result(verdict, reason, checks=tuple(check.as_dict() for check in checks))
+    reason = shorten("; ".join(map(describe, broken)))
+    return Result(verdict, reason, checks=tuple(checks))

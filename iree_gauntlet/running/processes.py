@@ -12,7 +12,7 @@ from iree_gauntlet.running.supervisor import shell_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.steps import Command, Step
     from iree_gauntlet.running.supervisor import Outcome, Supervisor
 

@@ -19,9 +19,10 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.dispatch_changes import dispatch_changes
 from iree_gauntlet.measuring.dispatch_profile import DispatchProfile, parse_dispatch_events
-from iree_gauntlet.running.results import after_process, shorten
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import disk_full, shell_line
+from iree_gauntlet.running.supervisor import shell_line
 from iree_gauntlet.toolchains.flag_releases import releases_with
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
@@ -180,13 +181,13 @@ def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     Raises:
         _NoProfileError: this runtime writes no profiles, or cannot read them.
     """
-    release = toolchain.runtime_release or toolchain.runtime_version
+    release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
         since = releases_with(BENCHMARK_MODULE, _OUTPUT)[0]
         raise _NoProfileError(
             f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
         )
-    tool = Path(toolchain.benchmark_module).with_name(_PROFILE)
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
     if not tool.is_file():
         raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE} is not there to read them")
     return tool
@@ -228,5 +229,4 @@ def _failure(outcome: Outcome, tool: str, step: Step, lines: Sequence[str]) -> s
     """Why a tool failed, in one line."""
     # Google Benchmark puts its warnings before the error.
     said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
-    full = disk_full(Path(step.folder), lines)
-    return after_process(outcome, tool=tool, timeout=step.timeout, reason=shorten(said), disk_full=full).reason
+    return after_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.disturbance import RoundWatch
 from iree_gauntlet.measuring.rounds import Round
-from iree_gauntlet.running.results import after_process, first_error, shorten
-from iree_gauntlet.running.supervisor import disk_full
+from iree_gauntlet.results import shorten
+from iree_gauntlet.running.judging import after_process, first_error
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE
 
 if TYPE_CHECKING:
@@ -236,10 +235,7 @@ def take_round(measurement: Measurement, processes: Processes, name: str) -> Tak
     failure = ""
     if outcome.exit_code != 0:
         lines = processes.error_lines(step, name)
-        reason = first_error(lines) or shorten(next((line for line in lines if line.strip()), ""))
-        full = disk_full(Path(step.folder), lines)
-        failed = after_process(outcome, tool=measurement.tool, timeout=step.timeout, reason=reason, disk_full=full)
-        failure = failed.reason
+        failure = after_process(step, outcome, lines, tool=measurement.tool, reason=first_error(lines) or None).reason
     else:
         try:
             times = measurement.read(processes.stdout(step, name), outcome.seconds)

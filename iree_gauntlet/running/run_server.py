@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +19,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.results import SENT_SIGNALS
 from iree_gauntlet.running.run_worker import RunWorker
+from iree_gauntlet.running.signals import signal_name
 from iree_gauntlet.running.supervisor import Outcome
 from iree_gauntlet.running.tail import TAIL_LINES, clean_line
 
@@ -34,8 +35,6 @@ __all__ = ["RunAnswer", "RunJob", "RunServers", "RunVerdict"]
 _START_SECONDS = 120.0
 # Processes that are tried for a case which none of them comes to read.
 _MOST_STARTS = 3
-# Sent from outside: by people, job systems, or the kernel for want of memory.
-_SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 
 
 class RunVerdict:
@@ -336,7 +335,7 @@ def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -
     lines = worker.printed(job.log)
     outcome = Outcome(
         code if code is not None and code >= 0 else None,
-        signal=_signal_name(-code) if code is not None and code < 0 else "",
+        signal=signal_name(-code) if code is not None and code < 0 else "",
         timed_out=worker.overdue and not cancelled,
         cancelled=cancelled,
         seconds=seconds,
@@ -364,11 +363,4 @@ def _may_be_anothers_fault(answer: RunAnswer) -> bool:
     outcome = answer.outcome
     if answer.verdict != RunVerdict.DIED:
         return outcome.out_of_memory
-    return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in _SENT_SIGNALS
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
+    return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in SENT_SIGNALS

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.case_log import write_log
-from iree_gauntlet.running.results import Result, after_process, shorten
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.run_server import RunJob, RunVerdict
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,16 +80,9 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
 
             return mismatched(step, job, answer, processes, result)
         return _asked_again(step, processes)
-    folder = Path(step.folder)
-    ended = after_process(
-        outcome,
-        tool=_TOOL,
-        timeout=step.timeout,
-        reason=_status(answer.message),
-        disk_full=disk_full(folder, outcome.tail),
-    )
+    ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
     if answer.message and not answer.logged:
-        result = replace(result, log=write_log(folder / "stderr.txt", [answer.message], processes, step))
+        result = replace(result, log=write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
     return replace(
         result,
         verdict=ended.verdict,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.running.signals import signal_name
 from iree_gauntlet.running.tail import TAIL_LINES, read_tail
 from iree_gauntlet.running.warden import Report, Request
 
@@ -304,7 +305,7 @@ def _outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...])
     total = len(errors.lines) + (len(output.lines) if output else 0)
     return Outcome(
         exit_code=os.WEXITSTATUS(report["status"]) if ended else None,
-        signal=_signal_name(number),
+        signal=signal_name(number),
         timed_out=report["timed_out"],
         cancelled=report["cancelled"],
         seconds=report["seconds"],
@@ -316,15 +317,6 @@ def _outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...])
         stuck=report["stuck"],
         notes=notes,
     )
-
-
-def _signal_name(number: int) -> str:
-    if not number:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
 
 
 def _refusal(report: Report, request: Request) -> GauntletError:

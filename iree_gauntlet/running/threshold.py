@@ -12,17 +12,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.arrays import read_arguments, read_output
 from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.allclose import compare_allclose, with_known_type
+from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.reference import with_reference
-from iree_gauntlet.running.results import Result, after_process, shorten
-from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,13 +68,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """What a run that did not come to its end came to."""
     lines = processes.error_lines(step)
-    result = after_process(
-        outcome,
-        tool=_TOOL,
-        timeout=step.timeout,
-        reason=_status_line(lines),
-        disk_full=disk_full(Path(step.folder), lines),
-    )
+    result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
 
 
@@ -99,7 +93,7 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
     result = Result(
         Verdict.FAILED if failing else Verdict.PASSED,
         shorten(f"output {failing[0].index}: {failing[0].message}") if failing else "",
-        outputs=tuple(comparison.as_dict() for comparison in comparisons),
+        outputs=tuple(comparisons),
         notes=step.notes,
         log=processes.log(step, "stdout.txt"),
     )
@@ -147,8 +141,7 @@ def _with_figures(
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     comparisons = compare_outputs(actual, expected, tolerances)
-    records: list[dict[str, Any]] = [comparison.as_dict() for comparison in comparisons]
-    result = replace(result, outputs=tuple(records))
+    result = replace(result, outputs=tuple(comparisons))
     agrees = all(comparison.passed for comparison in comparisons) == (result.verdict is Verdict.PASSED)
     if not agrees:
         note = (

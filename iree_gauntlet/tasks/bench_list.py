@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from iree_gauntlet.reporting.console import write_text
 from iree_gauntlet.reporting.figures import whole
+from iree_gauntlet.reporting.printing import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,30 +10,32 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
-from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
+from iree_gauntlet.reporting.bisection import BISECT_RECORD, REPORT_NAMES, bisect_document, write_bisect_reports
+from iree_gauntlet.reporting.render_console import print_document
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import lock_facts
-from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, free_folder, run_candidate
+from iree_gauntlet.running.run_folder import asked_folder, free_folder, make_folder
+from iree_gauntlet.settings import shown
+from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
 from iree_gauntlet.tasks.bisect_question import question_before, question_of
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.tasks.execute import run
-from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import session_folder
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.tasks.output import Output, open_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.reporting.bisection import BisectOutcome
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.tasks.bisect_probe import Judge, Judged
@@ -55,24 +57,20 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
     Raises:
         GauntletError: what keeps it from starting.
     """
-    folder, resumed = session_folder("bisect", request.folder, BISECT_RECORD)
+    named, resumed = asked_folder("bisect", request.folder, BISECT_RECORD)
     earlier: dict[str, Judged] = {}
-    if resumed:
-        question, earlier = question_before(folder, asked, request)
+    if named and resumed:
+        question, earlier = question_before(named, asked, request)
     else:
         question = question_of(asked, request)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"{folder}: cannot make the bisect's folder: {error.strerror}"
-        raise UsageError(what, "Give another place with --run-dir.") from error
+    folder = make_folder(named, "bisect")
     output = Output(sys.stdout)
     began = time.monotonic()
 
-    def say(text: str) -> None:
-        output.stream.write(f"{text}\n")
-
-    with EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
+    with (
+        EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log,
+        open_progress(output.stream) as progress,
+    ):
         log.write(
             "bisect",
             {
@@ -89,8 +87,9 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
         problem, code = "", ExitCode.INTERRUPTED
         try:
             _fetch(folder, question.chosen)
-            with _judge(question, folder, log) as judge:
-                code, problem = BisectSearch(question, judge, log, say, earlier, every=question.asked.every).search()
+            with _judge(question, folder, log, progress) as judge:
+                search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
+                code, problem = search.search()
         except GauntletError as error:
             code, problem = error.exit_code, error.what
             raise
@@ -105,7 +104,7 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
                 },
             )
             outcome = write_bisect_reports(folder, environ=os.environ)
-    output.stream.write(f"\n{_final_text(outcome, folder)}")
+    _print(outcome, folder, output.stream)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
     write_bisect_reports(folder, environ=os.environ, append_step_summary=True)
@@ -119,16 +118,17 @@ def report_bisection(folder: Path) -> ExitCode:
         GauntletError: its record cannot be read.
     """
     outcome = write_bisect_reports(folder, environ=os.environ)
-    sys.stdout.write(_final_text(outcome, folder))
+    _print(outcome, folder, sys.stdout)
     return outcome.exit_code
 
 
-def _final_text(outcome: BisectOutcome, folder: Path) -> str:
-    return f"{bisect_text(outcome)}reports in {shown(folder)}: bisect.md, bisect.json\n"
+def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
+    reports = f"{shown(folder)}: {', '.join(REPORT_NAMES)}"
+    print_document(bisect_document(outcome), stream, reports, environ=os.environ)
 
 
 @contextlib.contextmanager
-def _judge(question: Question, folder: Path, log: EventLog) -> Iterator[Judge]:
+def _judge(question: Question, folder: Path, log: EventLog, progress: Progress) -> Iterator[Judge]:
     """What decides on candidates by the question's metric."""
     chosen = question.chosen
     if question.metric in EXACT_METRICS:
@@ -141,7 +141,7 @@ def _judge(question: Question, folder: Path, log: EventLog) -> Iterator[Judge]:
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
     settings = TimingSettings.of(question.asked, chosen.request.conduct)
-    with timed_blocks(question, folder, settings, log) as source:
+    with timed_blocks(question, folder, settings, log, progress) as source:
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 

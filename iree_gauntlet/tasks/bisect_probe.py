@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.reporting.figures import error_figure, whole
-from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
@@ -32,15 +32,12 @@ __all__ = [
     "Judged",
     "Reading",
     "Run",
-    "free_folder",
     "of_candidate",
     "run_candidate",
 ]
 
 _PASSED = (Verdict.PASSED, Verdict.XPASSED)
 _FAILED = (Verdict.FAILED, Verdict.XFAILED)
-# What comes from a person, a job system or the kernel's want of memory says nothing of the tool.
-_SENT = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 # What a candidate's run prints, in its folder.
 CONSOLE = "console.txt"
 
@@ -168,7 +165,7 @@ def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder:
         return Run(Reading(None, reason=reason), run_dir.name, {}, time.monotonic() - began)
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    record = read_journal(run_dir / "journal.jsonl")
+    record = read_journal(run_dir / JOURNAL)
     toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
     return Run(metric.read(record, chain), run_dir.name, toolchain, time.monotonic() - began)
 
@@ -235,7 +232,7 @@ def _judged(run: Run, *, bad: bool | None, third: bool = False) -> Judged:
 def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Reading:
     """A figure of the chain's main module."""
     result = record.results.get(f"{chain}:{Stage.COMPILE}")
-    value = (result or {}).get("statistics") or {}
+    value = result.statistics if result else {}
     if value.get(figure) is None:
         _, reason = _broken(record, chain)
         return Reading(None, reason=reason or f"the compiler gives no {noun}")
@@ -251,9 +248,9 @@ def _dispatches(record: JournalRecord, chain: str) -> Reading:
 
 
 def _error(record: JournalRecord, chain: str) -> Reading:
-    result = record.results.get(f"{chain}:{Stage.THRESHOLD}") or {}
-    errors = [number(output.get("max_abs_error")) for output in result.get("outputs") or ()]
-    known = [error for error in errors if error is not None]
+    result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
+    outputs = result.outputs if result else ()
+    known = [output.max_abs_error for output in outputs if output.max_abs_error is not None]
     if not known:
         _, reason = _broken(record, chain)
         return Reading(None, reason=reason or "no output was compared value by value")
@@ -276,24 +273,14 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     """Whether IREE is at fault for the first step that did not pass, and why; None where all passed."""
     for step in record.steps:
         result = record.results.get(step["id"])
-        verdict = result["verdict"] if result else Verdict.ERROR
-        if verdict in _PASSED:
+        if result and result.verdict in _PASSED:
             continue
-        reason = (result or {}).get("reason") or "it did not end"
+        reason = (result.reason if result else "") or "it did not end"
         label = step["id"].removeprefix(f"{chain}:")
         if result is None or step["stage"] in (Stage.FETCH, Stage.PARAMETERS, Stage.REFERENCE):
             return False, f"{label}: {reason}"
-        crashed = bool(result["signal"]) and result["signal"] not in _SENT
-        return verdict in _FAILED or crashed or result["timed_out"], f"{label}: {reason}"
+        return result.verdict in _FAILED or result.crashed or result.timed_out, f"{label}: {reason}"
     return None, ""
-
-
-def free_folder(wanted: Path) -> Path:
-    """A folder that is not there: that of an attempt that was cut short is kept."""
-    folder, count = wanted, 2
-    while folder.exists():
-        folder, count = wanted.with_name(f"{wanted.name}.{count}"), count + 1
-    return folder
 
 
 def of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:

@@ -11,17 +11,17 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.recorded import number
 from iree_gauntlet.reporting.bisection import bisect_outcome
-from iree_gauntlet.reporting.records import number
 from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, Judged
 from iree_gauntlet.tasks.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.toolchain_place import toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain_place import toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,7 +123,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
     place = toolchain_place(
-        root, configuration, Leases(root), hashes.sha256, find_installed, offline=request.network.offline
+        root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=request.network.offline
     )
     row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import compare
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
-from iree_gauntlet.running.machine_lock import machine_locks
-from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
-from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.bisect_probe import CONSOLE, Reading, Run, free_folder
-from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.tasks.bisect_probe import CONSOLE, Reading, Run
 from iree_gauntlet.tasks.sides import prepare_side, unready
-from iree_gauntlet.tasks.surroundings import make_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.rounds import Block
     from iree_gauntlet.requests import BisectRequest, ConductRequest
     from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.tasks.bisect_question import Question
     from iree_gauntlet.tasks.sides import Side
     from iree_gauntlet.toolchains.candidates import Candidate
@@ -89,31 +85,21 @@ class TimedBlocks:
 
     Args:
         question: what is looked for.
-        folder: the bisect's.
+        session: what it runs in.
         settings: how rounds are taken.
-        taker: takes a block.
-        teller: is told how it goes.
         earlier: what an earlier part of this bisect has measured.
-        cancelled: set to end it.
     """
 
     def __init__(
-        self,
-        question: Question,
-        folder: Path,
-        settings: TimingSettings,
-        taker: BlockTaker,
-        teller: ProgressLine,
-        earlier: dict[str, Evidence],
-        cancelled: threading.Event,
+        self, question: Question, session: Session[Any], settings: TimingSettings, earlier: dict[str, Evidence]
     ) -> None:
         self._question = question
-        self._folder = folder
+        self._folder = session.folder
         self._settings = settings
-        self._taker = taker
-        self._teller = teller
+        self._taker = BlockTaker(session, _SEED, replace_disturbed=settings.replace_disturbed)
+        self._progress = session.progress
         self._evidence = earlier
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
         self._good: Side | None = None
         self._sides: dict[str, Side] = {}
         self._given: dict[str, int] = {}
@@ -149,7 +135,7 @@ class TimedBlocks:
             left = deadline - self._measuring_seconds()
             if left <= 0 or self._cancelled.is_set():
                 break
-            self._teller.progress(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
+            self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
             self._taker.take(pair, evidence, AB)
             if len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)):
                 self._taker.take(pair, evidence, CONTROL)
@@ -208,31 +194,15 @@ class TimedBlocks:
         chosen = self._question.chosen
         stages = tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK)))
         request = replace(chosen.request.toolchain, iree=candidate.iree)
-        machine = make_machine(request, Silent(), chosen.request.network, need_toolchain=True)
+        machine = open_workbench(request, Progress(), chosen.request.network, need_toolchain=True)
         return prepare_side(candidate.label, machine, candidate.iree, replace(chosen, stages=stages), folder, stream)
 
 
 @contextmanager
-def timed_blocks(question: Question, folder: Path, settings: TimingSettings, log: EventLog) -> Iterator[TimedBlocks]:
+def timed_blocks(
+    question: Question, folder: Path, settings: TimingSettings, log: EventLog, progress: Progress
+) -> Iterator[TimedBlocks]:
     """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
-    cancelled = threading.Event()
-    with ExitStack() as stack:
-        supervisor = stack.enter_context(Supervisor())
-        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
-
-        def cancel() -> None:
-            cancelled.set()
-            supervisor.cancel_all()
-
-        stack.enter_context(interruptible(cancel))
-        taker = BlockTaker(
-            Processes(supervisor, folder),
-            machine_locks(os.environ, cancelled),
-            log,
-            lambda what: teller.progress(f"waiting {what}"),
-            _SEED,
-            cancelled,
-            replace_disturbed=settings.replace_disturbed,
-        )
+    with open_session(folder, log, progress) as session, session.interruptible():
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
-        yield TimedBlocks(question, folder, settings, taker, teller, earlier, cancelled)
+        yield TimedBlocks(question, session, settings, earlier)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
 from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.tasks.cache_place import age_text, asked_format, open_cache, print_table, refusals_explained
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.tasks.cache_place import age_text, open_cache, refusals_explained
+from iree_gauntlet.tasks.output import asked_format, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.artifacts.sources import Source
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
     from iree_gauntlet.tasks.cache_place import CachePlace
 
 __all__ = ["list_cache", "where"]
@@ -83,7 +84,7 @@ def where(options: Mapping[str, Any]) -> ExitCode:
 
 
 def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:
-    store = place.store(Silent(), offline=True)
+    store = place.store(Progress(), offline=True)
     path, present = store.path(url), store.present(url)
     pinned_by, entry = place.pins.of(name)
     said_by = {"registry": place.pins.registry, "lock": place.pins.learnt}.get(pinned_by)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +22,19 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.atomic import sync_folder
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_entry import DamageError
 from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.archive_manifest import (
     LONGEST_MANIFEST,
     MANIFEST_FILE,
@@ -42,15 +45,16 @@ from iree_gauntlet.tasks.archive_manifest import (
     read_manifest,
 )
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
-from iree_gauntlet.tasks.cache_progress import CacheProgress
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Selection, runs_folder, select
+from iree_gauntlet.tasks.output import open_progress, write_line
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["export_cache", "import_cache"]
@@ -72,8 +76,8 @@ def export_cache(options: Mapping[str, Any]) -> ExitCode:
     selection = select(read(SelectionRequest, options), Defaults(suite=DEFAULT_SUITE))
     selection.require_sound()
     network = read(NetworkRequest, options)
-    with CacheProgress("fetching") as progress:
-        machine = make_machine(read(ToolchainRequest, options), progress, network, need_toolchain=False)
+    with open_progress(sys.stderr) as progress:
+        machine = open_workbench(read(ToolchainRequest, options), progress, network, need_toolchain=False)
         steps = _planned(selection, machine)
         if network.offline:
             missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
@@ -97,10 +101,10 @@ def export_cache(options: Mapping[str, Any]) -> ExitCode:
             contents.append(content)
         size = _write(output, selection.name, files, contents)
     made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
-    progress.say(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {human_bytes(size)}")
+    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {human_bytes(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
-        progress.say(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
+        write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
     return ExitCode.OK
 
 
@@ -120,7 +124,7 @@ def import_cache(options: Mapping[str, Any]) -> ExitCode:
         return _Import(archive, stream, place).run()
 
 
-def _planned(selection: Selection, machine: Machine) -> Sequence[Step]:
+def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
     surroundings = make_surroundings(machine, runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, surroundings)
     if plan.problems:
@@ -177,8 +181,9 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
     total = archive_bytes([len(manifest), *(file.size for file in files)])
     with (
         _replacing(output) as stream,
-        CacheProgress("packing", total) as progress,
+        open_progress(sys.stderr) as progress,
     ):
+        progress.work("packing", total)
         require_space(output.absolute().parent, str(output), total)
         for block in member(MANIFEST_FILE, len(manifest), [manifest]):
             stream.write(block)
@@ -238,7 +243,8 @@ class _Import:
         files: list[Packed] = []
         try:
             files = read_manifest(reader.first(MANIFEST_FILE, LONGEST_MANIFEST))
-            with CacheProgress("unpacking", sum(file.size for file in files)) as progress:
+            with open_progress(sys.stderr) as progress:
+                progress.work("unpacking", sum(file.size for file in files))
                 self._unpack(reader, files, progress)
             reader.end()
         except DamagedArchiveError as error:
@@ -246,9 +252,7 @@ class _Import:
             size = human_bytes(sum(file.size for file in (*self.arrived, *self.present)))
             known = f"; {right} of {len(files)} files ({size}) arrived and are right" if files else ""
             self.problems.append(f"{self.archive}: {error}{known}")
-        CacheProgress("").say(
-            f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already"
-        )
+        write_line(f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already")
         if not self.problems:
             return ExitCode.OK
         lines = self.problems[:_SHOWN_PROBLEMS]
@@ -259,7 +263,7 @@ class _Import:
         )
         raise GauntletError(what, "Make the archive anew on the other machine, or copy it again.")
 
-    def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: CacheProgress) -> None:
+    def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
         self.place.root.mkdir(parents=True, exist_ok=True)
         store, modules = self.place.store(progress, offline=True), ModuleCache(self.place.root)
         wanted = [self._is_wanted(file, store, modules) for file in files]
@@ -308,7 +312,7 @@ class _Import:
             if digest.hexdigest() != file.sha256:
                 return f"{file.url}: {_differs(file, digest)}"
             try:
-                store.adopt(file.url, temporary, file.sha256, Silent())
+                store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
                 return error.what
             # Another file, of a hash that nobody has pinned, may have been there.
@@ -339,7 +343,7 @@ def _differs(file: Packed, digest: Any) -> str:
     return f"its content has sha256 {digest.hexdigest()}, the archive's {MANIFEST_FILE} says {file.sha256}; not taken"
 
 
-def _advancing(blocks: Iterator[bytes], progress: CacheProgress) -> Iterator[bytes]:
+def _advancing(blocks: Iterator[bytes], progress: Painter) -> Iterator[bytes]:
     for block in blocks:
         progress.advance(len(block))
         yield block

@@ -11,7 +11,8 @@ from iree_gauntlet.artifacts.inventory import take_inventory
 from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.tasks.cache_place import age_text, open_cache, print_table, refusals_explained
+from iree_gauntlet.tasks.cache_place import age_text, open_cache, refusals_explained
+from iree_gauntlet.tasks.output import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import lock_of
 from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.progress import Recorder
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.relock import Relock, plan_relock, write_registry
 from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
+from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.tasks.cache_named import named_artifacts
 from iree_gauntlet.tasks.cache_place import open_cache, refusals_explained
-from iree_gauntlet.tasks.cache_progress import CacheProgress
+from iree_gauntlet.tasks.output import open_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from iree_gauntlet.artifacts.store import Fetched
+    from iree_gauntlet.results import Fetched
     from iree_gauntlet.tasks.cache_place import CachePlace
 
 __all__ = ["lock_hashes"]
@@ -52,7 +52,7 @@ def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
     shared = place.root.resolve() != (place.project / "cache").resolve()
     # What other projects have learnt in a shared cache is theirs.
     named = named_artifacts(place.project) if prune or shared else None
-    with refusals_explained(place.root), ExitStack() as stack, CacheProgress("fetching") as progress:
+    with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetched_anew(place, urls, progress)) if urls else []
         refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
         if dry:
@@ -88,7 +88,7 @@ def _read(place: CachePlace) -> tuple[Registry, Registry]:
 
 
 @contextmanager
-def _both_locked(place: CachePlace, progress: CacheProgress) -> Iterator[None]:
+def _both_locked(place: CachePlace, progress: Progress) -> Iterator[None]:
     """Alone with the registry, also among users of other caches, and with what was learnt here."""
     registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
     with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
@@ -100,7 +100,7 @@ def _both_locked(place: CachePlace, progress: CacheProgress) -> Iterator[None]:
 
 
 @contextmanager
-def _fetched_anew(place: CachePlace, urls: list[str], progress: CacheProgress) -> Iterator[list[Fetched]]:
+def _fetched_anew(place: CachePlace, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
     """Files as their sources have them now, in a cache of their own, where nothing pins them."""
     parent = place.root / "refreshing"
     parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _fetched_anew(place: CachePlace, urls: list[str], progress: CacheProgress) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _take_over(place: CachePlace, item: Fetched, progress: CacheProgress) -> None:
+def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
     """Put a file that was fetched anew in the place of the one in the cache; its wheel, too."""
     path = place.root / "artifacts" / local_name(item.url)
     with locked(lock_of(place.root, item.url), item.url, progress):

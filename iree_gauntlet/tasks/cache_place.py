@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,16 @@ from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.progress import Progress
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.settings import Configuration
 
-__all__ = ["CachePlace", "age_text", "asked_format", "open_cache", "print_table", "refusals_explained"]
+__all__ = ["CachePlace", "age_text", "open_cache", "refusals_explained"]
 
 # A folder in which something was fetched or compiled has at least one of these.
 _MARKS = ("locks", "verified", "leases", "modules/making", "modules/by-name")
@@ -97,18 +96,6 @@ def refusals_explained(root: Path) -> Iterator[None]:
         raise GauntletError(what, f"Check the path and your rights there; the cache is {root}.") from error
 
 
-def asked_format(options: Mapping[str, Any]) -> str:
-    """The value of `--format`.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    wanted = str(options["format"])
-    if wanted not in ("text", "json"):
-        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
-    return wanted
-
-
 def age_text(seconds: float) -> str:
     """How long ago, for people."""
     if seconds < _MINUTE:
@@ -118,10 +105,3 @@ def age_text(seconds: float) -> str:
     if seconds < 2 * _DAY:
         return f"{seconds / _HOUR:.0f} h ago"
     return f"{seconds / _DAY:.0f} d ago"
-
-
-def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be, the last one as it comes."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

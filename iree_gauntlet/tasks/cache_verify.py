@@ -16,10 +16,12 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_verification import check_module
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
-from iree_gauntlet.tasks.cache_progress import CacheProgress
+from iree_gauntlet.tasks.output import open_progress, write_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from iree_gauntlet.reporting.painter import Painter
 
 __all__ = ["verify"]
 
@@ -38,26 +40,27 @@ def verify(options: Mapping[str, Any]) -> ExitCode:
     started = time.perf_counter()
     with refusals_explained(place.root):
         items = [item for item in take_inventory(place.root, place.pins) if item.kind in _CHECKED]
-        with CacheProgress("verifying", sum(item.bytes for item in items)) as progress:
+        with open_progress(sys.stderr) as progress:
+            progress.work("verifying", sum(item.bytes for item in items))
             findings = []
             for finding in _check(place, items, progress):
                 findings.append(finding)
                 if finding.condition in (Condition.DAMAGED, Condition.UNKNOWN):
                     said = "damaged" if finding.condition is Condition.DAMAGED else "unknown"
-                    progress.say(f"{said}: {finding.item.kind} {finding.item.name}: {finding.what}")
+                    write_line(f"{said}: {finding.item.kind} {finding.item.name}: {finding.what}")
         seconds = time.perf_counter() - started
         damaged = [finding for finding in findings if finding.condition is Condition.DAMAGED]
         mended = 0
         if damaged and options["check_only"]:
             sys.stdout.write("nothing was changed (--check-only)\n")
         elif damaged:
-            with CacheProgress("mending") as progress:
+            with open_progress(sys.stderr) as progress:
                 mended = sum(_mend(place, finding, progress, offline=bool(options["offline"])) for finding in damaged)
     _summary(findings, mended, seconds)
     return ExitCode.ERROR if mended < len(damaged) else ExitCode.OK
 
 
-def _check(place: CachePlace, items: Sequence[Item], progress: CacheProgress) -> Iterator[Finding]:
+def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[Finding]:
     verified = VerifiedHashes(place.root / "verified")
 
     def checked(item: Item) -> Finding:
@@ -73,35 +76,35 @@ def _check(place: CachePlace, items: Sequence[Item], progress: CacheProgress) ->
             yield from threads.map(checked, items)
         except BaseException:
             # Ctrl-C: what is being read ends at its next block.
-            progress.__exit__()
+            progress.cancel()
             threads.shutdown(cancel_futures=True)
             raise
 
 
-def _mend(place: CachePlace, finding: Finding, progress: CacheProgress, *, offline: bool) -> bool:
+def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bool) -> bool:
     """Whether the damage is gone."""
     item, path = finding.item, place.root / finding.item.path
     if item.kind is ItemKind.MODULE:
         ModuleCache(place.root).remove(item.key)
-        progress.say(f"removed: module {item.name}; it is made anew when it is needed")
+        write_line(f"removed: module {item.name}; it is made anew when it is needed")
         return True
     if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):
         with place.leases.collecting():
             if item.path in place.leases.in_use():
-                progress.say(f"not mended: {item.name}: another process uses it; verify again when it has ended")
+                write_line(f"not mended: {item.name}: another process uses it; verify again when it has ended")
                 return False
             path.unlink(missing_ok=True)
-        progress.say(f"removed: {item.kind} {item.name}; it comes anew when it is needed")
+        write_line(f"removed: {item.kind} {item.name}; it comes anew when it is needed")
         return True
     if not finding.url:
-        progress.say(f"not mended: {item.name}: no record says where it comes from; delete it, and fetch again")
+        write_line(f"not mended: {item.name}: no record says where it comes from; delete it, and fetch again")
         return False
     try:
         fetched = place.store(progress, offline=offline).fetch(finding.url)
     except GauntletError as error:
-        progress.say(f"not mended: {item.name}: {error.what}")
+        write_line(f"not mended: {item.name}: {error.what}")
         return False
-    progress.say(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
+    write_line(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
     return True
 
 

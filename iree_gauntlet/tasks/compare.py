@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
 from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts, machine_locks
-from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
+from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.session_verdicts import judge, summary_of
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.interruptible import interruptible
-from iree_gauntlet.tasks.session_folder import session_folder
+from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.sides import prepare_side, unready
-from iree_gauntlet.tasks.surroundings import make_machine
 from iree_gauntlet.tasks.where_slower import explain
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,21 +77,21 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    folder, resumed = session_folder("compare", request.folder, COMPARISON_FILE)
-    if resumed:
-        before = read_comparison(folder).options
+    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
+    if named and resumed:
+        before = read_comparison(named).options
         now = given((asked, request.selection, request.toolchain, request.conduct))
-        require_as_begun("comparison", shown(folder), now, before)
+        require_as_begun("comparison", shown(named), now, before)
         asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
     names = _sides(asked.sides)
     settings = _settings(asked, request.conduct)
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
     machines = [
-        make_machine(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
+        open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
         for name in names
     ]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
     with EventLog(path, lambda: datetime.now(UTC)) as log:
@@ -134,30 +131,21 @@ def _measure(
             "left_out": left_out,
         },
     )
-    cancelled = threading.Event()
-    with Supervisor() as supervisor, ProgressLine(sys.stdout, os.environ) as teller:
-
-        def cancel() -> None:
-            cancelled.set()
-            supervisor.cancel_all()
-
-        locks = machine_locks(os.environ, cancelled)
-        processes = Processes(supervisor, folder)
+    with open_progress(sys.stdout) as progress, open_session(folder, log, progress) as session:
         try:
-            with interruptible(cancel):
-                comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
-                verdicts = judge(comparer.run(pairs, earlier), settings.rules)
+            with session.interruptible():
+                verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
                 _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    explain(different, pairs, sides, processes, locks, log, teller)
+                    explain(session, different, pairs, sides)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
             models = {pair.chain for pair in pairs}
             begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
-            teller.message("interrupted; `compare --resume` goes on with it")
+            progress.message("interrupted; `compare --resume` goes on with it")
             return ExitCode.INTERRUPTED
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run", "runs_of_specs"]
 
-_JOURNAL = "journal.jsonl"
 _BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
@@ -47,7 +46,7 @@ def newest_run(folder: Path) -> Path:
     """
     newest = next(runs_of_specs(folder), None)
     if newest is None:
-        if any(folder.glob(f"*/{_JOURNAL}")):
+        if any(folder.glob(f"*/{JOURNAL}")):
             raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
         raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
     return newest
@@ -55,7 +54,7 @@ def newest_run(folder: Path) -> Path:
 
 def runs_of_specs(folder: Path) -> Iterator[Path]:
     """The runs of spec files, that which was written to last first."""
-    journals = sorted(folder.glob(f"*/{_JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     return (path.parent for path in journals if not _is_bench(path))
 
 
@@ -75,9 +74,9 @@ def asked_for(run_dir: Path) -> Asked:
         UsageError: its journal does not say.
         GauntletError: it has no journal that can be read.
     """
-    if not (run_dir / _JOURNAL).is_file():
+    if not (run_dir / JOURNAL).is_file():
         raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     asked = record.runs[-1].get("asked") if record.runs else None
     if record.runs and record.runs[-1].get("bench"):
         raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
@@ -92,17 +91,17 @@ def asked_for(run_dir: Path) -> Asked:
 
 def failed_chains(run_dir: Path) -> set[str]:
     """Chains of a run in which something failed, ended in an error, or never came to an end."""
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     return {
         step["chain"]
         for step in record.steps
-        if step["id"] not in record.results or record.results[step["id"]]["verdict"] not in _GOOD
+        if step["id"] not in record.results or record.results[step["id"]].verdict not in _GOOD
     }
 
 
 def begun_with(run_dir: Path) -> frozenset[str] | None:
     """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     if not record.runs or not record.runs[-1].get("last_failed"):
         return None
     return frozenset(step["id"] for step in record.steps)
@@ -116,7 +115,7 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     Raises:
         UsageError: the run was made by another IREE.
     """
-    record = read_journal(run_dir / _JOURNAL)
+    record = read_journal(run_dir / JOURNAL)
     if not record.runs:
         return {}
     before = record.runs[-1].get("toolchain", {}).get("identity", "")
@@ -129,15 +128,14 @@ def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> di
     finished: dict[str, Verdict] = {}
     for step in steps:
         result = record.results.get(step.id)
-        if result is None or step.id not in planned or result["verdict"] not in _STANDING:
+        if result is None or step.id not in planned or result.verdict not in _STANDING:
             continue
-        verdict = Verdict(result["verdict"])
         files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
         if step.stage is Stage.FETCH:
             files += [item.path for item in step.inputs]
-        made = verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
+        made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
         if made and _essence(planned[step.id]) == _essence(asdict(step)):
-            finished[step.id] = verdict
+            finished[step.id] = result.verdict
     return finished
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.measuring.machine_memory import free_memory
-from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
@@ -23,59 +21,31 @@ from iree_gauntlet.requests import Defaults, given, require_as_begun
 from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.operator_servers import OperatorRun, batched, operator_performers, started_runs
-from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.shards import only_chains, only_shard
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Selection, runs_folder, select, shown
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
 
-    from iree_gauntlet.reporting.console import Console
-    from iree_gauntlet.requests import ConductRequest, FolderRequest, RunRequest
+    from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.run_server import RunServers
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["Chosen", "Ran", "choose", "execute", "run"]
-
-
-class _Downloads:
-    """Passes the progress of downloads on to the console, and ends them when the run is cancelled.
-
-    A file is known by its URL alone: several steps may want it, and it is fetched once.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self.cancelled = False
-
-    def update(self, url: str, done: int, total: int | None) -> None:
-        self._end_if_cancelled(url)
-        self._console.download(url, done, total)
-
-    def checking(self, url: str, done: int, total: int) -> None:
-        self._end_if_cancelled(url)
-        self._console.checking(url, done, total)
-
-    def finished(self, url: str) -> None:
-        self._console.download_finished(url)
-
-    def note(self, url: str, message: str) -> None:
-        self._console.message(f"{url}: {message}")
-
-    def _end_if_cancelled(self, url: str) -> None:
-        if self.cancelled:
-            raise GauntletError(f"{url}: interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +107,7 @@ def execute(request: RunRequest, stream: TextIO) -> ExitCode:
 
 
 def run(
-    chosen: Chosen, stream: TextIO, *, machine: Machine | None = None, hold: Stage | None = None, brief: bool = False
+    chosen: Chosen, stream: TextIO, *, machine: Workbench | None = None, hold: Stage | None = None, brief: bool = False
 ) -> Ran:
     """Plans, runs and reports.
 
@@ -154,24 +124,21 @@ def run(
     request, stages = chosen.request, chosen.stages
     for warning in chosen.selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
+    named, _ = asked_folder("run", request.folder, JOURNAL)
+    there = named is not None and named.exists()
     output = Output(stream)
-    console = open_console(output.stream, os.environ)
-    downloads = _Downloads(console)
-    held = ExitStack()
-    try:
+    with open_progress(output.stream) as progress, ExitStack() as held:
         needed = set(stages) != {Stage.FETCH}
-        machine = machine or make_machine(request.toolchain, downloads, request.network, need_toolchain=needed)
+        machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+        machine.store.progress = progress
         cases = chosen.selection.cases.cases
         runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
-        run_dir, plan, shard = _planned(chosen, machine)
-        while not _claim(run_dir, named=bool(request.folder.run_dir)):
-            run_dir, plan, shard = _planned(chosen, machine)
+        run_dir = make_folder(named, chosen.selection.name)
+        with _removed_where_nothing_begins(run_dir, made=not there):
+            plan, shard = _planned(chosen, machine, run_dir)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        _run(plan, shard, run_dir, machine, chosen.selection, request, console, downloads, runs)
-    finally:
-        held.close()
-        console.close()
+        _run(plan, shard, run_dir, machine, chosen, progress, runs)
     outcome = write_reports(run_dir, environ=os.environ)
     if brief:
         output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
@@ -185,10 +152,22 @@ def run(
     return Ran(run_dir, ExitCode(int(outcome.exit_code)), plan.steps, later)
 
 
-def _planned(chosen: Chosen, machine: Machine) -> tuple[Path, Plan, dict[str, Any] | None]:
-    """The folder of the run, what is to be done in it, and what share of everything that is."""
+@contextmanager
+def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
+    """A slip of the keyboard, which planning finds, leaves no run behind."""
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                run_dir.rmdir()
+                run_dir.parent.rmdir()
+        raise
+
+
+def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
+    """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
-    run_dir = _run_folder(request.folder, selection)
     plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, request.conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
@@ -207,43 +186,26 @@ def _planned(chosen: Chosen, machine: Machine) -> tuple[Path, Plan, dict[str, An
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
             "`plan` shows what each task would do with a selection.",
         )
-    return run_dir, plan, shard
-
-
-def _claim(run_dir: Path, *, named: bool) -> bool:
-    """Makes the run's folder; False where a run that began in the same second has taken its name."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=named)
-    except FileExistsError as error:
-        if named:
-            raise UsageError(f"{run_dir} is a file", "Give the folder of a run as --run-dir.") from error
-        return False
-    except OSError as error:
-        raise UsageError(
-            f"{run_dir}: cannot make the run's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
-    return True
+    return plan, shard
 
 
 def _run(
     plan: Plan,
     shard: dict[str, Any] | None,
     run_dir: Path,
-    machine: Machine,
-    selection: Selection,
-    request: RunRequest,
-    console: Console,
-    downloads: _Downloads,
+    machine: Workbench,
+    chosen: Chosen,
+    progress: Painter,
     runs: RunServers | None,
 ) -> None:
     toolchain = machine.toolchain
+    selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
     if folder.resume:
-        finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
+        finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
     batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    cancelled = threading.Event()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
         "markers": request.selection.markers,
@@ -254,47 +216,29 @@ def _run(
         "batch": conduct.batch,
     }
     made_again = run_dir / "made-again" if conduct.force_recompile else None
-    operators = OperatorRun(run_dir, _jobs(conduct), made_again, cancelled)
+    operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        Supervisor() as supervisor,
-        operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, progress) as session,
+        operator_performers(session, batches, machine, operators) as performers,
     ):
+        session.on_cancel(progress.cancel)
         journal.run(event)
-        console.run_started(event)
+        progress.run_started(event)
         if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
-                console.message(missing_text(missing))
-        engine = Engine(
-            run_dir,
-            machine.store,
-            machine.modules,
-            supervisor,
-            machine_locks(os.environ, cancelled),
-            cancelled,
-            journal,
-            console,
-            RunOptions(
-                jobs=_jobs(conduct),
-                fail_fast=conduct.stops_early,
-                made_again=made_again,
-                lenient=conduct.lenient,
-                release=toolchain.compiler_release if toolchain else "",
-                confirm=_confirm(conduct),
-            ),
-            free_memory,
-            machine.shared,
-            performers,
-            end_servers,
+                progress.message(missing_text(missing))
+        settings = RunOptions(
+            jobs=_jobs(conduct),
+            fail_fast=conduct.stops_early,
+            made_again=made_again,
+            lenient=conduct.lenient,
+            confirm=_confirm(conduct),
         )
-
-        def cancel() -> None:
-            downloads.cancelled = True
-            engine.cancel()
-
-        with interruptible(cancel):
+        engine = Engine(session, machine, settings, performers)
+        with session.interruptible():
             engine.run(plan.steps, finished)
 
 
@@ -333,27 +277,6 @@ def _as_before(request: RunRequest) -> RunRequest:
         return as_asked.with_kept(asked.selection | changed)
     require_as_begun("run", shown(earlier), changed, asked.selection)
     return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
-
-
-def _run_folder(request: FolderRequest, selection: Selection) -> Path:
-    """The folder of this run; for `--resume` that of the run to go on with."""
-    named = Path(request.run_dir).resolve() if request.run_dir else None
-    # iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
-    if set(str(named or runs_folder())) & set("@%"):
-        raise UsageError(
-            f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
-        )
-    if named is not None:
-        if not request.resume and (named / "journal.jsonl").exists():
-            raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
-        return named
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"
-    folder = runs_folder() / stamp
-    number = 2
-    while folder.exists():
-        folder = runs_folder() / f"{stamp}-{number}"
-        number += 1
-    return folder
 
 
 def _only_last_failed(plan: Plan, earlier: Path) -> Plan:

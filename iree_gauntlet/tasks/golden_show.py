@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric, Statistic
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.reporting.figures import milliseconds, whole
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.tasks.cache_place import asked_format, print_table
-from iree_gauntlet.tasks.workspace import runs_folder, select
+from iree_gauntlet.tasks.output import asked_format, print_table
+from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-_JOURNAL = "journal.jsonl"
 _SCHEMA = 1
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _STYLES = {
@@ -105,7 +105,7 @@ def _skus(selection: Selection) -> set[str]:
 
 def _records(folder: Path, last: int) -> Iterator[JournalRecord]:
     """Journals of the newest runs, the newest first; a session over several releases has one for each."""
-    paths = [*folder.glob(f"*/{_JOURNAL}"), *folder.glob(f"*/*/{_JOURNAL}")]
+    paths = [*folder.glob(f"*/{JOURNAL}"), *folder.glob(f"*/*/{JOURNAL}")]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in paths[:last]:
         try:

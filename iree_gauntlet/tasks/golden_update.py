@@ -14,11 +14,11 @@ from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.earlier_runs import newest_run, runs_of_specs
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
-from iree_gauntlet.tasks.workspace import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["update"]
 
-_JOURNAL = "journal.jsonl"
 _COMPILER_FIELD = "golden_compiler"
 
 
@@ -39,7 +38,7 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         GauntletError: a journal or a spec cannot be read, or a spec has changed since.
     """
     headroom = _headroom(options["size_headroom"])
-    records = [read_journal(run / _JOURNAL) for run in _runs(options)]
+    records = [read_journal(run / JOURNAL) for run in _runs(options)]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
@@ -80,7 +79,7 @@ def _runs(options: Mapping[str, Any]) -> list[Path]:
     if options["run"]:
         folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in options["run"]]
         for text, folder in zip(options["run"], folders, strict=True):
-            if not (folder / _JOURNAL).is_file():
+            if not (folder / JOURNAL).is_file():
                 raise UsageError(f"there is no run {text}", f"Runs are folders, such as those below {runs_folder()}/.")
         return folders
     if options["last"] < 1:

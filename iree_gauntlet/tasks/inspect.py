@@ -14,9 +14,11 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
+from iree_gauntlet.tasks.output import print_table
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Selection, each_once, runs_folder, select, urls_of
+from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +62,7 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
     for (model, submodel, target), cases in rows.items():
         row = _listed(model, submodel, target, cases)
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
-    _print_table(table)
+    print_table(table)
     models = len({model for model, _, _ in rows})
     sys.stdout.write(f"{_counted(models, 'model')}, {_counted(len(rows), 'chain')}\n")
     return code
@@ -72,10 +74,10 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
     from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -83,7 +85,7 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=False, look_only=True)
+    machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
@@ -169,11 +171,11 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
-    machine = make_machine(read(ToolchainRequest, options), Silent(), need_toolchain=True)
+    machine = open_workbench(read(ToolchainRequest, options), Progress(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
     # What is wrong with a source is said without it, and is nothing to a flag.
     surroundings = replace(surroundings, artifact_path=Path, artifact_hash=lambda _url: "")
@@ -291,9 +293,3 @@ def _format(wanted: str) -> str:
 
 def _print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")

@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
 from iree_gauntlet.reporting.matrix_text import print_matrix
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
+from iree_gauntlet.running.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.running.session import interruptible
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose, run
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import is_begun, session_folder
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.reporting.matrix_record import MatrixRecord
     from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.tasks.matrix_asked import AskedMatrix
     from iree_gauntlet.tasks.matrix_irees import AskedIree
-    from iree_gauntlet.tasks.surroundings import Machine
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["matrix", "report_matrix"]
@@ -60,12 +60,12 @@ def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
-    folder, resumed = session_folder("matrix", request.folder, MATRIX_RECORD)
-    earlier = read_matrix(folder) if resumed else None
+    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
+    earlier = read_matrix(named) if named and resumed else None
     asked = asked_before(earlier, irees, request) if earlier else asked_now(irees, request)
     # A mistake in the selection is told before anything is installed.
     chosen = choose(asked.request)
-    _make(folder)
+    folder = make_folder(named, "matrix")
     output = Output(sys.stdout)
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
@@ -124,7 +124,7 @@ class _Runs:
             interrupted = True
         self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
-    def _each(self, machines: Mapping[str, Machine | None]) -> str:
+    def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
         irees = self._asked.irees
         for place, iree in enumerate(irees, start=1):
@@ -151,11 +151,11 @@ class _Runs:
             return None
         return ExitCode(result["exit_code"])
 
-    def _found(self, iree: AskedIree) -> Machine | None:
+    def _found(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it cannot be had."""
         try:
             request = self._with(iree)
-            machine = make_machine(request.toolchain, Silent(), request.network, need_toolchain=True)
+            machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self._log.write(
@@ -163,12 +163,12 @@ class _Runs:
             )
             return None
         assert machine.toolchain is not None, "it was needed"
-        versions = dict.fromkeys((machine.toolchain.compiler_version, machine.toolchain.runtime_version))
+        versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
         self._output.write(f"{iree.label}: IREE {', '.join(versions)}\n")
         self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
 
-    def _run(self, iree: AskedIree, machine: Machine) -> ExitCode:
+    def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self._folder / iree.folder
         begun = is_begun(folder)
         self._log.write("start", {"label": iree.label})
@@ -199,15 +199,6 @@ class _Runs:
         return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: cannot make the matrix's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
-
-
 def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
@@ -228,7 +219,7 @@ def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str,
 
 def _described(toolchain: Toolchain) -> dict[str, str]:
     return toolchain.as_dict() | {
-        "runtime_identity": toolchain.runtime_identity,
-        "compiler_release": toolchain.compiler_release,
-        "runtime_release": toolchain.runtime_release,
+        "runtime_identity": toolchain.runtime.identity,
+        "compiler_release": toolchain.compiler.release,
+        "runtime_release": toolchain.runtime.release,
     }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, given, require_as_begun
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.matrix_irees import AskedIree, asked_irees
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

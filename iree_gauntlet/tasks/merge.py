@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.reporting.merged_runs import merged
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["merge_runs"]
-
-_JOURNAL = "journal.jsonl"
 
 
 def merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
@@ -40,9 +38,9 @@ def merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
     ]
     if twice:
         raise UsageError(f"{twice[0]} is named twice", "Name each run once.")
-    if (into / _JOURNAL).exists():
+    if (into / JOURNAL).exists():
         raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
-    records = [read_journal(folder / _JOURNAL) for folder in folders]
+    records = [read_journal(folder / JOURNAL) for folder in folders]
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     whole = merged(records, into.resolve().name, " ".join(command), str(Path.cwd()), lenient=lenient)
     try:
@@ -51,7 +49,7 @@ def merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
             _take_logs(record, into)
         lines = (json.dumps(event, separators=(",", ":")) + "\n" for event in whole.events)
         # Last, so that what is there as a run is a whole one.
-        write_atomic(into / _JOURNAL, "".join(lines))
+        write_atomic(into / JOURNAL, "".join(lines))
     except OSError as error:
         raise GauntletError(
             f"--merge {into}: cannot be written: {error.strerror}", "Make room there, or give another folder."
@@ -63,7 +61,7 @@ def merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
 def _take_logs(record: JournalRecord, into: Path) -> None:
     """The logs that a journal names, under the same names in the new folder."""
     source = record.path.parent.resolve()
-    for log in dict.fromkeys(str(result.get("log") or "") for result in record.results.values()):
+    for log in dict.fromkeys(result.log for result in record.results.values()):
         path = (source / log).resolve()
         if not log or not path.is_relative_to(source) or not path.is_file():
             continue

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.micro.refused_recipes import REFUSED
 from iree_gauntlet.micro.registry import CUSTOM
-from iree_gauntlet.reporting.console import write_text
+from iree_gauntlet.reporting.printing import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from iree_gauntlet.micro.results_html import results_html
 from iree_gauntlet.micro.results_table import print_results, results_markdown
 from iree_gauntlet.reporting.outcome import state_of
 from iree_gauntlet.running.steps import step_id
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,11 +123,7 @@ def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
 def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any]]:
     """Of all points that came to an end, in the order of the configuration."""
     results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in points]
-    return [
-        result["statistics"]["micro"]
-        for result in results
-        if result is not None and result["statistics"] and "micro" in result["statistics"]
-    ]
+    return [result.statistics["micro"] for result in results if result is not None and "micro" in result.statistics]
 
 
 def _missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -139,8 +135,8 @@ def _missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, 
         result = record.results.get(step_id(chain, Stage.BENCHMARK))
         if result is None:
             found.append({"point": _name(chain), "status": NOT_MEASURED, "reason": UNREACHED[state_of(record)]})
-        elif "micro" not in (result["statistics"] or {}):
-            found.append({"point": _name(chain), "status": result["verdict"], "reason": result["reason"]})
+        elif "micro" not in result.statistics:
+            found.append({"point": _name(chain), "status": str(result.verdict), "reason": result.reason})
     return found
 
 

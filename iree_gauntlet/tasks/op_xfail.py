@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,14 @@ from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.reporting.diagnostic_groups import diagnostic_of
 from iree_gauntlet.running.batches import BATCH_MODEL
-from iree_gauntlet.running.results import Result
-from iree_gauntlet.tasks.workspace import project_folder, shown
+from iree_gauntlet.settings import project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
     from iree_gauntlet.tasks.earlier_runs import Asked
 
 __all__ = ["Found", "Listed", "changes_of", "found_in", "is_operator_run", "listed_cases"]
@@ -98,7 +98,7 @@ def found_in(record: JournalRecord) -> dict[str, Found]:
     return {chain: _found(steps, record.results) for chain, steps in chains.items()}
 
 
-def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]) -> Found:
+def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) -> Found:
     passed: set[str] = set()
     unexpected = False
     for step in steps:
@@ -107,12 +107,11 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str
         result = results.get(step["id"])
         if result is None:
             return Found(unjudged="it was not finished", unexpected=True)
-        verdict = Verdict(result["verdict"])
-        reason = str(result["reason"])
+        verdict, reason = result.verdict, result.reason
         if verdict is Verdict.SKIPPED:
             continue
         if verdict in (Verdict.PASSED, Verdict.XPASSED, Verdict.INCONCLUSIVE):
-            lenient = any(str(note).startswith(_LENIENT) for note in result.get("notes") or ())
+            lenient = any(note.startswith(_LENIENT) for note in result.notes)
             unexpected = unexpected or lenient or verdict is Verdict.XPASSED
             passed.add(name)
             continue
@@ -121,23 +120,17 @@ def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str
             return Found(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
         if not name:
             return Found(unjudged=reason, unexpected=True)
-        if any(check.get("passed") is False for check in result.get("checks") or ()):
+        if any(check.passed is False for check in result.checks):
             return Found(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
         return Found(name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED)
     return Found(passed=frozenset(passed), unexpected=unexpected)
 
 
-def _crashed(result: Mapping[str, Any]) -> bool:
+def _crashed(result: Result) -> bool:
     """Whether the tool's own fault ended it, by the rule of the run itself."""
-    record = Result(
-        Verdict(result["verdict"]),
-        signal=str(result.get("signal") or ""),
-        timed_out=bool(result.get("timed_out")),
-        # The journal has it in words.
-        disk_full="ran out of disk space" in str(result["reason"]),
-        out_of_memory="ran into its limit of memory" in str(result["reason"]),
-    )
-    return record.crashed
+    # The journal has it in words.
+    full, short = (words in result.reason for words in ("ran out of disk space", "ran into its limit of memory"))
+    return replace(result, disk_full=full, out_of_memory=short).crashed
 
 
 def listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:

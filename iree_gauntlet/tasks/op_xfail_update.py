@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.op_config_edit import with_changes
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.earlier_runs import asked_for
 from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
 from iree_gauntlet.tasks.proposed_changes import FileChange
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["config_changes"]
 
-_JOURNAL = "journal.jsonl"
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
 
@@ -143,7 +143,7 @@ def _run_again(
     from iree_gauntlet.tasks import execute  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = _free_folder(run.resolve() / _AGAIN)
+    folder = free_folder(run.resolve() / _AGAIN / "1")
     # Each by itself, as it is judged.
     kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
     request = RunRequest.of(options, Defaults.of(asked.defaults), asked.stages).with_kept(kept)
@@ -155,7 +155,7 @@ def _run_again(
     )
     # The diff alone goes to standard output.
     code = execute.run(execute.choose(request), sys.stderr, brief=True).exit_code
-    again = read_journal(folder / _JOURNAL)
+    again = read_journal(folder / JOURNAL)
     if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
         raise KeyboardInterrupt
     identities = [one.runs[-1].get("toolchain", {}).get("identity", "") for one in (record, again)]
@@ -165,13 +165,6 @@ def _run_again(
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return found_in(again)
-
-
-def _free_folder(parent: Path) -> Path:
-    number = 1
-    while (parent / str(number)).exists():
-        number += 1
-    return parent / str(number)
 
 
 def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:

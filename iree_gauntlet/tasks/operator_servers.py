@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.op_tests import DIALECT
@@ -18,15 +18,14 @@ from iree_gauntlet.measuring.machine_memory import total_memory
 from iree_gauntlet.running.batches import Batched, with_batches
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
-    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.results import Result
     from iree_gauntlet.running.run_server import RunServers
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.supervisor import Supervisor
-    from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["OperatorRun", "batched", "operator_performers", "started_runs"]
@@ -37,19 +36,17 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class OperatorRun:
-    """What a run of operator suites needs to know.
+    """How operator suites are run.
 
     Attributes:
-        run_dir: the run's folder.
         jobs: steps at once.
         made_again: as for `ModuleMaker`.
-        cancelled: set to end the run.
+        runs: the processes that run modules; None where each run is one of its own.
     """
 
-    run_dir: Path
     jobs: int
     made_again: Path | None
-    cancelled: threading.Event
+    runs: RunServers | None
 
     @property
     def memory_bytes(self) -> int:
@@ -62,7 +59,7 @@ def _share_of_memory(jobs: int) -> int:
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
 
-def batched(steps: Sequence[Step], size: int, machine: Machine, run_dir: Path, finished: Collection[str]) -> Batched:
+def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished: Collection[str]) -> Batched:
     """The steps of a plan, with batches of so many cases; each by itself where that is below 2.
 
     Raises:
@@ -82,7 +79,7 @@ def batched(steps: Sequence[Step], size: int, machine: Machine, run_dir: Path, f
 
 @contextmanager
 def started_runs(
-    cases: Iterable[Case], stages: Collection[Stage], machine: Machine, jobs: int
+    cases: Iterable[Case], stages: Collection[Stage], machine: Workbench, jobs: int
 ) -> Iterator[RunServers | None]:
     """The processes that run modules, where some are to be run: they start while the run is planned."""
     toolchain = machine.toolchain
@@ -94,20 +91,20 @@ def started_runs(
 
     environment = _environment(toolchain)
     memory = _share_of_memory(jobs)
-    with RunServers(toolchain.python, min(jobs, count), environment, memory_bytes=memory) as runs:
+    with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
         runs.start()
         yield runs
 
 
 @contextmanager
 def operator_performers(
-    plan: Batched, machine: Machine, supervisor: Supervisor, run: OperatorRun, runs: RunServers | None
-) -> Iterator[tuple[Mapping[Stage, Callable[[Step], Result | None]], Callable[[], None]]]:
-    """Performers for the engine, and what ends their work; none where there are no such steps or no Python bindings."""
+    session: Session[Any], plan: Batched, machine: Workbench, run: OperatorRun
+) -> Iterator[Mapping[Stage, Callable[[Step], Result | None]]]:
+    """Performers for the engine; none where there are no such steps or no Python bindings."""
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
     if not mine or toolchain is None or not _has_compiler(toolchain):
-        yield {}, lambda: None
+        yield {}
         return
     from iree_gauntlet.running.batch_compile import BatchCompiler  # noqa: PLC0415 - other runs do without
     from iree_gauntlet.running.compile_server import CompileServer  # noqa: PLC0415
@@ -115,21 +112,13 @@ def operator_performers(
     from iree_gauntlet.running.operator_suites import OperatorSteps, ServedCompiles  # noqa: PLC0415
     from iree_gauntlet.running.processes import is_plain_path  # noqa: PLC0415
 
+    folder = session.folder
     with (
-        _scratch(run.run_dir if is_plain_path(str(run.run_dir)) else None) as scratch,
-        CompileServer(toolchain.python, scratch, _environment(toolchain)) as compiles,
+        _scratch(folder if is_plain_path(str(folder)) else None) as scratch,
+        CompileServer(toolchain.compiler.python, scratch, _environment(toolchain)) as compiles,
     ):
-        processes = ServedCompiles(supervisor, run.run_dir, compiles, run.memory_bytes)
-        maker = ModuleMaker(
-            machine.modules,
-            processes,
-            lambda url: machine.store.fetch(url).sha256,
-            lambda: datetime.now(UTC),
-            run.cancelled,
-            made_again=run.made_again,
-            shared=machine.shared,
-            keeps_failures=True,
-        )
+        processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
+        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes, keeps_failures=True)
         batches = None
         if plan.wanted:
             batches = BatchCompiler(
@@ -141,18 +130,15 @@ def operator_performers(
                 forced=run.made_again is not None,
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
-
-        def cancel() -> None:
-            compiles.cancel()
-            if runs is not None:
-                runs.cancel()
-
-        yield OperatorSteps(maker, runs, processes, by_id, batches).performers, cancel
+        session.on_cancel(compiles.cancel)
+        if run.runs is not None:
+            session.on_cancel(run.runs.cancel)
+        yield OperatorSteps(maker, run.runs, processes, by_id, batches).performers
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:
     """Whether compiles can be served: Linux, as they are forked, and a Python that has the compiler."""
-    return bool(toolchain.python) and sys.platform == "linux"
+    return bool(toolchain.compiler.python) and sys.platform == "linux"
 
 
 def _has_runtime(toolchain: Toolchain) -> bool:
@@ -162,7 +148,7 @@ def _has_runtime(toolchain: Toolchain) -> bool:
 
 def _site_packages(toolchain: Toolchain) -> Path | None:
     """The folder that compiler and runtime are installed in; None where they are not wheels of one environment."""
-    compiler, runtime = Path(toolchain.compile).parent, Path(toolchain.run_module).parent
+    compiler, runtime = Path(toolchain.compiler.compile).parent, Path(toolchain.runtime.run_module).parent
     if compiler.parts[-3:] != ("iree", "compiler", "_mlir_libs") or runtime.parts[-2:] != ("iree", "_runtime_libs"):
         return None
     site = compiler.parents[2]
@@ -172,7 +158,7 @@ def _site_packages(toolchain: Toolchain) -> Path | None:
 def _environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    compiler = Path(toolchain.compile).parent
+    compiler = Path(toolchain.compiler.compile).parent
     if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs"):
         environment["PYTHONPATH"] = str(compiler.parents[2])
     return environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,12 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
     options_of,
 )
+from iree_gauntlet.tasks.ending import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from iree_gauntlet.errors import ExitCode
 
 __all__ = [
     "BATCH",
@@ -87,19 +91,24 @@ class _GauntletTask(Task):  # type: ignore[type-arg]
 
 
 def gauntlet_task(
-    name: str, options: tuple[Option, ...], *, positional: tuple[str, ...] = ()
-) -> Callable[[Callable[..., None]], Task[Any]]:
-    """Makes an Invoke task of a function `f(context, options: dict)`.
+    name: str, options: tuple[Option, ...], *, positional: str = "", usage: str = ""
+) -> Callable[[Callable[[dict[str, Any]], ExitCode]], Task[Any]]:
+    """Makes an Invoke task of a function that takes the values of options by name.
 
     Args:
         name: the task's name.
-        options: its options; the function gets their values by Python name.
-        positional: names of options that are given without `--`.
+        options: its options.
+        positional: the option that is given without `--`; empty for none.
+        usage: how it is typed, where it has such an option.
     """
 
-    def decorate(function: Callable[..., None]) -> Task[Any]:
-        def body(context: Any, **values: Any) -> None:
-            function(context, values)
+    def decorate(function: Callable[[dict[str, Any]], ExitCode]) -> Task[Any]:
+        def body(_context: Any, **values: Any) -> None:
+            if positional and values[positional] in ("--help", "-h"):
+                # Invoke takes the wish for help for the value.
+                sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {inspect.cleandoc(function.__doc__ or '')}\n")
+                return
+            finish(lambda: function(values))
 
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         parameters += [
@@ -114,7 +123,7 @@ def gauntlet_task(
             name=name,
             klass=kind,
             help={option.name: _help(option) for option in options},
-            positional=list(positional),
+            positional=[positional] if positional else [],
             iterable=[option.name for option in options if isinstance(option.default, list)],
             auto_shortflags=False,
         )(body)

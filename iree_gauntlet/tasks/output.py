@@ -1,12 +1,59 @@
-"""Standard output that may go away while a run is under way."""
+"""Where commands write: standard output that may go away while a run is under way, and progress."""
 
 from __future__ import annotations
 
 import io
 import os
-from typing import TextIO, cast
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-__all__ = ["Output"]
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.reporting.painter import Painter
+
+__all__ = ["Output", "asked_format", "open_progress", "print_table", "write_line"]
+
+
+def open_progress(stream: TextIO) -> Painter:
+    """Live progress where `stream` is a terminal that can show it, lines elsewhere."""
+    # rich takes long to import.
+    from iree_gauntlet.reporting.live_progress import LiveProgress  # noqa: PLC0415
+    from iree_gauntlet.reporting.plain_progress import PlainProgress  # noqa: PLC0415
+    from iree_gauntlet.reporting.printing import is_live  # noqa: PLC0415
+
+    if is_live(stream, os.environ):
+        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
+    return PlainProgress(stream)
+
+
+def write_line(text: str) -> None:
+    """A line of a result that comes bit by bit, on standard output."""
+    from iree_gauntlet.reporting.cleaning import one_line  # noqa: PLC0415
+
+    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.flush()
+
+
+def asked_format(options: Mapping[str, Any]) -> str:
+    """The value of `--format`.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    wanted = str(options["format"])
+    if wanted not in ("text", "json"):
+        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
+    return wanted
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be, the last one as it comes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
 
 
 class Output(io.TextIOBase):

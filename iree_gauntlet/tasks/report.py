@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.bisect import report_bisection
 from iree_gauntlet.tasks.matrix import report_matrix
 from iree_gauntlet.tasks.merge import merge_runs
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
-from iree_gauntlet.tasks.workspace import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 _LATEST = "latest"
-_JOURNAL = "journal.jsonl"
 
 
 def report(options: Mapping[str, Any]) -> ExitCode:
@@ -87,7 +86,7 @@ def _newest() -> Path:
 def _run(folder: Path) -> ExitCode:
     outcome = write_reports(folder, environ=os.environ)
     print_final(outcome, shown(folder), sys.stdout, environ=os.environ)
-    record = read_journal(folder / _JOURNAL)
+    record = read_journal(folder / JOURNAL)
     if record.runs and "micro" in record.runs[-1]:
         write_micro_reports(record, folder, sys.stdout)
     return ExitCode(int(outcome.exit_code))
@@ -105,5 +104,5 @@ _REPORTS: dict[str, Callable[[Path], ExitCode]] = {
     COMPARISON_FILE: _comparison,
     MATRIX_RECORD: report_matrix,
     BISECT_RECORD: report_bisection,
-    _JOURNAL: _run,
+    JOURNAL: _run,
 }

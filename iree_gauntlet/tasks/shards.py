@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
 from iree_gauntlet.running.shards import chain_groups, cut_of, shards_of_groups
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,6 @@ __all__ = [
     "run_named",
 ]
 
-_JOURNAL = "journal.jsonl"
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MOST_SHARDS = 10_000
 
@@ -137,7 +136,7 @@ def _costs(named: str) -> dict[str, float]:
     path = Path(named)
     if path.is_file():
         return _read_costs(path)
-    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / _JOURNAL)])
+    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)])
 
 
 def _read_costs(path: Path) -> dict[str, float]:
@@ -164,7 +163,7 @@ def run_named(text: str, where: str) -> Path:
         UsageError: there is none.
     """
     for folder in (Path(text), runs_folder() / text):
-        if (folder / _JOURNAL).is_file():
+        if (folder / JOURNAL).is_file():
             return folder
     raise UsageError(
         f"{where} {text}: there is no such run".strip(),
@@ -201,12 +200,12 @@ def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     served: set[str] = set()
     for step in record.steps:
         result = record.results.get(step["id"])
-        if result is None or step["stage"] == "fetch" or result["verdict"] == "skipped":
+        if result is None or step["stage"] == "fetch" or result.verdict == "skipped":
             continue
         chains = members.get(step["id"], ()) if step["id"] in batches else (step["chain"],)
         for chain in chains:
-            seconds[chain] = seconds.get(chain, 0.0) + float(result.get("seconds") or 0.0) / len(chains)
-        if (result.get("cache") or {}).get("hit"):
+            seconds[chain] = seconds.get(chain, 0.0) + result.seconds / len(chains)
+        if result.cache and result.cache.hit:
             served.update(chains)
     return seconds, served
 
@@ -219,7 +218,7 @@ def record_costs(options: Mapping[str, Any]) -> ExitCode:
         GauntletError: a journal cannot be read.
     """
     runs = [run_named(name, "shard.costs") for name in shlex.split(str(options["runs"]))]
-    costs = cost_of_chains([read_journal(run / _JOURNAL) for run in runs])
+    costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that came to their end.")
     text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import is_begun
 from iree_gauntlet.tasks.execute import run
-from iree_gauntlet.tasks.session_folder import is_begun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
-    from iree_gauntlet.tasks.surroundings import Machine
 
 __all__ = ["Side", "prepare_side", "unready"]
 
-_JOURNAL = "journal.jsonl"
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 
 
@@ -49,7 +48,7 @@ class Side:
     name: str
     asked: str
     folder: Path
-    machine: Machine
+    machine: Workbench
     record: JournalRecord
     benchmarks: dict[str, Step]
     compiles: dict[str, Step]
@@ -65,7 +64,7 @@ class Side:
         }
 
 
-def prepare_side(name: str, machine: Machine, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
+def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
     Args:
@@ -88,7 +87,7 @@ def prepare_side(name: str, machine: Machine, asked: str, chosen: Chosen, folder
     stream.write(f"\n{name}: {asked}\n")
     stream.flush()
     ran = run(replace(chosen, request=request), stream, machine=machine, hold=Stage.BENCHMARK, brief=True)
-    record = read_journal(folder / _JOURNAL)
+    record = read_journal(folder / JOURNAL)
     compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
     return Side(
         name=name,
@@ -111,8 +110,8 @@ def unready(side: Side, step: Step) -> str:
         if item["chain"] != step.chain and item["id"] not in step.needs:
             continue
         result = results.get(item["id"])
-        if item["stage"] in _BEFORE and (result is None or result["verdict"] != Verdict.PASSED):
-            return f"{item['stage']}: {result['reason'] if result else 'it did not come to an end'}"
-        if item["stage"] == Stage.THRESHOLD and result is not None and result["verdict"] == Verdict.FAILED:
-            return f"its numbers are wrong: {result['reason']}"
+        if item["stage"] in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
+            return f"{item['stage']}: {result.reason if result else 'it did not come to an end'}"
+        if item["stage"] == Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
+            return f"its numbers are wrong: {result.reason}"
     return ""

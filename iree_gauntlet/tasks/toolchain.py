@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
@@ -15,13 +14,14 @@ from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.requests import ToolchainRequest, read
-from iree_gauntlet.tasks.cache_place import age_text, asked_format, print_table
-from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.tasks.cache_place import age_text
+from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment
     from iree_gauntlet.toolchains.find import Place
-    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime, Toolchain
 
 __all__ = ["install", "list_toolchains", "remove", "show"]
 
@@ -66,7 +66,7 @@ def list_toolchains(options: Mapping[str, Any]) -> ExitCode:
     rows = place.environments.all()
     if wanted == "json":
         document = {
-            "installed": asdict(here) if here else None,
+            "installed": _flat(here) if here else None,
             "environments": [
                 {"path": str(path), "problem": why} | (_listed(found) if found else {}) for path, found, why in rows
             ],
@@ -74,7 +74,7 @@ def list_toolchains(options: Mapping[str, Any]) -> ExitCode:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return ExitCode.OK
     if here is not None:
-        sys.stdout.write(f"installed here: {here.compiler_release} ({here.source.partition(': ')[2]})\n")
+        sys.stdout.write(f"installed here: {here.compiler.release} ({here.source.partition(': ')[2]})\n")
     else:
         sys.stdout.write(f"installed here: none: {missing}\n")
     now = time.time()
@@ -100,27 +100,27 @@ def show(options: Mapping[str, Any]) -> ExitCode:
         UsageError: the value names no IREE.
     """
     wanted = asked_format(options)
-    compiler, runtime = chosen(read(ToolchainRequest, options), os.environ)
     place, _leases = _open(options, offline=True)
-    found = find_toolchain(compiler, runtime, place)
+    found = find_toolchain(*chosen(read(ToolchainRequest, options), os.environ), place)
     if wanted == "json":
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(_flat(found), indent=2) + "\n")
         return ExitCode.OK
+    compiler, runtime = found.compiler, found.runtime
     rows = (
         ("source", found.source),
-        ("compiler", _version_text(found.compiler_release, found.compiler_version, found.compiler_commit)),
-        ("  identity", found.identity),
-        ("  iree-compile", found.compile),
-        ("  iree-opt", found.ir_tool or "none"),
-        ("runtime", _version_text(found.runtime_release, found.runtime_version, found.runtime_commit)),
-        ("  identity", found.runtime_identity),
-        ("  iree-run-module", found.run_module),
-        ("  iree-benchmark-module", found.benchmark_module),
-        ("ONNX importer", f"onnx {found.onnx_version} in {found.python}" if found.has_onnx_importer else "none"),
+        ("compiler", _version_text(compiler)),
+        ("  identity", compiler.identity),
+        ("  iree-compile", compiler.compile),
+        ("  iree-opt", compiler.ir_tool or "none"),
+        ("runtime", _version_text(runtime)),
+        ("  identity", runtime.identity),
+        ("  iree-run-module", runtime.run_module),
+        ("  iree-benchmark-module", runtime.benchmark_module),
+        ("ONNX importer", f"onnx {compiler.onnx_version} in {compiler.python}" if compiler.onnx_version else "none"),
     )
     for name, text in rows:
         sys.stdout.write(f"{name + ':':<25} {text}\n")
-    if found.compiler_version != found.runtime_version != UNKNOWN_VERSION:
+    if compiler.version != runtime.version != UNKNOWN_VERSION:
         sys.stdout.write("note: compiler and runtime differ: modules may not load\n")
     return ExitCode.OK
 
@@ -152,7 +152,7 @@ def _open(options: Mapping[str, Any], *, offline: bool) -> tuple[Place, Leases]:
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)
-    return toolchain_place(root, configuration, leases, hashes.sha256, find_installed, offline=offline), leases
+    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
 
 
 def _names(options: Mapping[str, Any], task: str) -> list[str]:
@@ -203,6 +203,29 @@ def _listed(found: Environment) -> dict[str, Any]:
     }
 
 
-def _version_text(release: str, version: str, commit: str) -> str:
-    says = "" if version == release else f" ({version})"
-    return f"{release}{says}{f' @ {commit}' if commit else ', commit unknown'}"
+def _version_text(part: Compiler | Runtime) -> str:
+    says = "" if part.version == part.release else f" ({part.version})"
+    return f"{part.release}{says}{f' @ {part.commit}' if part.commit else ', commit unknown'}"
+
+
+def _flat(toolchain: Toolchain) -> dict[str, Any]:
+    """For `--format json`."""
+    compiler, runtime = toolchain.compiler, toolchain.runtime
+    return {
+        "source": toolchain.source,
+        "python": compiler.python,
+        "compile": compiler.compile,
+        "run_module": runtime.run_module,
+        "benchmark_module": runtime.benchmark_module,
+        "import_onnx": compiler.import_onnx,
+        "onnx_version": compiler.onnx_version,
+        "compiler_version": compiler.version,
+        "compiler_release": compiler.release,
+        "compiler_commit": compiler.commit,
+        "runtime_version": runtime.version,
+        "runtime_release": runtime.release,
+        "runtime_commit": runtime.commit,
+        "identity": compiler.identity,
+        "runtime_identity": runtime.identity,
+        "ir_tool": compiler.ir_tool,
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
+from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
@@ -31,17 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Selection",
-    "cache_folder",
     "each_once",
-    "made_cache_folder",
-    "project_folder",
-    "runs_folder",
     "select",
     "suite_path",
     "urls_of",
 ]
 
-_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
 # Fields of specs that hold a source.
 _URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")
 _DIRS_HINT = "Write it relative to the suite's file."
@@ -162,54 +157,6 @@ def _urls_of_operator(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((f"{field}[{index}]", item.url) for index, item in enumerate(arguments) if item.url)
 
 
-def project_folder() -> Path:
-    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "specs").is_dir() and (folder / "suites").is_dir():
-            return folder
-    return here
-
-
-def cache_folder(cache_dir: str) -> Path:
-    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
-    named = cache_dir or _names_cache()
-    if named:
-        return Path(named).expanduser().resolve()
-    project = project_folder()
-    if (project / "suites").is_dir():
-        return project / "cache"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "iree-gauntlet"
-
-
-def made_cache_folder(cache_dir: str) -> Path:
-    """The same, which is there now.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    folder = cache_folder(cache_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
-        why = "it is a file" if folder.exists() else error.strerror
-        raise UsageError(
-            f"{named}: cannot make the folder {folder}: {why}", "Name a folder that you may write with --cache-dir."
-        ) from error
-    return folder
-
-
-def _names_cache() -> str:
-    return os.environ.get(_CACHE_VARIABLE, "")
-
-
-def runs_folder() -> Path:
-    """Where runs are kept: `runs/` of the project."""
-    return project_folder() / "runs"
-
-
 def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
     """Reads specs and selects cases.
 
@@ -323,11 +270,6 @@ def suite_path(text: str) -> Path:
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
     return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
-
-
-def shown(path: Path) -> Path:
-    """A path as a user would type it: from the working folder where it lies below it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _dirs_of(suite: Suite) -> list[Path]:

@@ -7,19 +7,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
+from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
 from iree_gauntlet.tasks.op_xfail import is_operator_run
 from iree_gauntlet.tasks.op_xfail_update import config_changes
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
-from iree_gauntlet.tasks.workspace import runs_folder, shown, suite_path
+from iree_gauntlet.tasks.workspace import suite_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["update"]
 
-_JOURNAL = "journal.jsonl"
 # What a broken golden comes to belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 _LONGEST_REASON = 160
@@ -48,7 +48,7 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         GauntletError: the journal cannot be read.
     """
     run = _run(options)
-    record = read_journal(run / _JOURNAL)
+    record = read_journal(run / JOURNAL)
     if record.end is None or record.end.get("interrupted"):
         raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
     changes: list[FileChange] = []
@@ -80,7 +80,7 @@ def _run(options: Mapping[str, Any]) -> Path:
         return newest_run(runs_folder())
     named = Path(options["run"])
     folder = named if named.is_dir() else runs_folder() / named
-    if not (folder / _JOURNAL).is_file():
+    if not (folder / JOURNAL).is_file():
         raise UsageError(f"there is no run {named}", f"Runs are folders, such as those below {runs_folder()}/.")
     return folder
 
@@ -96,14 +96,14 @@ def _suite_of(run: Path, record: JournalRecord, options: Mapping[str, Any]) -> P
 def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
     """Whether an expected failure is one no longer; what is to be known of it is told."""
     verdicts = [
-        record.results[step["id"]]["verdict"]
+        record.results[step["id"]].verdict
         for step in record.steps
         if step["stage"] == entry.stage
         and fnmatch.fnmatchcase(f"{step['model']}/{step['submodel']}", entry.case)
         and step["id"] in record.results
     ]
     where = f"{entry.origin.file}: {entry.origin.field} ({entry.case}, {entry.stage})"
-    passed, failed = verdicts.count("xpassed"), verdicts.count("xfailed")
+    passed, failed = verdicts.count(Verdict.XPASSED), verdicts.count(Verdict.XFAILED)
     if passed and not failed:
         sys.stderr.write(f"remove   {where}: passes now; the reason was: {entry.reason}\n")
         return True
@@ -118,13 +118,13 @@ def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage,
     found: dict[tuple[str, Stage], str] = {}
     for step in record.steps:
         result = record.results.get(step["id"])
-        verdict = result["verdict"] if result else "unfinished"
-        if result is None or verdict not in ("failed", "error") or step["dialect"] == DIALECT:
+        if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
             continue
         case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
-        reason = " ".join(str(result["reason"]).split())[:_LONGEST_REASON] or "no reason was given"
-        if verdict == "error" or stage not in _STAGES:
-            why = "an error is no failure of the product" if verdict == "error" else "golden.update is for figures"
+        reason = " ".join(result.reason.split())[:_LONGEST_REASON] or "no reason was given"
+        error = result.verdict is Verdict.ERROR
+        if error or stage not in _STAGES:
+            why = "an error is no failure of the product" if error else "golden.update is for figures"
             sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
             continue
         if (case, stage) not in found:

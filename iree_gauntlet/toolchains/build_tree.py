@@ -21,8 +21,15 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.installed import IMPORTER
 from iree_gauntlet.toolchains.probe import ask
-from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, UNKNOWN_VERSION, identity_of
+from iree_gauntlet.toolchains.toolchain import (
+    BENCHMARK_MODULE,
+    COMPILE,
+    RUN_MODULE,
+    UNKNOWN_VERSION,
+    Compiler,
+    Runtime,
+    identity_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +94,7 @@ class BuildTree:
         )
 
 
-def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> CompilerSide:
+def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: Path) -> Compiler:
     """The compiler of a build.
 
     Args:
@@ -112,7 +119,7 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
     bindings = next((tree.root / name for name in _BINDINGS if (tree.root / name / "iree/compiler").is_dir()), None)
     python, onnx = ("", "") if bindings is None else _binding_python(tree.root, bindings, environments)
     opt = tree.tools / "iree-opt"
-    return CompilerSide(
+    return Compiler(
         source=tree.source,
         python=python,
         compile=compile_tool,
@@ -126,7 +133,7 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
     )
 
 
-def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> RuntimeSide:
+def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
     """The runtime of a build; its tools do not tell their version, so it is that of the bindings or the compiler.
 
     Raises:
@@ -134,7 +141,7 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> RuntimeSide:
     """
     run_module, benchmark_module = _executable(tree, RUN_MODULE), _executable(tree, BENCHMARK_MODULE)
     version, commit = _runtime_version(tree)
-    return RuntimeSide(
+    return Runtime(
         source=tree.source,
         run_module=run_module,
         benchmark_module=benchmark_module,

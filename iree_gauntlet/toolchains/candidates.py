@@ -1,6 +1,6 @@
 """Which IREEs lie between two: releases of the package index, nightlies of the links page, or those that are named.
 
-The index is asked by uv or pip with the user's own settings, as when a release is installed. Without a network what is
+The index is asked by uv with the user's own settings, as when a release is installed. Without a network what is
 installed in the cache is all there is.
 """
 
@@ -89,7 +89,7 @@ def versions_between(low: Version, high: Version, place: Place, *, nightlies: bo
             if item is not None and item.compiler == item.runtime and path == environments.path_of(item.compiler)
         }
     else:
-        installer = environments.installer()
+        installer = environments.installer
         sources = _nightly_sources(place) if nightlies else Sources()
         found = set(_listed(installer, COMPILER_WHEEL.distribution, low, high, sources))
         if found:
@@ -139,7 +139,7 @@ def _version_of(text: str, option: str, place: Place) -> Version:
         found = [Version(item.compiler) for _, item, _ in environments.all() if item is not None and item.compiler]
         found = sorted(version for version in found if version.is_prerelease)
     else:
-        found = environments.installer().versions(COMPILER_WHEEL.distribution, SpecifierSet(), _nightly_sources(place))
+        found = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), _nightly_sources(place))
     if not found:
         where = "is installed" if environments.offline else f"for this Python and platform at {place.nightly_links}"
         raise ToolchainError(f"no nightly of IREE {where}", "Name a version.")

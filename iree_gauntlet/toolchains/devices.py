@@ -60,7 +60,7 @@ def compile_backends(toolchain: Toolchain) -> tuple[str, ...]:
     Raises:
         ToolchainError: where the compiler does not answer.
     """
-    answer = ask([toolchain.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
+    answer = ask([toolchain.compiler.compile, "--iree-hal-list-target-backends"], timeout=_TIMEOUT_SECONDS)
     lines = answer.stdout.splitlines()
     return tuple(line.strip() for line in lines if line.startswith("  ") and line.strip())
 
@@ -72,11 +72,11 @@ def drivers(toolchain: Toolchain) -> tuple[Driver, ...]:
     Raises:
         ToolchainError: where the runtime does not answer.
     """
-    answer = ask([toolchain.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
+    answer = ask([toolchain.runtime.run_module, "--list_drivers"], timeout=_TIMEOUT_SECONDS)
     found = tuple(Driver(d["name"], d["description"].strip()) for d in _DRIVER.finditer(answer.stdout))
     if not found:
         raise ToolchainError(
-            f"{toolchain.run_module} --list_drivers listed none (exit code {answer.exit_code})",
+            f"{toolchain.runtime.run_module} --list_drivers listed none (exit code {answer.exit_code})",
             "run it by hand; reinstall the runtime where it does not start",
         )
     return found
@@ -90,7 +90,7 @@ def devices(toolchain: Toolchain, driver: str = "") -> tuple[str, ...]:
         ToolchainError: where a named driver does not work here (it says why), or does not answer in time.
     """
     question = f"--list_devices={driver}" if driver else "--list_devices"
-    answer = ask([toolchain.run_module, question], timeout=_TIMEOUT_SECONDS)
+    answer = ask([toolchain.runtime.run_module, question], timeout=_TIMEOUT_SECONDS)
     if answer.exit_code != 0:
         status = _STATUS.search(answer.stderr)
         reason = status["message"].strip().rstrip(":") if status else f"exit code {answer.exit_code}"
@@ -113,7 +113,7 @@ def device_available(toolchain: Toolchain, device: str) -> Availability:
         if driver not in known:
             return Availability(
                 ok=False,
-                reason=f"the runtime {toolchain.runtime_release} has no driver {driver}: it has {', '.join(known)}",
+                reason=f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}",
                 hint=_HINTS.get(driver, "check the spelling of the device"),
             )
         found = devices(toolchain, driver)

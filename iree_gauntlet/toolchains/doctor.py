@@ -82,27 +82,24 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Fin
 
 
 def _iree(toolchain: Toolchain) -> Iterator[Finding]:
-    for noun, release, name, commit in (
-        ("compiler", toolchain.compiler_release, toolchain.compiler_version, toolchain.compiler_commit),
-        ("runtime", toolchain.runtime_release, toolchain.runtime_version, toolchain.runtime_commit),
-    ):
-        says = "" if name == release else f" ({name})"
-        built_from = f" @ {commit[:8]}" if commit else ", commit unknown"
-        yield Finding("iree", "ok", f"{noun} {release}{says}{built_from}")
-    yield Finding("iree", "info", f"{toolchain.source}, identity {toolchain.identity[:16]}")
-    if toolchain.compiler_release != toolchain.runtime_release != UNKNOWN_VERSION:
+    compiler, runtime = toolchain.compiler, toolchain.runtime
+    for noun, part in (("compiler", compiler), ("runtime", runtime)):
+        says = "" if part.version == part.release else f" ({part.version})"
+        built_from = f" @ {part.commit[:8]}" if part.commit else ", commit unknown"
+        yield Finding("iree", "ok", f"{noun} {part.release}{says}{built_from}")
+    yield Finding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
+    if compiler.release != runtime.release != UNKNOWN_VERSION:
         yield Finding(
             "iree",
             "warn",
-            f"the compiler is {toolchain.compiler_release}, the runtime {toolchain.runtime_release}: "
-            "modules may not load",
+            f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load",
             "use one release of both; where both are installed, another package's requirements may have replaced one: "
-            f"{toolchain.python or sys.executable} -m pip install iree-base-compiler=={toolchain.compiler_release} "
-            f"iree-base-runtime=={toolchain.compiler_release}",
+            f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
+            f"iree-base-runtime=={compiler.release}",
         )
-    if toolchain.has_onnx_importer:
-        yield Finding("iree", "ok", f"ONNX importer, with onnx {toolchain.onnx_version}")
-    elif not toolchain.python:
+    if compiler.onnx_version:
+        yield Finding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
+    elif not compiler.python:
         yield Finding(
             "iree",
             "warn",
@@ -114,7 +111,7 @@ def _iree(toolchain: Toolchain) -> Iterator[Finding]:
             "iree",
             "missing",
             "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled",
-            f"{toolchain.python} -m pip install 'iree-base-compiler[onnx]=={toolchain.compiler_release}'",
+            f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'",
         )
     yield _asked("host", partial(_host, toolchain))
     yield _asked("drivers", partial(_drivers, toolchain))

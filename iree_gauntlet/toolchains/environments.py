@@ -14,7 +14,6 @@ seal, without one, or with files missing or of another size is no environment: i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -30,11 +29,13 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import site_packages_of
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from iree_gauntlet.toolchains.installer import Installer, Sources
 
@@ -42,9 +43,6 @@ __all__ = ["SEAL", "Environment", "Environments", "Recipe", "environment_tag", "
 
 SEAL = "gauntlet-environment.json"
 _FORMAT = 1
-_POLL_SECONDS = 0.1
-_PATIENCE_SECONDS = 3.0
-_REMINDER_SECONDS = 30.0
 _USE_SECONDS = 3600.0
 
 
@@ -106,7 +104,7 @@ class Environments:
 
     Args:
         folder: where they lie; made when the first one is.
-        installer: finds uv or pip, when one is needed.
+        installer: what installs.
         offline: nothing is installed.
         use: is told of an environment's folder before it is looked for, so that nobody removes it.
         news: is told in a line what takes long.
@@ -115,7 +113,7 @@ class Environments:
     def __init__(
         self,
         folder: Path,
-        installer: Callable[[], Installer],
+        installer: Installer,
         *,
         offline: bool,
         use: Callable[[Path], None],
@@ -186,47 +184,33 @@ class Environments:
         with _refused(self.folder), self._alone(label):
             self._discard(path)
 
-    @contextmanager
-    def _alone(self, label: str) -> Iterator[int]:
+    def _alone(self, label: str) -> AbstractContextManager[int]:
         """Hold the lock of an environment; its descriptor."""
-        lock = self.folder / f".{self.path_of(label).name}.lock"
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            started, patience = time.monotonic(), _PATIENCE_SECONDS
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    waited = time.monotonic() - started
-                    if waited > patience:
-                        self._news(f"waiting for another process that installs IREE {label} ({waited:.0f} s so far)")
-                        patience += _REMINDER_SECONDS
-                    time.sleep(_POLL_SECONDS)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+
+        def waiting(seconds: float) -> None:
+            self._news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
+
+        return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
 
     def _make(self, recipe: Recipe, path: Path, held: int) -> None:
         for left in self.folder.glob(f".making-{path.name}-*"):
             # Whoever made it is dead: its lock is ours.
             shutil.rmtree(left)
-        installer = self.installer()
         making = self.folder / f".making-{path.name}-{secrets.token_hex(4)}"
         started = time.monotonic()
 
         def news(text: str) -> None:
             self._news(f"IREE {recipe.label}: {text}")
 
-        news(f"installing with {installer.name} into {path}")
+        news(f"installing with uv into {path}")
         try:
-            installer.make_environment(making, held, news)
-            installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
+            self.installer.make_environment(making, held, news)
+            self.installer.install(_python_in(making), recipe.requirements, recipe.sources, held, news)
             for script in (making / "bin").iterdir():
                 if not script.name.startswith("python"):
                     script.unlink()
             _require(making, recipe)
-            _seal(making, recipe, installer.name)
+            _seal(making, recipe)
             self._discard(path)
             making.rename(path)
         finally:
@@ -300,7 +284,7 @@ def _require(path: Path, recipe: Recipe) -> None:
                 )
 
 
-def _seal(path: Path, recipe: Recipe, installer: str) -> None:
+def _seal(path: Path, recipe: Recipe) -> None:
     """Write what is inside, as the last thing, and have it on the disk."""
     files = {}
     for folder, _, names in os.walk(path):
@@ -309,7 +293,7 @@ def _seal(path: Path, recipe: Recipe, installer: str) -> None:
                 file = Path(folder, name)
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
-    document = {"format": _FORMAT, **asdict(recipe), "installer": installer, "files": files}
+    document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
     with (path / SEAL).open("w", encoding="utf-8") as file_object:
         json.dump(document, file_object)
         file_object.flush()

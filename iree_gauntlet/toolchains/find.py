@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
@@ -17,18 +19,15 @@ from iree_gauntlet.toolchains.choice import ChoiceKind
 from iree_gauntlet.toolchains.environments import Recipe, environment_tag
 from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
 from iree_gauntlet.toolchains.installer import Sources
-from iree_gauntlet.toolchains.on_path import environment_of, find_on_path
-from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide, joined
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment, Environments
-    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime
 
 __all__ = ["Place", "environment_for", "find_toolchain"]
 
@@ -64,46 +63,25 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
         return place.installed()
-    return joined(_compiler(compiler, place), _runtime(runtime, place))
+    return Toolchain(_compiler(compiler, place), _runtime(runtime, place))
 
 
-def _compiler(choice: Choice, place: Place) -> CompilerSide:
+def _compiler(choice: Choice, place: Place) -> Compiler:
     python, tree = _where(choice, place, _COMPILER_TOOLS)
     if tree is not None:
         return compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     if python is not None:
         return compiler_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    whole = place.installed()
-    return CompilerSide(
-        whole.source,
-        whole.python,
-        whole.compile,
-        whole.import_onnx,
-        whole.onnx_version,
-        whole.compiler_version,
-        whole.compiler_release,
-        whole.compiler_commit,
-        whole.identity,
-        whole.ir_tool,
-    )
+    return place.installed().compiler
 
 
-def _runtime(choice: Choice, place: Place) -> RuntimeSide:
+def _runtime(choice: Choice, place: Place) -> Runtime:
     python, tree = _where(choice, place, _RUNTIME_TOOLS)
     if tree is not None:
         return runtime_of(tree, place.hash_of)
     if python is not None:
         return runtime_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    whole = place.installed()
-    return RuntimeSide(
-        whole.source,
-        whole.run_module,
-        whole.benchmark_module,
-        whole.runtime_version,
-        whole.runtime_release,
-        whole.runtime_commit,
-        whole.runtime_identity,
-    )
+    return place.installed().runtime
 
 
 def _name(choice: Choice) -> str:
@@ -121,13 +99,52 @@ def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> tuple[Path |
         assert choice.folder is not None
         return _venv_python(choice.folder), None
     if choice.kind is ChoiceKind.PATH:
-        tool = find_on_path(tools, place.search_path)
-        python = environment_of(tool)
+        tool = _find_on_path(tools, place.search_path)
+        python = _environment_of(tool)
         if python is not None:
             return python, None
         native = tool.resolve()
         return None, BuildTree(native.parent.parent, native.parent, f"path: {native.parent}")
     return environment_for(choice, place).python, None
+
+
+def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
+    """The first one of several tools that belong together; the others must lie beside it.
+
+    Args:
+        tools: their names.
+        search_path: the value of PATH.
+
+    Raises:
+        ToolchainError: one is missing, or they come from several places.
+    """
+    found = {tool: shutil.which(tool, path=search_path) for tool in tools}
+    missing = [tool for tool, path in found.items() if path is None]
+    if missing:
+        raise ToolchainError(
+            f"no {' and '.join(missing)} on the PATH: {search_path or 'it is empty'}",
+            "Put the folder of IREE's tools on it: export PATH=<build>/tools:$PATH",
+        )
+    paths = [Path(path).absolute() for path in found.values() if path is not None]
+    folders = sorted({str(path.parent) for path in paths})
+    if len(folders) > 1:
+        raise ToolchainError(
+            f"{' and '.join(tools)} on the PATH come from several places: {', '.join(folders)}",
+            "Put the folder of one IREE first.",
+        )
+    return paths[0]
+
+
+def _environment_of(tool: Path) -> Path | None:
+    """The interpreter of the environment whose script a tool is; None for a native program.
+
+    A wheel puts scripts on the PATH that start its native programs.
+    """
+    with tool.open("rb") as file:
+        if file.read(2) != b"#!":
+            return None
+    python = tool.parent / "python"
+    return python if python.exists() else None
 
 
 def _venv_python(folder: Path) -> Path:
@@ -200,9 +217,9 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
             )
         return max(fitting)
     asked = sources if choice.range is not None else Sources(sources.find_links, only_links=True, pre=True)
-    versions = environments.installer().versions(COMPILER_WHEEL.distribution, wanted, asked)
+    versions = environments.installer.versions(COMPILER_WHEEL.distribution, wanted, asked)
     if not versions and choice.range is not None:
-        known = environments.installer().versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
+        known = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
         raise ToolchainError(
             f"no release of IREE is {choice.text}",
             f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
@@ -217,7 +234,7 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
 
 def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
     """The versions beside one that does not exist; None where it does."""
-    installer = place.environments.installer()
+    installer = place.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
 
     def there(text: str) -> list[Version]:

@@ -152,7 +152,7 @@ def compiler_host_cpu(toolchain: Toolchain) -> str:
         ToolchainError: where the compiler does not say.
     """
     argv = [
-        toolchain.compile,
+        toolchain.compiler.compile,
         "-",
         "--iree-hal-target-backends=llvm-cpu",
         "--iree-llvmcpu-target-cpu=host",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.sides import CompilerSide, RuntimeSide, joined
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
 from iree_gauntlet.toolchains.wheels import (
     COMPILER_WHEEL,
     RUNTIME_WHEEL,
@@ -22,8 +21,6 @@ from iree_gauntlet.toolchains.wheels import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["IMPORTER", "compiler_on", "find_installed", "runtime_on", "site_packages_of"]
 
@@ -70,7 +67,7 @@ def site_packages_of(python: Path) -> list[Path]:
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
-def compiler_on(search_path: Sequence[str], python: str, source: str) -> CompilerSide:
+def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compiler:
     """The compiler's wheel on a search path.
 
     Args:
@@ -83,7 +80,7 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     """
     wheel = find_wheel(COMPILER_WHEEL, search_path, python)
     onnx = next(iter(Distribution.discover(name="onnx", path=list(search_path))), None)
-    return CompilerSide(
+    return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
         compile=executable_of(wheel, COMPILE, python),
@@ -97,10 +94,10 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     )
 
 
-def runtime_on(search_path: Sequence[str], python: str, source: str) -> RuntimeSide:
+def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     """The runtime's wheel on a search path; arguments and errors as for `compiler_on`."""
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
-    return RuntimeSide(
+    return Runtime(
         source=f"{source}: {wheel.root}",
         run_module=executable_of(wheel, RUN_MODULE, python),
         benchmark_module=executable_of(wheel, BENCHMARK_MODULE, python),
@@ -112,22 +109,16 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> RuntimeS
 
 
 def _find_on(search_path: Sequence[str], python: str) -> Toolchain:
-    sides: list[CompilerSide | RuntimeSide] = []
-    missing: list[ToolchainError] = []
-    for find in (compiler_on, runtime_on):
+    try:
+        compiler = compiler_on(search_path, python, "installed")
+    except ToolchainError as problem:
         try:
-            sides.append(find(search_path, python, "installed"))
-        except ToolchainError as problem:
-            missing.append(problem)
-    if len(missing) == 2:
-        raise ToolchainError(
-            "; ".join(problem.what for problem in missing),
-            f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime",
-        )
-    if missing:
-        raise missing[0]
-    compiler, runtime = sides
-    assert isinstance(compiler, CompilerSide)
-    assert isinstance(runtime, RuntimeSide)
+            runtime_on(search_path, python, "installed")
+        except ToolchainError as other:
+            raise ToolchainError(
+                f"{problem.what}; {other.what}",
+                f"install both: {python} -m pip install 'iree-base-compiler[onnx]' iree-base-runtime",
+            ) from None
+        raise
     # They may lie in two folders of the search path; people know the environment by the compiler's.
-    return joined(compiler, replace(runtime, source=compiler.source))
+    return Toolchain(compiler, replace(runtime_on(search_path, python, "installed"), source=compiler.source))

@@ -57,12 +57,12 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     """
     folder = cache_dir / "toolchains"
     compiler = _kept(
-        folder / f"{toolchain.identity}.json",
+        folder / f"{toolchain.compiler.identity}.json",
         (COMPILE,),
         lambda: {COMPILE: _ask_tool(toolchain, COMPILE, "--help-list-hidden", parse_compiler_help)},
     )
     runtime = _kept(
-        folder / f"{toolchain.runtime_identity}.json",
+        folder / f"{toolchain.runtime.identity}.json",
         (RUN_MODULE, BENCHMARK_MODULE),
         lambda: {
             tool: _ask_tool(toolchain, tool, "--help", parse_runtime_help) for tool in (RUN_MODULE, BENCHMARK_MODULE)
@@ -81,7 +81,7 @@ def flag_complaints(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, 
         ToolchainError: where the compiler does not answer.
     """
     # --version makes it parse the command line, then print and leave, whatever the line was like.
-    answer = ask([toolchain.compile, *flags, "--version"], timeout=_TIMEOUT_SECONDS)
+    answer = ask([toolchain.compiler.compile, *flags, "--version"], timeout=_TIMEOUT_SECONDS)
     return tuple(
         line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]
         for line in answer.stderr.splitlines()

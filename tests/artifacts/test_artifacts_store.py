@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts import locking
+from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.progress import Recorder, Silent
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress, Recorder
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import OnNote
@@ -197,11 +197,11 @@ def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
 
 
 def test_progress_tells_every_byte(server: Server, tmp_path: Path) -> None:
-    class Watcher(Silent):
+    class Watcher(Progress):
         def __init__(self) -> None:
             self.seen: list[tuple[str, int, int | None]] = []
 
-        def update(self, url: str, done: int, total: int | None) -> None:
+        def download(self, url: str, done: int, total: int | None) -> None:
             self.seen.append((url, done, total))
 
     watcher = Watcher()
@@ -226,13 +226,13 @@ def test_threads_fetch_once(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_long_wait_for_another_run_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(locking, "_REMINDER_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(file_lock, "_REMINDER_SECONDS", LIMIT_SECONDS)
     held, noted = threading.Event(), threading.Event()
     recorder = Recorder(OnNote("waiting for another download", noted.set))
 
     def hold() -> None:
-        with locked(tmp_path / "l" / "x.lock", "u", Silent()):
+        with locked(tmp_path / "l" / "x.lock", "u", Progress()):
             held.set()
             noted.wait(LIMIT_SECONDS)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.store import Fetched
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.settings import Configuration
 
 
 @pytest.fixture(scope="module")

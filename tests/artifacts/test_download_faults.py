@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.remote import BLOCK_BYTES
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import (
@@ -47,9 +47,8 @@ from tests.support.places import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.artifacts.progress import Progress
-    from iree_gauntlet.artifacts.store import Fetched
     from iree_gauntlet.artifacts.transfer import Policy
+    from iree_gauntlet.results import Fetched
     from tests.support.emulators import Azurite
 
 _KEPT = ["data", "state.jsonl"]
@@ -300,10 +299,10 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
     """There is a limit on silence, none on time: an hour passes with each block. `test_slow_server.py` really waits."""
     clock = Clock()
 
-    class Crawling(Silent):
+    class Crawling(Progress):
         seen = 0
 
-        def update(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+        def download(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
             self.seen += 1
             clock.now += 3600
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress
 from tests.support.download_checks import (
     PART,
     SIZE,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 _REVISION = "0123456789abcdef0123456789abcdef01234567"
 _URL = f"hf://meta-llama/Llama-3.1-8B@{_REVISION}/model.safetensors"
@@ -164,10 +164,10 @@ class _GoneError(Exception):
     pass
 
 
-class _Impatient(Silent):
+class _Impatient(Progress):
     """Ends the download after two parts, as Ctrl-C does."""
 
-    def update(self, url: str, done: int, total: int | None) -> None:
+    def download(self, url: str, done: int, total: int | None) -> None:
         if done > 2 * PART:
             raise _GoneError(url, total)
 
@@ -261,7 +261,7 @@ def test_an_interrupted_download_is_gone_on_with(hub: _Hub, tmp_path: Path) -> N
     hub.private = True
     path = next(iter(hub.files))
     started = store(tmp_path, configuration=hub.configuration_with_token)
-    started._progress = _Impatient()
+    started.progress = _Impatient()
     with pytest.raises(_GoneError):
         started.fetch(_URL)
     assert published(tmp_path) == {}

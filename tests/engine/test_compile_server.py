@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
 from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, served
-from iree_gauntlet.running.results import after_process
+from iree_gauntlet.running.judging import after_process
+from iree_gauntlet.running.steps import Step
 from iree_gauntlet.worker import compile_child
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
@@ -261,7 +263,20 @@ def test_a_crash_is_told_as_the_tool_tells_it(server: CompileServer, job: Compil
     assert outcome.signal == "SIGFPE"
     assert "ireeCompiler" in outcome.tail[-1] or "runIreecMain" in outcome.tail[-1]
     assert not any("_PyEval" in line for line in outcome.tail)
-    result = after_process(outcome, tool="iree-compile", timeout=60, reason="", disk_full=False)
+    step = Step(
+        id="m/s@cpu:compile",
+        chain="m/s@cpu",
+        dialect="",
+        model="m",
+        submodel="s",
+        target="cpu",
+        sku="",
+        stage=Stage.COMPILE,
+        folder=str(folder),
+        timeout=60.0,
+        origin=Origin("spec.json"),
+    )
+    result = after_process(step, outcome, outcome.tail, tool="iree-compile")
     assert result.crashed
     assert result.reason == "iree-compile crashed with SIGFPE"
     assert server.compile(job).exit_code == 0

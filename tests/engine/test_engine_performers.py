@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.results import Result
 from iree_gauntlet.running.steps import Command, Resources, Step, StepInput
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import Workbench
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.sessions import session_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,17 +45,17 @@ STEP = Step(
 )
 
 
-class Told:
+class Told(Progress):
     """Keeps what it was told."""
 
     def __init__(self) -> None:
         self.started: list[dict[str, Any]] = []
-        self.finished: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.finished: list[tuple[dict[str, Any], Result]] = []
 
     def step_started(self, step: dict[str, Any]) -> None:
         self.started.append(step)
 
-    def step_finished(self, step: dict[str, Any], result: dict[str, Any]) -> None:
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
         self.finished.append((step, result))
 
     def waiting(self, text: str) -> None:
@@ -67,24 +70,18 @@ def performed(
     jobs: int = 2,
     memory: Callable[[], int | None] = lambda: 64 << 30,
 ) -> tuple[ExitCode, Told, JournalRecord]:
-    told, cancelled = Told(), threading.Event()
-    locks = MachineLocks(LockFolder(tmp_path / "locks"), patience=5.0, cancelled=cancelled)
-    with Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+    told, cache = Told(), tmp_path / "cache"
+    store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
+    bench = Workbench(None, None, None, cache, store, modules, None, Leases(cache))
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    with (
+        Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        session_in(tmp_path, journal, told) as session,
+    ):
         journal.run({"steps": steps})
-        engine = Engine(
-            tmp_path,
-            ArtifactStore(tmp_path / "cache", Registry()),
-            ModuleCache(tmp_path / "cache"),
-            supervisor,
-            locks,
-            cancelled,
-            journal,
-            told,
-            RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, release="", confirm=None),
-            memory,
-            performers=performers,
-        )
+        engine = Engine(session, bench, options, performers, memory)
         code = engine.run(steps, {})
+        locks = session.locks
     with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         pass
     return code, told, read_journal(tmp_path / "journal.jsonl")
@@ -103,11 +100,11 @@ def test_a_performer_executes_a_step_or_leaves_it_to_the_engine(tmp_path: Path) 
     code, told, record = performed(tmp_path, [fetch, STEP], {Stage.FETCH: not_mine, Stage.THRESHOLD: passes})
     assert code is ExitCode.OK
     assert asked == [fetch.id]
-    assert record.results[fetch.id]["cache"]["reason"] == "all files present"
-    assert record.results[STEP.id]["notes"] == ["served"]
-    assert record.results[STEP.id]["seconds"] > 0
+    assert record.results[fetch.id].cache == CacheUse(True, reason="all files present")
+    assert record.results[STEP.id].notes == ("served",)
+    assert record.results[STEP.id].seconds > 0
     assert {"id": STEP.id, "chain": STEP.chain, "stage": "threshold"} in told.started
-    assert {result["verdict"] for _, result in told.finished} == {"passed"}
+    assert {result.verdict for _, result in told.finished} == {"passed"}
     assert not (tmp_path / "steps").exists()
 
 
@@ -125,9 +122,9 @@ def test_a_failure_for_want_of_an_input_is_no_failure_of_the_tool(tmp_path: Path
     code, _, record = performed(tmp_path, [needy], {Stage.THRESHOLD: fails})
     result = record.results[STEP.id]
     assert code is ExitCode.ERROR
-    assert result["verdict"] == "error"
-    assert result["reason"].startswith(f"{tmp_path}/gone.vmfb is not there any more")
-    assert result["log"] == "steps/stderr.txt"
+    assert result.verdict == "error"
+    assert result.reason.startswith(f"{tmp_path}/gone.vmfb is not there any more")
+    assert result.log == "steps/stderr.txt"
 
 
 def test_exclusive_steps_have_the_machine_alone_after_small_ones(tmp_path: Path) -> None:

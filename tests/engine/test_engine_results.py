@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.running.results import Result, after_process, first_error, shorten, with_expectation
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.running.judging import after_process, first_error, with_expectation
 from iree_gauntlet.running.steps import Step
 from iree_gauntlet.running.supervisor import Outcome
 from iree_gauntlet.running.threshold import _of_other_types
@@ -29,7 +30,8 @@ _EXPECTING = replace(_STEP, expect_failure="known (suite.toml)")
 
 
 def _after(outcome: Outcome, *, disk_full: bool = False) -> Result:
-    return after_process(outcome, tool="iree-compile", timeout=5.0, reason="bad operand", disk_full=disk_full)
+    lines = ["", "bad operand", *["error: No space left on device"] * disk_full]
+    return after_process(_STEP, outcome, lines, tool="iree-compile")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
 from iree_gauntlet.targets import Target
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
 
@@ -358,10 +358,10 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 # With the real caches and toolchain.
 
 
-def machine_of(cache: Path) -> Machine:
-    from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
+def machine_of(cache: Path) -> Workbench:
+    from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
-    return make_machine(ToolchainRequest(str(cache)), Silent(), need_toolchain=True)
+    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True)
 
 
 @pytest.mark.iree

@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.measuring.dispatch_changes import Match, dispatch_changes
-from iree_gauntlet.reporting.where_slower import dispatch_lines
+from iree_gauntlet.reporting.where_slower import dispatch_blocks
 from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.running.steps import Command, Resources, Step
@@ -19,6 +19,7 @@ from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.documents import block_lines
 from tests.support.hanging import HANG
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(scope="session")
 def known(toolchain: Toolchain) -> FlagSet:
-    done = subprocess.run([toolchain.benchmark_module, "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([toolchain.runtime.benchmark_module, "--help"], capture_output=True, text=True, check=True)
     return parse_runtime_help(done.stdout)
 
 
@@ -67,7 +68,7 @@ def modules(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> d
         made[cpu] = folder / f"{cpu}.vmfb"
         subprocess.run(
             [
-                toolchain.compile,
+                toolchain.compiler.compile,
                 source,
                 "--iree-hal-target-device=local",
                 "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -128,7 +129,7 @@ def profiled(
     """The profiles of both builds."""
     found = {}
     for cpu, module in modules.items():
-        step = benchmark(toolchain.benchmark_module, module, folder / cpu)
+        step = benchmark(toolchain.runtime.benchmark_module, module, folder / cpu)
         (folder / cpu).mkdir()
         found[cpu] = profile_dispatches(step, toolchain, processes, known, invocation_ms=invocation_ms)
     return found
@@ -173,7 +174,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
     record = compared(found["host"], found["generic"], (1.0, 2.0))
     assert record["measured"] == {"a_ns": 1_000_000, "b_ns": 2_000_000}
     assert len(record["commands"]["a"]) == 2
-    assert "matmul_192x192x192_f32" in dispatch_lines(record)[2]
+    assert "matmul_192x192x192_f32" in block_lines(dispatch_blocks(record))[3]
 
 
 @pytest.mark.measure
@@ -193,14 +194,19 @@ def test_the_dispatches_explain_the_difference_of_two_builds(
     assert guilty.match is Match.NAME
     assert (changes.share(guilty) or 0) > 0.6
     assert guilty in changes.explaining()
-    assert "matmul_192x192x192_f32" in dispatch_lines(compared(found["host"], found["generic"], (1.0, 2.0)))[2]
+    assert (
+        "matmul_192x192x192_f32"
+        in block_lines(dispatch_blocks(compared(found["host"], found["generic"], (1.0, 2.0))))[3]
+    )
 
 
 @pytest.mark.parametrize("device", ["local-sync", "local-task"])
 def test_a_pinned_command_takes_the_place_of_the_steps(
     toolchain: Toolchain, known: FlagSet, modules: dict[str, Path], processes: Processes, tmp_path: Path, device: str
 ) -> None:
-    step = benchmark(toolchain.benchmark_module, modules["host"], tmp_path, "--dispatch_statistics=true", device=device)
+    step = benchmark(
+        toolchain.runtime.benchmark_module, modules["host"], tmp_path, "--dispatch_statistics=true", device=device
+    )
     assert step.command is not None
     pinned = replace(step.command, argv=("env", "PINNED=1", *step.command.argv))
     found = profile_dispatches(step, toolchain, processes, known, command=pinned, name="profile.2.")
@@ -229,9 +235,11 @@ def failed(found: Profiling) -> str:
 def test_a_release_without_profiles_says_which_have_them(
     toolchain: Toolchain, modules: dict[str, Path], processes: Processes, tmp_path: Path
 ) -> None:
-    step = benchmark(toolchain.benchmark_module, modules["host"], tmp_path)
+    step = benchmark(toolchain.runtime.benchmark_module, modules["host"], tmp_path)
     older = FlagSet(frozenset({"device_profiling_mode", "device_profiling_file"}))
-    found = profile_dispatches(step, replace(toolchain, runtime_release="3.9.0"), processes, older)
+    found = profile_dispatches(
+        step, replace(toolchain, runtime=replace(toolchain.runtime, release="3.9.0")), processes, older
+    )
     assert failed(found) == (
         "iree-benchmark-module of 3.9.0 writes no profiles (it has no --device_profiling_output); "
         "releases from 3.12.0 on do"
@@ -244,16 +252,18 @@ def test_a_runtime_without_iree_profile(
     toolchain: Toolchain, known: FlagSet, modules: dict[str, Path], processes: Processes, tmp_path: Path
 ) -> None:
     alone = tmp_path / "iree-benchmark-module"
-    alone.symlink_to(toolchain.benchmark_module)
+    alone.symlink_to(toolchain.runtime.benchmark_module)
     step = benchmark(str(alone), modules["host"], tmp_path)
-    found = profile_dispatches(step, replace(toolchain, benchmark_module=str(alone)), processes, known)
+    found = profile_dispatches(
+        step, replace(toolchain, runtime=replace(toolchain.runtime, benchmark_module=str(alone))), processes, known
+    )
     assert f"{tmp_path}/iree-profile: " in failed(found)
 
 
 def test_a_gpu_is_asked_for_the_events_of_its_dispatches(
     toolchain: Toolchain, known: FlagSet, modules: dict[str, Path], processes: Processes, tmp_path: Path
 ) -> None:
-    step = benchmark(toolchain.benchmark_module, modules["host"], tmp_path, device="no-such-device")
+    step = benchmark(toolchain.runtime.benchmark_module, modules["host"], tmp_path, device="no-such-device")
     found = profile_dispatches(step, toolchain, processes, known)
     assert "iree-benchmark-module failed with exit code 1" in failed(found)
     assert "no-such-device" in found.reason
@@ -263,12 +273,13 @@ def test_a_gpu_is_asked_for_the_events_of_its_dispatches(
 def test_a_mode_that_the_device_refuses_is_told_in_the_tools_words(
     toolchain: Toolchain, known: FlagSet, modules: dict[str, Path], processes: Processes, tmp_path: Path
 ) -> None:
-    step = benchmark(toolchain.benchmark_module, modules["host"], tmp_path)
+    step = benchmark(toolchain.runtime.benchmark_module, modules["host"], tmp_path)
     assert step.command is not None
     tool = tmp_path / "tool.sh"
+    real = shlex.quote(toolchain.runtime.benchmark_module)
     tool.write_text(
         '#!/bin/sh\nshift\nfor word; do case $word in --device_profiling_mode=*) ;; *) set -- "$@" "$word" ;; esac;'
-        f' shift; done\nexec {shlex.quote(toolchain.benchmark_module)} "$@" --device_profiling_mode=dispatch-events\n'
+        f' shift; done\nexec {real} "$@" --device_profiling_mode=dispatch-events\n'
     )
     tool.chmod(0o755)
     refused = replace(step.command, argv=(str(tool), *step.command.argv))
@@ -320,7 +331,7 @@ def test_a_module_with_several_functions_is_a_reason(
 
 
 def test_an_interrupted_run_is_a_reason(toolchain: Toolchain, tmp_path: Path) -> None:
-    step = benchmark(toolchain.benchmark_module, tmp_path / "none.vmfb", tmp_path)
+    step = benchmark(toolchain.runtime.benchmark_module, tmp_path / "none.vmfb", tmp_path)
     with Supervisor() as supervisor:
         supervisor.cancel_all()
         found = profile_dispatches(step, toolchain, Processes(supervisor, tmp_path), WITH_PROFILES)

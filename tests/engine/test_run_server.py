@@ -40,7 +40,7 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.running.results import Result
+    from iree_gauntlet.results import Result
 
 CORPUS = CORPUS / "onnx_ops" / "onnx" / "node" / "generated"
 COMPILE_FLAGS = (
@@ -423,7 +423,7 @@ def test_numpy_allclose_decides_where_it_is_asked_for(
     failed = result("f32", "2xf32=1 2", np.array([1, 2.1], single), strict)
     assert failed.verdict is Verdict.FAILED
     assert failed.reason.startswith("output 0: 1 of 2 values (50 %) differ by more than 1e-08 + 1e-05·|expected|")
-    assert failed.outputs[0]["mismatches"] == 1
+    assert failed.outputs[0].mismatches == 1
     assert result("f32", "2xf32=1 2", np.array([1], single), strict).verdict is Verdict.FAILED
     np.save(tmp_path / "nan.npy", np.array([np.nan], single))
     nan = np.array([np.nan], single)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.progress import Progress
 from tests.support.onnx_suite import TESTS, ZOO, config, file_over
 from tests.support.places import ROOT
 from tests.support.real_models import ModelRun, run_models
@@ -102,7 +102,7 @@ def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) ->
         "speechmos/model/dnsmos": "pypi://speechmos==0.0.1.1/speechmos/dnsmos_models/model_v8.onnx",
     }
     registry = Registry.read(ROOT / "cache" / "registry.txt")
-    store = ArtifactStore(cache, registry, offline=False, stall_timeout=60.0, progress=Silent())
+    store = ArtifactStore(cache, registry, offline=False, stall_timeout=60.0, progress=Progress())
     zoo = project.folder / "zoo"
     for name, url in models.items():
         write_tree(zoo, {f"validated/vision/classification/{name}.onnx": store.fetch(url).path.read_bytes()})
@@ -117,4 +117,4 @@ def test_real_models_in_a_suite_of_onnx_models(cache: Path, project: Project) ->
         run = ModelRun(project.newest, done.code, done.text)
         assert run.verdicts("threshold") == {f"classification/{name}@cpu": "passed" for name in models}
         references = [result for step, result in run.results.items() if step.endswith(":reference")]
-        assert [result["cache"]["hit"] for result in references] == [hit] * len(models)
+        assert [result.cache and result.cache.hit for result in references] == [hit] * len(models)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -18,12 +19,13 @@ from iree_gauntlet.measuring.noise import blocks_from_rounds
 from iree_gauntlet.reporting.bisection import (
     BISECT_RECORD,
     BisectOutcome,
+    bisect_document,
     bisect_json,
-    bisect_markdown,
     bisect_outcome,
-    bisect_text,
     write_bisect_reports,
 )
+from iree_gauntlet.reporting.render_console import print_document
+from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.tasks.bisect_probe import ExactJudge, Judged, Reading, Run
@@ -50,6 +52,12 @@ if TYPE_CHECKING:
     from tests.support.command_line import Done
 
 _LABELS = ("a", "b", "c", "d", "e", "f", "g")
+
+
+def printed(outcome: BisectOutcome) -> str:
+    stream = io.StringIO()
+    print_document(bisect_document(outcome), stream, environ={})
+    return stream.getvalue()
 
 
 class Bisects:
@@ -115,7 +123,7 @@ def test_what_cannot_be_judged_makes_a_range(tmp_path: Path) -> None:
     assert found.answer == "between b (good) and f (bad); could not be judged: c, d, e"
     assert len(set(bisects.asked)) == len(bisects.asked)
     assert "cannot be judged: it crashed" in "\n".join(bisects.said)
-    text = bisect_text(found)
+    text = printed(found)
     assert text.count("it crashed") == 3
     assert "exact; 7 of 7 tried" in text
 
@@ -259,7 +267,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
         found = bisect_outcome(tmp_path)
         assert any("crash cut short" in remark for remark in found.remarks)
         assert (found.end is None) == (count < len(lines))
-        for report in (bisect_text(found), bisect_markdown(found), bisect_json(found)):
+        for report in (printed(found), markdown(bisect_document(found)), bisect_json(found)):
             assert report.endswith("\n")
         if count < len(lines):
             assert any("--resume goes on" in remark for remark in found.remarks)
@@ -279,11 +287,13 @@ def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
         return Run(Reading(None, reason="\x1b[31m| a\r\nb | `c` <script>"), "", {"compiler_commit": "../.."}, 0.1)
 
     found, _ = bisects.run(ExactJudge("size", run))
-    markdown = (tmp_path / "bisect.md").read_text()
-    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    text = (tmp_path / "bisect.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + 7
-    assert "<script>" not in markdown
-    assert "\x1b" not in bisect_text(found) + markdown
+    assert "<script>" not in text
+    page = (tmp_path / "bisect.html").read_text()
+    assert "<script" not in page
+    assert "\x1b" not in printed(found) + text + page
     assert found.link == ""
 
 
@@ -343,7 +353,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     assert (found["exit_code"], found["first_new"], found["last_old"], found["between"]) == (0, "b3", "b2", [])
     sizes = {item["label"]: item["value"] for item in found["candidates"] if item["tried"]}
     assert sizes["b0"] == sizes["b2"] > sizes["b3"] == sizes["b6"]
-    assert found["candidates"][0]["toolchain"]["compiler_commit"] == find_installed().compiler_commit
+    assert found["candidates"][0]["toolchain"]["compiler_commit"] == find_installed().compiler.commit
     assert found["commits"] is None, "all are of one commit"
     # Only its own report goes into a CI job's summary.
     assert (tmp_path / "summary.md").read_text() == next((project.folder / "runs").glob("*/bisect.md")).read_text()

@@ -48,9 +48,9 @@ def opset_of(project: Project, name: str) -> str:
 def verdicts(project: Project) -> dict[str, str]:
     """Of the steps that say something, by model and stage."""
     return {
-        step.partition("/model/")[2].replace("@cpu:", " "): result["verdict"]
+        step.partition("/model/")[2].replace("@cpu:", " "): str(result.verdict)
         for step, result in project.journal.results.items()
-        if result["verdict"] != "skipped"
+        if result.verdict != "skipped"
     }
 
 
@@ -100,7 +100,7 @@ def test_without_onnxruntime_only_the_comparison_is_an_error(
     project: Project, mirror: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert mirror.answers
-    monkeypatch.setattr("iree_gauntlet.tasks.surroundings._onnxruntime", lambda: "")
+    monkeypatch.setattr("iree_gauntlet.running.workbench._onnxruntime", lambda: "")
     config(suite(project))
     done = project.gauntlet("run", "--spec-dir", "onnx_models", "--submodel", "dense")
     assert done.code == 3

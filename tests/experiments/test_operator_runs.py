@@ -91,7 +91,7 @@ def test_each_outcome_says_its_stage_and_cause(suite: OperatorSuite) -> None:
     done = suite.run("-j", "2")
     assert (done.code, suite.verdicts) == (3, _VERDICTS), done.text
     results = suite.project.journal.results
-    missed = {name for name, result in results.items() if result["cache"] and result["cache"]["hit"] is False}
+    missed = {name for name, result in results.items() if result.cache and not result.cache.hit}
     assert missed == {"node/neg@cpu_sync:compile", "node/zero@cpu_sync:compile"}
     assert _reason(suite, "misspelt:compile").endswith("use of undeclared SSA value name")
     # A failure that was kept is tried again where that is asked for.
@@ -298,9 +298,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(suite: OperatorSuite) -
         (disk / "ballast").write_bytes(bytes(366_000))
         done = suite.run()
         assert done.code == 3, done.text
-        reasons = {
-            result["reason"] for result in suite.project.journal.results.values() if result["verdict"] == "error"
-        }
+        reasons = {result.reason for result in suite.project.journal.results.values() if result.verdict == "error"}
         assert reasons
         assert all("space" in reason for reason in reasons), reasons
         # Nothing of it is taken for a failure of the compiler, then or later.
@@ -316,7 +314,8 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
     program = folder / "model.mlir"
     before = program.read_text()
     # Planned with one content, compiled with another: the plan is made before the lock is had.
-    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ {program})" > {program}; exec {find_installed().compile} "$@"'
+    real = find_installed().compiler.compile
+    script = f'printf "%s" "$(sed s/onnx.Neg/onnx.Abs/ {program})" > {program}; exec {real} "$@"'
     done = suite.run("--stages", "compile", python="", compile=suite.project.tool(script))
     assert done.code == 3, done.text
     assert "was changed or removed while this ran" in _reason(suite, "neg:compile")
@@ -329,7 +328,7 @@ def test_a_program_that_is_edited_meanwhile_is_kept_under_no_key(suite: Operator
 def test_a_runtime_of_another_place_is_asked_itself(warm: OperatorSuite) -> None:
     suite = warm
     suite.unary("neg", "Neg", "1 -2 3 -4")
-    script = f'echo "[FAILED] by another runtime"; {find_installed().run_module} "$@" > /dev/null; exit 1'
+    script = f'echo "[FAILED] by another runtime"; {find_installed().runtime.run_module} "$@" > /dev/null; exit 1'
     done = suite.run(run_module=suite.project.tool(script))
     assert done.code == 1, done.text
     assert "by another runtime" in _reason(suite, "neg:threshold")

@@ -60,8 +60,9 @@ def test_two_models_pass_all_three_steps(cold: ModelRun) -> None:
 def test_times_without_a_golden_of_this_machine_are_shown_and_not_judged(cold: ModelRun) -> None:
     for chain in _CHAINS:
         result = cold.results[f"{chain}:benchmark"]
-        assert [check["passed"] for check in result["checks"]] == [None] * len(result["checks"])
-        assert len(result["samples"]["real_time"]) > 1
+        assert [check.passed for check in result.checks] == [None] * len(result.checks)
+        assert result.samples is not None
+        assert len(result.samples.real_time_ms) > 1
 
 
 def test_numbers_of_every_output_are_kept(cold: ModelRun) -> None:

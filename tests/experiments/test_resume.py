@@ -95,7 +95,7 @@ def test_ended_while_a_tool_works(onnx_project: Project, stage: str, number: sig
     assert not set(project.calls) & set(done), "what was done is not done again"
     after = project.journal
     assert after.end is not None
-    assert {result["verdict"] for result in after.results.values()} == {"passed"}
+    assert {result.verdict for result in after.results.values()} == {"passed"}
     assert set(after.results) == {step["id"] for step in after.steps}
     if number is signal.SIGKILL:
         assert {step: after.results[step] for step in before.results} == before.results
@@ -130,9 +130,8 @@ def test_killed_while_a_module_is_half_written(project: Project, *, kept: bool) 
     if not kept:
         shutil.rmtree(project.folder / "cache" / "modules")
     half = project.folder / "half-written"
-    script = (
-        f'for last; do :; done; {find_installed().compile} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
-    )
+    real = find_installed().compiler.compile
+    script = f'for last; do :; done; {real} "$@" && truncate -s -100 "$last"; touch {half}\n({HANG})'
     run = project.start("run", "--force-recompile", compile=project.tool(script))
     wait_until(half.exists)
     run.kill()
@@ -207,7 +206,7 @@ def test_a_step_whose_plan_changed_is_done_again(project: Project) -> None:
     project.regression(threshold_args=["--expected_f32_threshold=0.5"])
     assert project.gauntlet("run", "--resume").code == 0
     journal = project.journal
-    assert "--expected_f32_threshold=0.5" in journal.results["toy/abs@cpu:threshold"]["command"]
+    assert "--expected_f32_threshold=0.5" in journal.results["toy/abs@cpu:threshold"].command
     lines = (project.newest / "journal.jsonl").read_text().splitlines()
     compiles = [line for line in lines if '"event":"result"' in line and f'"step":"{_COMPILE}"' in line]
     assert len(compiles) == 1
@@ -262,6 +261,6 @@ def test_fail_fast_stops(project: Project) -> None:
         project.add(name)
     done = project.gauntlet("run", "--fail-fast", "--jobs", "1")
     assert done.code == 1
-    reasons = [result["reason"] for result in project.journal.results.values() if result["verdict"] == "skipped"]
+    reasons = [result.reason for result in project.journal.results.values() if result.verdict == "skipped"]
     assert any("--fail-fast" in reason for reason in reasons)
     assert project.verdict("toy/c@cpu:benchmark") == "skipped"

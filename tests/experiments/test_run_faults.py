@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running import workbench
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.running.plan import Plan, make_plan
-from iree_gauntlet.tasks import execute, surroundings
+from iree_gauntlet.tasks import execute
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
@@ -117,7 +118,7 @@ def test_a_compiler_that_cannot_be_started(cold: Project) -> None:
 
 
 def test_a_module_of_garbage_fails_where_it_is_loaded(cold: Project) -> None:
-    script = f'{_OUTPUT}; {find_installed().compile} "$@" && echo garbage > "$last"'
+    script = f'{_OUTPUT}; {find_installed().compiler.compile} "$@" && echo garbage > "$last"'
     done = cold.gauntlet("run", compile=cold.tool(script))
     assert done.code == 1
     assert cold.verdict(f"{_CHAIN}:threshold") == "failed"
@@ -172,7 +173,7 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").touch()
     (environment / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(surroundings, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
+    monkeypatch.setattr(workbench, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
     done = project.gauntlet("run")
     assert done.code == 3
     assert "pip install" in done.err
@@ -227,7 +228,7 @@ def test_a_cache_that_is_cleared_meanwhile_harms_no_run(project: Project) -> Non
     started, go = project.folder / "started", project.folder / "go"
     os.mkfifo(go)
     wait = f"[ -e {started} ] || {{ touch {started}; read -r line < {go}; }}"
-    run = project.start("run", run_module=project.tool(f'{wait}; exec {find_installed().run_module} "$@"'))
+    run = project.start("run", run_module=project.tool(f'{wait}; exec {find_installed().runtime.run_module} "$@"'))
     wait_until(started.exists)
     shutil.rmtree(project.folder / "cache" / "modules")
     go.write_text("go\n")
@@ -359,7 +360,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
     began, go, told = (project.folder / name for name in ("began", "go", "told.txt"))
     os.mkfifo(go)
     wait = f"touch {began}; read -r line < {go}"
-    tool = project.tool(f'{wait}; exec {find_installed().benchmark_module} "$@"')
+    tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
     with told.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from iree_gauntlet.measuring.compile_changes import CompileChange, compile_changes
-from iree_gauntlet.reporting.where_slower import compile_lines, compile_markdown
+from iree_gauntlet.reporting.where_slower import compile_blocks
+from tests.support.documents import block_lines, block_markdown
 
 
 def statistics(dispatches: int = 19, transient: int = 8256, **more: Any) -> dict[str, Any]:
@@ -33,8 +34,7 @@ def statistics(dispatches: int = 19, transient: int = 8256, **more: Any) -> dict
 def test_compiles_that_are_alike_have_no_rows() -> None:
     changes = compile_changes(statistics(), statistics(), a_bytes=5, b_bytes=5)
     assert changes == ()
-    assert compile_lines([]) == ["the compiler's statistics and the module's size are the same"]
-    assert compile_markdown([]) == "The compiler's statistics and the module's size are the same."
+    assert block_lines(compile_blocks([])) == ["The compiler's statistics and the module's size are the same."]
 
 
 def test_what_differs_in_the_order_of_what_it_tells() -> None:
@@ -63,7 +63,7 @@ def test_what_one_side_does_not_tell_is_not_zero() -> None:
         CompileChange("executable/code-size", None, 4096, "bytes"),
     )
     assert changes[0].ratio is None
-    assert compile_lines([change.as_dict() for change in changes])[1].split() == [
+    assert block_lines(compile_blocks([change.as_dict() for change in changes]))[3].split() == [
         "module",
         "size",
         "not",
@@ -85,13 +85,13 @@ def test_what_is_no_number_is_passed_over() -> None:
 def test_the_text_of_a_report() -> None:
     changes = compile_changes(statistics(), statistics(28, 19792), a_bytes=1_509_696, b_bytes=1_509_416)
     records = [change.as_dict() for change in changes]
-    assert compile_lines(records) == [
+    assert block_lines(compile_blocks(records))[2:] == [
         "figure                          A                B  B / A",
         "module size       1,509,696 bytes  1,509,416 bytes  1.000",
         "dispatches                     19               28  1.474",
         "transient memory           8.3 kB          19.8 kB  2.397",
     ]
-    assert compile_markdown(records).splitlines()[2:4] == [
+    assert block_markdown(compile_blocks(records)).splitlines()[4:6] == [
         "| module size | 1,509,696 bytes | 1,509,416 bytes | 1.000 |",
         "| dispatches | 19 | 28 | 1.474 |",
     ]

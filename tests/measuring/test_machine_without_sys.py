@@ -19,8 +19,8 @@ from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machin
 from iree_gauntlet.measuring.machine_memory import free_memory, total_memory, used_swap
 from iree_gauntlet.measuring.machine_sensors import load_averages, on_battery
 from iree_gauntlet.micro import roofline
+from iree_gauntlet.short_process import Answer
 from iree_gauntlet.tasks import operator_servers
-from iree_gauntlet.toolchains.probe import Answer
 from iree_gauntlet.worker import run_server
 
 if TYPE_CHECKING:

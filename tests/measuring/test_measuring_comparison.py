@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.arrays import Tensor
-from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
+from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.element_types import storage_dtype
 from iree_gauntlet.measuring.tolerances import Tolerances
+
+if TYPE_CHECKING:
+    from iree_gauntlet.results import OutputComparison
 
 RECORD = {
     *("index", "type", "passed", "message", "mismatches", "count", "max_abs_error", "max_rel_error"),

@@ -415,11 +415,13 @@ exit $code
 """
 # Loaded by all processes of a pytest.
 TOOLS_CONFTEST = """
-import dataclasses, os
-from iree_gauntlet.tasks import surroundings
+import os
+from dataclasses import replace
+from iree_gauntlet.running import workbench
 os.environ["PYTEST_PID"] = str(os.getpid())
-found = dataclasses.replace(surroundings.find_installed(), **{tools!r})
-surroundings.find_installed = lambda: found
+found = workbench.find_installed()
+found = replace(found, runtime=replace(found.runtime, **{tools!r}))
+workbench.find_installed = lambda: found
 """
 
 
@@ -443,7 +445,8 @@ def test_two_processes_compile_a_module_once_and_run_benchmarks_beside_nothing_e
         project.benchmark(f"toy/more_benchmark_{number}")
         project.quality(f"toy/quality_{number}")
     log = tmp_path / "log.txt"
-    real = {"run_module": find_installed().run_module, "benchmark_module": find_installed().benchmark_module}
+    runtime = find_installed().runtime
+    real = {"run_module": runtime.run_module, "benchmark_module": runtime.benchmark_module}
     noting = {name: NOTING.format(name=name, log=log, real=shlex.quote(tool)) for name, tool in real.items()}
     use_tools(project, **noting)
     (project.suite / "toy" / "broken.json").write_text("{")
@@ -478,7 +481,7 @@ def endless(project: TorchProject, name: str, then: str) -> str:
     """Adds a benchmark that never ends, and does something first; what names its processes."""
     never = project.folder / "never"
     os.mkfifo(never)
-    real = shlex.quote(find_installed().benchmark_module)
+    real = shlex.quote(find_installed().runtime.benchmark_module)
     use_tools(
         project,
         benchmark_module=f'#!/bin/sh\ncase "$*" in *=77s*) {then}; exec cat {never} ;; esac\nexec {real} "$@"\n',

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
+from iree_gauntlet.results import Result
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
@@ -27,6 +28,7 @@ from tests.support.processes import wait_until
 
 NOW = datetime(2026, 11, 21, 7, 18, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
 STEPS = [{"id": "a"}, {"id": "b"}]
+PASSED = Result(Verdict.PASSED)
 
 
 def clock() -> datetime:
@@ -38,7 +40,7 @@ def write_run(path: Path) -> None:
         journal.run({"run": "r", "steps": STEPS})
         for step in ("a", "b"):
             journal.start(step)
-            journal.result(step, {"verdict": "passed", "reason": "ünï\n\u2028"})
+            journal.result(step, Result(Verdict.PASSED, "ünï\n\u2028"))
         journal.end(exit_code=0, seconds=1.5, interrupted=False)
 
 
@@ -49,7 +51,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert record.path == path
     assert record.steps == tuple(STEPS)
     assert record.starts == {"a": "2026-11-21T05:18:00.123Z", "b": "2026-11-21T05:18:00.123Z"}
-    assert record.results["a"]["reason"] == "ünï\n\u2028"
+    assert record.results["a"].reason == "ünï\n\u2028"
     assert record.end is not None
     assert record.end["exit_code"] == 0
     assert not record.torn
@@ -85,7 +87,7 @@ def test_resume_after_any_cut_starts_on_a_line_of_its_own(tmp_path: Path, monkey
         before = read_journal(path)
         with Journal(path, clock) as journal:
             journal.run({"resumed": True, "steps": [*STEPS, {"id": "c"}]})
-            journal.result("c", {"verdict": "failed"})
+            journal.result("c", Result(Verdict.FAILED))
         after = read_journal(path)
         assert {*before.results, "c"} <= {*after.results}
         assert after.end is None
@@ -120,11 +122,11 @@ def test_unknown_events_are_left_out_and_the_last_result_wins(tmp_path: Path) ->
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
         journal.run({"steps": []})
-        journal.result("a", {"verdict": "failed"})
+        journal.result("a", Result(Verdict.FAILED))
         journal.write("weather", {"sun": True})
-        journal.result("a", {"verdict": "passed"})
+        journal.result("a", PASSED)
     record = read_journal(path)
-    assert record.results["a"]["verdict"] == "passed"
+    assert record.results["a"].verdict == "passed"
     assert record.end is None
 
 
@@ -143,7 +145,7 @@ def test_what_is_no_strict_json_writes_nothing(tmp_path: Path, value: object) ->
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
         with pytest.raises((ValueError, TypeError)):
-            journal.result("a", {"x": value})
+            journal.result("a", Result(Verdict.PASSED, statistics={"x": value}))
         assert path.read_bytes() == b""
 
 
@@ -193,10 +195,10 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
         before = path.read_bytes()
         monkeypatch.setattr(os, "write", fails_halfway)
         with pytest.raises(GauntletError, match="No space left"):
-            journal.result("a", {"verdict": "passed"})
+            journal.result("a", PASSED)
         monkeypatch.undo()
         assert path.read_bytes() == before
-        journal.result("b", {"verdict": "passed"})
+        journal.result("b", PASSED)
     assert set(read_journal(path).results) == {"b"}
 
 
@@ -252,14 +254,14 @@ def test_results_of_many_small_steps_share_a_sync_and_a_long_one_waits_for_its_o
         assert syncs == ["own"]
         for number in range(300):
             journal.start(str(number))
-            journal.result(str(number), {"verdict": "passed", "seconds": 0.001})
+            journal.result(str(number), Result(Verdict.PASSED, seconds=0.001))
             if number == 0:
                 assert busy.wait(LIMIT_SECONDS)
         assert syncs == ["own"]
         go.set()
         wait_until(lambda: len(syncs) == 3)
         assert syncs == ["own", "thread", "thread"]
-        journal.result("long", {"verdict": "passed", "seconds": 1.0})
+        journal.result("long", Result(Verdict.PASSED, seconds=1.0))
         assert syncs == ["own", "thread", "thread", "own"]
     assert len(read_journal(path).results) == 301
 
@@ -268,7 +270,7 @@ def test_a_result_is_with_the_kernel_and_a_start_soon(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, clock) as journal:
         journal.start("a")
-        journal.result("a", {"verdict": "passed"})
+        journal.result("a", PASSED)
         record = read_journal(path)
         assert list(record.starts) == list(record.results) == ["a"]
         journal.start("b")
@@ -281,10 +283,11 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     script = (
         "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
+        "from iree_gauntlet.cases import Verdict; from iree_gauntlet.results import Result\n"
         "from iree_gauntlet.running.journal import Journal\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
         "j.run({'steps': []})\n"
-        "for n in range(50): j.start(str(n)); j.result(str(n), {'verdict': 'passed'})\n"
+        "for n in range(50): j.start(str(n)); j.result(str(n), Result(Verdict.PASSED))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -302,11 +305,11 @@ def test_a_disk_that_fails_to_sync_is_told_to_the_next_who_writes(
 
     journal = Journal(tmp_path / "journal.jsonl", clock)
     monkeypatch.setattr(os, "fsync", fails)
-    journal.result("a", {"verdict": "passed"})
+    journal.result("a", PASSED)
     if not closed:
         wait_until(lambda: journal._failure)
         with pytest.raises(GauntletError, match="Input/output error"):
-            journal.result("b", {"verdict": "passed"})
+            journal.result("b", PASSED)
     with pytest.raises(GauntletError, match="Input/output error"):
         journal.close()
     journal.close()
@@ -341,13 +344,12 @@ JSON = st.recursive(
 )
 
 
-@given(fields=st.dictionaries(st.text().filter(lambda k: k not in {"event", "time", "step"}), JSON, max_size=4))
+@given(fields=st.dictionaries(st.text(), JSON, max_size=4))
 def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     with mock.patch("os.fsync"), Journal(path, clock) as journal:
-        journal.result("s", fields)
-    result = read_journal(path).results["s"]
-    assert {key: result[key] for key in fields} == json.loads(json.dumps(fields))
+        journal.result("s", Result(Verdict.PASSED, statistics=fields))
+    assert read_journal(path).results["s"].statistics == json.loads(json.dumps(fields))
 
 
 def test_steps_that_a_run_learns_of_on_the_way_are_its_steps(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -285,7 +284,7 @@ def test_times_are_converted_to_milliseconds(tmp_path: Path) -> None:
     builder = one_step("passed", samples=samples(1500.0, 2500.0, unit="us"))
     found = judge(builder, tmp_path).steps[0].samples
     assert found is not None
-    assert found.real_ms == (1.5, 2.5)
+    assert found.real_time_ms == (1.5, 2.5)
     assert found.mean_ms == 2.0
     assert found.stdev_ms == pytest.approx(0.7071, abs=1e-4)
 
@@ -309,7 +308,7 @@ def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:
     found = judge(builder, tmp_path).steps[0].outputs[0]
     assert found.max_abs_error == float("inf")
     assert str(found.max_rel_error) == "nan"
-    assert json.dumps(str(found.worst_index)) == '"()"'
+    assert found.worst_index is None
 
 
 def test_locks_of_ones_own_are_named_and_a_users_are_not(tmp_path: Path) -> None:

@@ -24,7 +24,16 @@ def outcome(journal: JournalBuilder, folder: Path) -> RunOutcome:
 
 
 def golden(metric: str, value: float) -> dict[str, Any]:
-    return {"metric": metric, "value": value, "factor": 1.1, "statistic": "min", "sku": "", "release": ""}
+    origin = {"file": "specs/m.json", "field": "golden"}
+    return {
+        "metric": metric,
+        "value": value,
+        "factor": 1.1,
+        "statistic": "min",
+        "sku": "",
+        "release": "",
+        "origin": origin,
+    }
 
 
 def test_tables_have_the_columns_and_words_of_that_suite(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plot_heat_maps import is_grid
+from iree_gauntlet.micro.plot_bars import speedup_bars
+from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.micro.plot_style import (
     STATUS_MARKS,
+    STYLE,
     WORD_COLOURS,
     colour_of,
     ink_on,
@@ -24,7 +27,12 @@ from iree_gauntlet.micro.plot_style import (
 from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots
 from iree_gauntlet.micro.report_rows import Entry, entries, read_rows
 from iree_gauntlet.micro.results_figures import times
-from tests.support.micro_records import RECIPES, grid, point, ratio, record, variant
+from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.figure import Figure
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -177,6 +185,30 @@ def test_a_sweep_has_a_map_for_each_recipe() -> None:
     for row in rows:
         if row.recipe == "int8dq" and row.speedup:
             assert any(text.rstrip("=?") == times(row.speedup.ratio) for text in heat)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (overview_map, few()),
+        (overview_map, squares(range(4, 26))),
+        (lambda entry: grid_map(entry, "int8dq"), grid([10, 11, 12, 13], RECIPES[:2])),
+        (speedup_bars, few()),
+        (speedup_bars, squares(range(4, 26))),
+    ],
+)
+def test_nothing_is_drawn_over_something_else(draw: Callable[[Entry], Figure], found: list[dict[str, Any]]) -> None:
+    import matplotlib.style  # noqa: PLC0415 - not everywhere
+
+    with matplotlib.style.context(STYLE, after_reset=True):
+        figure = draw(one_entry(found))
+        figure.draw_without_rendering()
+        boxes = [axes.get_tightbbox() for axes in figure.axes] + [text.get_window_extent() for text in figure.texts]
+    # A pixel is nothing.
+    inner = [box.padded(-1) for box in boxes if box is not None]
+    assert len(inner) > 2
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(inner, 2))
 
 
 @needs_matplotlib

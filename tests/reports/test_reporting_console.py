@@ -3,20 +3,25 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.console import Console, PlainConsole, open_console
 from iree_gauntlet.reporting.final import print_final
-from iree_gauntlet.reporting.live import LiveConsole
+from iree_gauntlet.reporting.live_progress import LiveProgress
 from iree_gauntlet.reporting.outcome import outcome_of
-from iree_gauntlet.reporting.pace import Pace
+from iree_gauntlet.reporting.plain_progress import PlainProgress
+from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.tasks.output import open_progress
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from iree_gauntlet.reporting.painter import Painter
 
 
 class Terminal(io.StringIO):
@@ -34,8 +39,14 @@ def planned(count: int = 2) -> JournalBuilder:
     return builder
 
 
-def result(verdict: str = "passed", reason: str = "", **changes: Any) -> dict[str, Any]:
-    return {"verdict": verdict, "reason": reason, "seconds": 8.21, "cache": None, **changes}
+def painted(progress: LiveProgress) -> list[str]:
+    """The lines that stand on the terminal now."""
+    lines = progress._console.render_lines(progress, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = None) -> Result:
+    return Result(Verdict(verdict), reason, seconds=8.21, cache=cache)
 
 
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
@@ -47,9 +58,11 @@ def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **option
 
 def test_a_line_for_each_finished_step() -> None:
     builder, stream = planned(), io.StringIO()
-    console = PlainConsole(stream)
+    console = PlainProgress(stream)
     console.run_started(builder.lines[0])
-    for step, found in zip(builder.steps, [result(cache=HIT), result("failed", "no such op\nat all")], strict=True):
+    for step, found in zip(
+        builder.steps, [result(cache=CacheUse(True)), result("failed", "no such op\nat all")], strict=True
+    ):
         console.step_started(step)
         console.step_finished(step, found)
     console.close()
@@ -63,7 +76,7 @@ def test_a_line_for_each_finished_step() -> None:
 def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> None:
     builder, stream = planned(1000), io.StringIO()
     now = [100.0]
-    console = PlainConsole(stream, clock=lambda: now[0])
+    console = PlainProgress(stream, clock=lambda: now[0])
     # No heartbeat but the test's own.
     console._closing.set()
     console.run_started({**builder.lines[0], "steps": builder.steps})
@@ -82,29 +95,35 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
 
 
 def test_what_is_left_goes_by_the_last_minute() -> None:
-    pace = Pace(0.0, 10_000)
-    now = 0.0
-    for _ in range(5_000):
-        now += 0.001
-        pace.finished(now, "passed")
-    assert pace.left(now) == "about 5.00 s left"
-    for _ in range(130):
-        now += 1.0
-        pace.finished(now, "passed")
-    assert pace.left(now) == "about 1 h 21 min left"
-    assert len(pace._marks) < 70
+    builder, clock = planned(1), Clock()
+    progress = PlainProgress(io.StringIO(), clock=clock)
+    progress._closing.set()
+    progress.run_started({**builder.lines[0], "steps": builder.steps * 10_000})
+
+    def left(count: int, seconds: float) -> float | None:
+        for _ in range(count):
+            clock.advance(seconds)
+            progress.step_finished(builder.steps[0], result())
+        return progress._run.time_remaining
+
+    assert left(5_000, 0.001) == 5
+    # 4,870 further ones of a second each.
+    assert left(130, 1.0) == 4870
 
 
 def test_nothing_is_said_of_what_is_left_where_nothing_is_known() -> None:
-    pace = Pace(0.0, 1)
-    assert pace.left(100.0) == ""
-    pace.finished(2.0, "passed")
-    assert pace.left(100.0) == ""
+    builder, clock = planned(2), Clock()
+    progress = PlainProgress(io.StringIO(), clock=clock)
+    progress._closing.set()
+    progress.run_started(builder.lines[0])
+    clock.advance(5)
+    progress.step_finished(builder.steps[0], result())
+    assert progress._pace() == "1 passed; 5.00 s"
 
 
 def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
     builder, stream = planned(1), io.StringIO()
-    console = PlainConsole(stream)
+    console = PlainProgress(stream)
     console.run_started({**builder.lines[0], "resumed": True})
     console.step_finished(builder.steps[0], result("skipped", "not on this chip"))
     console.close()
@@ -117,7 +136,7 @@ def test_a_resumed_run_and_a_skipped_step_say_so() -> None:
 def test_silence_is_broken_by_what_is_running() -> None:
     builder, stream, clock = planned(), io.StringIO(), Clock()
     # A thread looks at the clock time and again, and speaks once the test has set it forward.
-    console = PlainConsole(stream, heartbeat=0.0004, clock=clock)
+    console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
     console.run_started(builder.lines[0])
     console.step_started(builder.steps[0])
     console.download("https://models.example/m.onnx", 2_000_000, 8_000_000)
@@ -134,7 +153,7 @@ def test_silence_is_broken_by_what_is_running() -> None:
 def test_the_heartbeat_ends_where_nobody_reads() -> None:
     builder, stream = planned(), io.StringIO()
     clock = Clock()
-    console = PlainConsole(stream, heartbeat=0.0004, clock=clock)
+    console = PlainProgress(stream, heartbeat=0.0004, clock=clock)
     console.run_started(builder.lines[0])
     stream.close()
     clock.now += 1.0
@@ -148,7 +167,7 @@ def test_the_heartbeat_ends_where_nobody_reads() -> None:
 
 def test_a_download_and_a_wait_are_said_once() -> None:
     stream = io.StringIO()
-    console = PlainConsole(stream)
+    console = PlainProgress(stream)
     for done in (0, 500_000, 1_000_000):
         console.download("https://models.example/m.onnx", done, 1_000_000)
         console.waiting("for another run, which compiles it")
@@ -161,7 +180,7 @@ def test_a_download_and_a_wait_are_said_once() -> None:
 
 def test_no_control_sequence_reaches_a_log() -> None:
     builder, stream = planned(1), io.StringIO()
-    console = PlainConsole(stream)
+    console = PlainProgress(stream)
     console.message("\x1b[31mred\x1b[0m")
     console.step_finished(builder.steps[0], result("error", "\x1b[2Jgone \x07"))
     console.close()
@@ -172,7 +191,7 @@ def test_no_control_sequence_reaches_a_log() -> None:
 def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    console = PlainConsole(stream)
+    console = PlainProgress(stream)
     console.message("9.10 ± 0.12 × 2 → \ud800")
     console.close()
     assert raw.getvalue() == b"9.10 ? 0.12 ? 2 ? ?\n"
@@ -181,10 +200,10 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     assert b"exit code 3" in raw.getvalue()
 
 
-@pytest.mark.parametrize("make", [PlainConsole, lambda stream: LiveConsole(stream, width=80)])
+@pytest.mark.parametrize("make", [PlainProgress, lambda stream: LiveProgress(stream, width=80)])
 def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
     builder, stream = planned(60), Terminal()
-    console: Console = make(stream)
+    console: Painter = make(stream)
     console.run_started(builder.lines[0])
 
     def work(steps: list[dict[str, Any]]) -> None:
@@ -209,65 +228,106 @@ def test_every_method_may_be_called_from_any_thread(make: Any) -> None:
     assert "[60/60] " in stream.getvalue()
 
 
-def test_a_terminal_gets_live_progress_and_a_dumb_one_lines() -> None:
-    live = open_console(Terminal(), {"TERM": "xterm"})
-    assert isinstance(live, LiveConsole)
-    assert isinstance(open_console(Terminal(), {"TERM": "dumb"}), PlainConsole)
-    assert isinstance(open_console(io.StringIO(), {"TERM": "xterm"}), PlainConsole)
+def test_a_terminal_gets_live_progress_and_a_dumb_one_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_progress(Terminal()), LiveProgress)
+    assert isinstance(open_progress(io.StringIO()), PlainProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_progress(Terminal()), PlainProgress)
 
 
 def test_live_progress_shows_what_runs_and_what_comes_down() -> None:
-    builder, stream = planned(3), Terminal()
-    now = [100.0]
-    console = LiveConsole(stream, width=60, clock=lambda: now[0])
-    console.run_started(builder.lines[0])
-    console.step_started(builder.steps[0])
-    console.step_finished(builder.steps[0], result("failed", "why"))
-    console.step_started(builder.steps[1])
-    console.download("https://models.example/deep/m.onnx", 0, 8_000_000)
-    now[0] += 1
-    console.download("https://models.example/deep/m.onnx", 2_000_000, 8_000_000)
-    console.download_finished("https://models.example/of/another")
-    console.waiting("for a quiet machine")
-    now[0] += 1.5
-    shown = [line.plain for line in console._lines()]
-    console.close()
-    assert shown == [
-        "1/3 done · 2.50 s · 1 failed",
-        "     2.50 s  ocr/s1@cpu compile",
-        "  ↓ m.onnx  25.0 %   2.0 MB/s  3 s left",
-        "  waiting for a quiet machine",
+    builder, stream, clock = planned(3), Terminal(), Clock()
+    with LiveProgress(stream, width=100, clock=clock) as progress:
+        progress.run_started(builder.lines[0])
+        progress.step_started(builder.steps[0])
+        progress.step_finished(builder.steps[0], result("failed", "why"))
+        progress.step_started(builder.steps[1])
+        progress.download("https://models.example/deep/m.onnx", 0, 8_000_000)
+        for second in (1, 2):
+            clock.advance(1)
+            progress.download("https://models.example/deep/m.onnx", second * 2_000_000, 8_000_000)
+        progress.download_finished("https://models.example/of/another")
+        progress.status("block 3 of 20")
+        progress.waiting("for a quiet machine")
+        clock.advance(0.5)
+        shown = painted(progress)
+    assert [line.split() for line in shown] == [
+        "━━━━━━━━━━━━━━━━━━━━ 1/3 1 failed; 2.50 s".replace("━" * 20, "━━━━━━╸━━━━━━━━━━━━━").split(),
+        ["waiting", "for", "a", "quiet", "machine"],
+        [shown[2].split()[0], "block", "3", "of", "20"],
+        ["0:00:02", "ocr/s1@cpu", "compile"],
+        ["↓", "m.onnx", "━━━━━━━━━━╺━━━━━━━━━", "50.0", "%", "4.0/8.0", "MB", "2.0", "MB/s", "2", "s", "left"],
     ]
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
 
 
 def test_live_progress_of_many_steps_says_what_is_left() -> None:
-    builder, stream = planned(400), Terminal()
-    now = [100.0]
-    console = LiveConsole(stream, width=100, clock=lambda: now[0])
-    console.run_started(builder.lines[0])
-    for step in builder.steps[:100]:
-        now[0] += 0.1
-        console.step_finished(step, result())
-    head = console._lines()[0].plain
-    console.close()
-    assert head == "100/400 done · 10.0 s, about 30.0 s left · 100 passed"
+    builder, clock = planned(400), Clock(100.0)
+    with LiveProgress(Terminal(), width=100, clock=clock) as progress:
+        progress.run_started(builder.lines[0])
+        for step in builder.steps[:100]:
+            clock.advance(0.1)
+            progress.step_finished(step, result())
+        (head,) = painted(progress)
+    assert head.endswith(" 100/400 100 passed; 10.0 s, about 30.0 s left")
 
 
 def test_live_progress_of_many_steps_is_bounded() -> None:
     builder, stream = planned(300), Terminal()
-    console = LiveConsole(stream, width=60)
-    console.run_started(builder.lines[0])
-    for step in builder.steps:
-        console.step_started(step)
-    assert len(console._lines()) <= 12
-    for index, step in enumerate(builder.steps):
-        console.step_finished(step, result("error" if index == 7 else "passed", "why"))
-    console.close()
+    with LiveProgress(stream, width=60) as progress:
+        progress.run_started(builder.lines[0])
+        for step in builder.steps:
+            progress.step_started(step)
+        assert len(painted(progress)) == 10
+        assert painted(progress)[-1].strip() == "and 292 more run"
+        for index, step in enumerate(builder.steps):
+            progress.step_finished(step, result("error" if index == 7 else "passed", "why"))
+        assert "300/300 1 error, 299 passed; " in painted(progress)[0]
     assert "passed ocr" not in stream.getvalue()
-    assert "300/300 done" in stream.getvalue()
-    assert "299 passed" in stream.getvalue()
     assert "ocr/s7@cpu" in stream.getvalue()
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 4, 6, 9, 24, 60])
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+@pytest.mark.parametrize("waiting", ["", "for a quiet machine"])
+def test_live_progress_is_never_higher_than_the_terminal(height: int, count: int, waiting: str) -> None:
+    builder = planned(9)
+    with LiveProgress(Terminal(), width=80, clock=Clock()) as progress:
+        progress._console.height = height
+        progress.run_started(builder.lines[0])
+        for index in range(count):
+            progress.step_started(builder.steps[index])
+            progress.download(f"https://models.example/{index}", 0, 1_000_000_000)
+        progress.waiting(waiting)
+        lines = painted(progress)
+    assert len(lines) <= max(height - 1, 1)
+    assert len(lines) <= 17
+    assert max(map(len, lines)) <= 80
+    # What is done, and what is waited for, come first.
+    assert "0/9" in lines[0]
+    assert not waiting or height < 3 or lines[1].strip() == "waiting for a quiet machine"
+    if height >= 24 and count > 1:
+        assert sum(line.startswith(f"downloading {count} files") for line in lines) == 1
+        assert sum(line.startswith("↓") for line in lines) == min(count, 5)
+
+
+def test_a_moment_of_work_shows_nothing_on_a_terminal() -> None:
+    stream, clock = Terminal(), Clock()
+    with LiveProgress(stream, width=80, clock=clock) as progress:
+        progress.work("verifying", 10_000_000)
+        for _ in range(9):
+            clock.advance(0.1)
+            progress.advance(1_000_000)
+        assert stream.getvalue() == ""
+        clock.advance(0.1)
+        progress.advance(1_000_000)
+        assert "\x1b[?25l" in stream.getvalue()
+        assert painted(progress)[0].startswith("verifying")
+    ended = stream.getvalue()
+    assert ended.rindex("\x1b[?25h") > ended.rindex("\x1b[?25l"), "the cursor is shown again"
+    progress.status("late news")
+    assert stream.getvalue() == ended
 
 
 def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:

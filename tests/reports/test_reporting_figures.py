@@ -6,7 +6,7 @@ import pytest
 
 from iree_gauntlet.reporting import figures
 from iree_gauntlet.reporting.details import check_line, comparison_line
-from iree_gauntlet.reporting.records import Check, OutputComparison
+from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import check, comparison
 
 
@@ -79,18 +79,18 @@ def test_shares_and_counts() -> None:
     ],
 )
 def test_check_lines(data: dict[str, object], text: str) -> None:
-    assert check_line(Check.from_json(data)) == text
+    assert check_line(Check.from_dict(data)) == text
 
 
 def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
     # A verdict may rest on more than the plain comparison; the words must not contradict it.
     data = check("time_ms", 9.1, 9.0, 1.1, passed=False)
-    assert check_line(Check.from_json(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
+    assert check_line(Check.from_dict(data)).startswith("time (mean): 9.10 ms failed against 9.90 ms")
 
 
 def test_a_check_over_its_limit_that_passed_says_so() -> None:
     data = check("time_ms", 10.0, 9.0, 1.1, passed=True)
-    assert check_line(Check.from_json(data)).startswith("time (mean): 10.00 ms, passed, is over 9.90 ms")
+    assert check_line(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, is over 9.90 ms")
 
 
 def test_comparison_lines() -> None:
@@ -98,9 +98,9 @@ def test_comparison_lines() -> None:
         passed=False, message="shape 1x2 where 1x3 was expected", count=0, max_abs_error=None,
         worst_actual="", worst_expected="", cosine_similarity=None, actual_nans=2, expected_infs=1,
     )  # fmt: skip
-    assert comparison_line(OutputComparison.from_json(wrong)) == (
+    assert comparison_line(OutputComparison.from_dict(wrong)) == (
         "output 0 (1x384xf32): shape 1x2 where 1x3 was expected; NaN 2, expected 0; Inf 0, expected 1"
     )
     bare = {"index": 3, "passed": False}
-    assert comparison_line(OutputComparison.from_json(bare)) == "output 3: differs"
-    assert comparison_line(OutputComparison.from_json({"index": 3, "passed": True})) == "output 3: as expected"
+    assert comparison_line(OutputComparison.from_dict(bare)) == "output 3: differs"
+    assert comparison_line(OutputComparison.from_dict({"index": 3, "passed": True})) == "output 3: as expected"

@@ -12,6 +12,7 @@ from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.reporting.cleaning import clean
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
+from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict
 from tests.support.places import DATA
 
@@ -29,7 +30,8 @@ def record_of(builder: JournalBuilder) -> JournalRecord:
         runs=runs,
         steps=tuple(runs[-1]["steps"]) if runs else (),
         starts={line["step"]: line["time"] for line in builder.lines if line["event"] == "start"},
-        results={line["step"]: line for line in builder.lines if line["event"] == "result"},
+        results={line["step"]: Result.from_dict(line) for line in builder.lines if line["event"] == "result"},
+        result_times={line["step"]: line["time"] for line in builder.lines if line["event"] == "result"},
         end=next((line for line in builder.lines if line["event"] == "end"), None),
     )
 

@@ -17,6 +17,7 @@ from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.summary import summary_markdown
 from iree_gauntlet.reporting.summary_json import summary_json
+from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA
 
@@ -78,7 +79,7 @@ def operators(count: int, verdicts: tuple[str, ...]) -> RunOutcome:
             runs=(run,),
             steps=tuple(run["steps"]),
             starts={line["step"]: line["time"] for line in builder.lines if line["event"] == "start"},
-            results={line["step"]: line for line in builder.lines if line["event"] == "result"},
+            results={line["step"]: Result.from_dict(line) for line in builder.lines if line["event"] == "result"},
             end=builder.lines[-1],
         )
     )

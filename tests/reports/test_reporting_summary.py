@@ -196,6 +196,26 @@ def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
     assert [(folders[0] / name).read_bytes() for name in names] == first
 
 
+def test_where_a_benchmark_reports_its_mean_alone_no_report_names_a_fastest_repetition(tmp_path: Path) -> None:
+    for aggregated in (False, True):
+        builder = JournalBuilder()
+        step = builder.step("m", "s", "benchmark")
+        builder.begin()
+        times = (3.0,) if aggregated else (2.5, 3.5)
+        builder.result(step, "failed", "slow", samples={**samples(*times), "aggregated": aggregated})
+        builder.end()
+        folder = tmp_path / str(aggregated)
+        text = summary_of(builder, folder)
+        (chain,) = json.loads((folder / RUN / "summary.json").read_text(encoding="utf-8"))["chains"]
+        junit = (folder / RUN / "junit.xml").read_text(encoding="utf-8")
+        assert chain["time_ms"]["mean"] == 3
+        assert chain["time_ms"]["min"] == (None if aggregated else 2.5)
+        assert ("| 3.00 | – |" in text) is aggregated
+        assert ('name="benchmark.min_ms"' in junit) is not aggregated
+        assert "mean_ms" in junit
+        assert (", min " in junit) is not aggregated
+
+
 def test_summary_json_is_strict_and_says_what_its_description_says(tmp_path: Path) -> None:
     builder = every_verdict()
     builder.lines[-2]["outputs"] = [comparison(passed=False, max_abs_error="nan", max_rel_error="inf")]

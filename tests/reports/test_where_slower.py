@@ -6,7 +6,8 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.reporting.where_slower import dispatch_lines, dispatch_markdown
+from iree_gauntlet.reporting.where_slower import dispatch_blocks
+from tests.support.documents import block_lines, block_markdown
 
 
 def row(name: str, a_ns: int, b_ns: int, a_count: int = 1, b_count: int = 1, match: str = "name") -> dict[str, Any]:
@@ -30,9 +31,18 @@ def record(**changed: Any) -> dict[str, Any]:
     } | changed
 
 
+def dispatch_lines(given: dict[str, Any]) -> list[str]:
+    return block_lines(dispatch_blocks(given))
+
+
+def dispatch_markdown(given: dict[str, Any]) -> str:
+    return block_markdown(dispatch_blocks(given))
+
+
 def test_rows_and_the_sum_of_all_others() -> None:
     assert dispatch_lines(record()) == [
         "profiled: 2.00 ms in A, 4.52 ms in B (+2.52 ms); these 3 rows make up 99 % of the difference",
+        "",
         "dispatch                                             A ms    B ms  difference ms  of the whole",
         "main$async_dispatch_0_conv_3x3_f32 (2 dispatches)    1.00    3.00          +2.00          79 %",
         "main$async_dispatch_7_slow_memcpy (new)            0.0000  0.3000        +0.3000          12 %",
@@ -50,7 +60,7 @@ def test_the_others_are_named_for_what_they_are() -> None:
     assert named(outside=True) == "the other 41 dispatches, and what is outside of them"
     assert named(a_count=0, b_count=0, outside=True) == "outside of dispatches"
     nothing = {"a_ns": 0, "b_ns": 0, "a_count": 0, "b_count": 0, "outside": False}
-    assert len(dispatch_lines(record(others=nothing))) == 5
+    assert len(dispatch_lines(record(others=nothing))) == 6
 
 
 def test_one_row_and_none() -> None:
@@ -71,13 +81,13 @@ def test_what_was_measured_stands_beside_what_was_profiled() -> None:
 
 def test_notes_of_the_profiles() -> None:
     assert dispatch_lines(record(notes=["A: odd"]))[-1] == "note: A: odd"
-    assert dispatch_markdown(record(notes=["A: odd"])).endswith("\nNote: A: odd")
+    assert dispatch_markdown(record(notes=["A: odd"])).endswith("\n> A: odd\n")
 
 
 def test_no_profile_is_a_line() -> None:
     without = {"reason": "A: iree-benchmark-module of 3.9.0 writes no profiles"}
     assert dispatch_lines(without) == ["no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"]
-    assert dispatch_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles"
+    assert dispatch_markdown(without) == "no profile: A: iree-benchmark-module of 3.9.0 writes no profiles\n"
 
 
 def test_markdown_is_one_table_whatever_the_names_hold() -> None:

@@ -51,7 +51,7 @@ class Benchmarks:
         return read_journal(self.newest / "journal.jsonl")
 
     def result(self, name: str) -> dict[str, Any]:
-        return self.journal.results[name]
+        return self.journal.results[name].as_dict()
 
     def copy_build(self, model: str, folder: Path) -> Path:
         """A copy of what was built last of a model, with the plan of its measurement beside it.

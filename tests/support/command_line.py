@@ -15,25 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from iree_gauntlet.tasks import program, surroundings
+from iree_gauntlet.running import workbench
+from iree_gauntlet.tasks import program
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain import Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LIMIT_SECONDS", "MAIN", "Done", "gauntlet_argv", "run_here", "run_in_process"]
+__all__ = ["LIMIT_SECONDS", "MAIN", "Done", "gauntlet_argv", "run_here", "run_in_process", "with_fields"]
 
 # Ends what hangs; nothing comes near it.
 LIMIT_SECONDS = 500.0
 # As a script for `python -c`.
 MAIN = "from iree_gauntlet.tasks.program import main; main()"
 _PATCHED = """
-import dataclasses, sys
-import iree_gauntlet.tasks.surroundings as surroundings
+import sys
+sys.path.append(sys.argv.pop(1))
+from iree_gauntlet.running import workbench
 from iree_gauntlet.tasks.program import main
-found = surroundings.find_installed()
+from tests.support.command_line import with_fields
+found = workbench.find_installed()
 changes = dict(pair.split("=", 1) for pair in sys.argv.pop(1).split(";"))
-surroundings.find_installed = lambda: dataclasses.replace(found, **changes)
+workbench.find_installed = lambda: with_fields(found, changes)
 main()
 """
 
@@ -75,8 +79,8 @@ def run_here(
         stack.enter_context(mock.patch.object(sys, "argv", ["gauntlet", *words]))
         stack.enter_context(mock.patch.object(sys, "stdin", stack.enter_context(Path(os.devnull).open())))
         if toolchain:
-            found = dataclasses.replace(find_installed(), **dict[str, Any](toolchain))
-            stack.enter_context(mock.patch.object(surroundings, "find_installed", return_value=found))
+            found = with_fields(find_installed(), toolchain)
+            stack.enter_context(mock.patch.object(workbench, "find_installed", return_value=found))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         code = _exit_code(package)
@@ -108,7 +112,17 @@ def gauntlet_argv(words: Sequence[str], toolchain: Mapping[str, str]) -> list[st
     if not toolchain:
         return [sys.executable, "-c", MAIN, *words]
     changes = ";".join(f"{name}={value}" for name, value in toolchain.items())
-    return [sys.executable, "-c", _PATCHED, changes, *words]
+    return [sys.executable, "-c", _PATCHED, str(Path(__file__).parents[2]), changes, *words]
+
+
+def with_fields(toolchain: Toolchain, changes: Mapping[str, str]) -> Toolchain:
+    """A toolchain with other fields: the compiler's where it has them, else the runtime's."""
+    compiler = {name: value for name, value in changes.items() if hasattr(toolchain.compiler, name)}
+    runtime = {name: value for name, value in changes.items() if name not in compiler}
+    return Toolchain(
+        dataclasses.replace(toolchain.compiler, **dict[str, Any](compiler)),
+        dataclasses.replace(toolchain.runtime, **dict[str, Any](runtime)),
+    )
 
 
 def _exit_code(package: str) -> int:

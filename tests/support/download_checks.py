@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.progress import Silent
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration, StoreOptions
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.settings import Configuration, StoreOptions
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.progress import Progress
     from tests.support.fault_proxy import Fault, FaultProxy
 
 __all__ = [
@@ -87,7 +86,7 @@ def _at_once(_stop: threading.Event, _seconds: float) -> None:
 QUICK = Policy(connections=3, part_bytes=PART, retries=2, stall_timeout=LIMIT_SECONDS, wait=_at_once)
 
 
-class OnNote(Silent):
+class OnNote(Progress):
     """Does something when a fetch says something."""
 
     def __init__(self, text: str, do: Callable[[], object]) -> None:
@@ -138,14 +137,14 @@ def store(
     )
 
 
-class _Arrived(Silent):
+class _Arrived(Progress):
     """Says when so many bytes have arrived."""
 
     def __init__(self) -> None:
         self._done = 0
         self._news = threading.Condition()
 
-    def update(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
+    def download(self, url: str, done: int, total: int | None) -> None:  # noqa: ARG002
         with self._news:
             self._done = max(self._done, done)
             self._news.notify_all()

@@ -34,8 +34,8 @@ from azure.storage.blob import (
     PublicAccess,
     generate_blob_sas,
 )
-from filelock import FileLock
 
+from iree_gauntlet.file_lock import file_lock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
@@ -185,7 +185,7 @@ def _installed_azurite() -> Path:
     folder = ROOT / ".nox" / f"azurite-{digest}"
     program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     folder.parent.mkdir(exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    with file_lock(folder.with_suffix(".lock")):
         if not program.exists():
             unfinished = folder.with_suffix(".part")
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -78,7 +78,7 @@ def slow_benchmarks(folder: Path, factor: float, *, once: bool = False) -> Path:
     """An iree-benchmark-module that reports real times, longer by a factor; only in its first start, or in all."""
     folder.mkdir(parents=True)
     script = folder / "iree-benchmark-module"
-    tool = find_installed().benchmark_module
+    tool = find_installed().runtime.benchmark_module
     text = _SCALED.format(python=sys.executable, tool=tool, mark=str(folder / "started"), factor=factor, once=once)
     script.write_text(text)
     script.chmod(0o755)
@@ -94,12 +94,12 @@ def tree(root: Path, *, name: str = "", **before: str) -> str:
         before: what the script of a tool does before it calls the tool, by its name with underscores.
     """
     found = find_installed()
-    compiler, tools = Path(found.compile).parent, root / "tools"
+    compiler, tools = Path(found.compiler.compile).parent, root / "tools"
     tools.mkdir(parents=True)
     (root / "lib").mkdir()
     # Nothing loads it.
     (root / "lib" / "libIREECompiler.so").write_text("in the wheel\n")
-    real = [Path(found.run_module), Path(found.benchmark_module)]
+    real = [Path(found.runtime.run_module), Path(found.runtime.benchmark_module)]
     real += [compiler / tool for tool in ("iree-compile", "iree-lld", "iree-link", "iree-opt")]
     answers = made_once("tools-answers", _ask)
     for path in real:
@@ -157,8 +157,11 @@ def compiled_before(project: Project) -> None:
 
 def _ask(folder: Path) -> None:
     found = find_installed()
-    questions = [(found.compile, "--version", "version"), (found.compile, "--help-list-hidden", "help")]
-    questions += [(tool, "--help", "help") for tool in (found.run_module, found.benchmark_module)]
+    questions = [
+        (found.compiler.compile, "--version", "version"),
+        (found.compiler.compile, "--help-list-hidden", "help"),
+    ]
+    questions += [(tool, "--help", "help") for tool in (found.runtime.run_module, found.runtime.benchmark_module)]
     for tool, question, kind in questions:
         answer = subprocess.run([tool, question], capture_output=True, check=True)
         (folder / f"{Path(tool).name}.{kind}").write_bytes(answer.stdout)

@@ -267,7 +267,7 @@ def every_verdict() -> JournalBuilder:
         "output 0 differs: 12 of 384 elements",
         outputs=[
             comparison(passed=False),
-            comparison(index=1, type="1xi64", max_abs_error=0, max_rel_error=None, atol=None),
+            comparison(index=1, type="1xi64", max_abs_error=0, max_rel_error=None, atol=0.0, rtol=0.0),
         ],
         exit_code=1,
         tail=[

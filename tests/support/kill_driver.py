@@ -166,7 +166,7 @@ class _Victims:
         """Require that a process without network is told the truth."""
         if store.present(self.url) != there:
             raise HalfReadAsWholeError(f"present() says {not there}")
-        learnt = store.lock_file.registry().get(local_name(self.url))
+        learnt = store.learnt.registry().get(local_name(self.url))
         if learnt is not None and learnt.sha256 != self.sha256:
             raise HalfReadAsWholeError(f"learnt {learnt}")
         # Not always: it finishes what a killed child has begun.

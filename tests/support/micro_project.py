@@ -57,7 +57,7 @@ class Sweep:
         return read_journal(self.run / "journal.jsonl")
 
     def result(self, step: str, point: str = _POINT) -> dict[str, Any]:
-        return self.journal.results[f"{point}@cpu:{step}"]
+        return self.journal.results[f"{point}@cpu:{step}"].as_dict()
 
     def record(self, point: str = _POINT) -> dict[str, Any]:
         found: dict[str, Any] = self.result("benchmark", point)["statistics"]["micro"]

@@ -149,7 +149,7 @@ class OperatorSuite:
         """Verdicts of the newest run: `abs:compile` → `passed`; batches left out."""
         record = self.project.journal
         return {
-            f"{step['submodel']}:{step['stage']}": record.results[step["id"]]["verdict"]
+            f"{step['submodel']}:{step['stage']}": str(record.results[step["id"]].verdict)
             for step in record.steps
             if step["id"] in record.results and step["model"] != "batch"
         }

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from tests.support.command_line import MAIN
 from tests.support.places import ROOT
+
+if TYPE_CHECKING:
+    from iree_gauntlet.results import Result
 
 __all__ = ["ModelRun", "run_models"]
 
@@ -30,13 +33,13 @@ class ModelRun:
     output: str
 
     @property
-    def results(self) -> dict[str, dict[str, Any]]:
+    def results(self) -> dict[str, Result]:
         return read_journal(self.folder / "journal.jsonl").results
 
     def verdicts(self, stage: str) -> dict[str, str]:
         """Verdicts of a stage by chain."""
         return {
-            step.rsplit(":", 1)[0]: result["verdict"]
+            step.rsplit(":", 1)[0]: str(result.verdict)
             for step, result in self.results.items()
             if step.endswith(f":{stage}")
         }
@@ -54,17 +57,18 @@ class ModelRun:
         thresholds = {step: result for step, result in self.results.items() if step.endswith(":threshold")}
         assert thresholds
         for step, result in thresholds.items():
-            assert result["outputs"], step
-            assert all(output["passed"] for output in result["outputs"]), step
+            assert result.outputs, step
+            assert all(output.passed for output in result.outputs), step
             # A tolerance that lies far above the error, or above the output itself, would pass anything.
-            assert any((output["max_abs_error"] or 0) > output["atol"] / 2000 for output in result["outputs"]), step
+            assert any((output.max_abs_error or 0) > output.atol / 2000 for output in result.outputs), step
 
     def made(self) -> list[str]:
         """Steps whose results did not come from the cache."""
         return [
             step
             for step, result in self.results.items()
-            if step.rsplit(":", 1)[1].split(".")[0] in ("fetch", "import", "compile") and not result["cache"]["hit"]
+            if step.rsplit(":", 1)[1].split(".")[0] in ("fetch", "import", "compile")
+            and not (result.cache and result.cache.hit)
         ]
 
     def check_perturbed_outputs(self, chain: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
+from iree_gauntlet.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     folder = Path(os.environ[SESSION_FOLDER_VARIABLE]) / name
     # Without the lock first: it is asked for by every test.
     if not folder.exists():
-        with FileLock(folder.with_suffix(".lock")):
+        with file_lock(folder.with_suffix(".lock")):
             if not folder.exists():
                 unfinished = folder.with_suffix(".part")
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -127,10 +127,11 @@ class Project:
         return read_journal(self.newest / "journal.jsonl")
 
     def verdict(self, step: str) -> str:
-        return str(self.journal.results[step]["verdict"])
+        return str(self.journal.results[step].verdict)
 
     def result(self, step: str) -> dict[str, Any]:
-        return self.journal.results[step]
+        """A step's last result, as the journal has it."""
+        return self.journal.results[step].as_dict()
 
     def tool(self, script: str) -> str:
         """A program in place of one of IREE's tools."""
@@ -147,7 +148,7 @@ class Project:
             path = self.folder / f"{stage}.sh"
             # The shell stays, so that `running` finds the project's folder.
             wait = f"({HANG})\n" if stage == slow else ""
-            real = shlex.quote(getattr(found, name))
+            real = shlex.quote(getattr(found.compiler if hasattr(found.compiler, name) else found.runtime, name))
             path.write_text(f'#!/bin/sh\necho {stage} >> {self._calls}\n{wait}exec {real} "$@"\n')
             path.chmod(0o755)
             tools[name] = str(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.tasks import surroundings
+from iree_gauntlet.running import workbench
 from iree_gauntlet.tasks.program import _Gauntlet, namespace
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import known_flags
@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "find_installed", absent)
+    monkeypatch.setattr(workbench, "find_installed", absent)
 
 
 class Result:
@@ -153,7 +153,7 @@ def test_plan_as_json(project: Path, run: Any) -> None:
         for item in step["inputs"]:
             assert set(item) == {"role", "path", "url", "sha256"}
     compiled = steps["a/x@cpu:compile"]
-    assert compiled["argv"][:2] == [tools.compile, str(project / "specs/regression_tests/a/program.mlir")]
+    assert compiled["argv"][:2] == [tools.compiler.compile, str(project / "specs/regression_tests/a/program.mlir")]
     assert compiled["argv"][-1] == compiled["outputs"]["module"]
     assert compiled["cwd"] == str(project / "runs/next-custom/steps/a/x.cpu/compile")
     assert compiled["resources"] == {"cores": 1, "exclusive": False, "device": ""}
@@ -161,7 +161,7 @@ def test_plan_as_json(project: Path, run: Any) -> None:
     threshold = steps["a/x@cpu:threshold"]
     assert threshold["expectation"]["outcome"] == "fail"
     assert "run_test_expecting_to_fail" in threshold["expectation"]["reason"]
-    assert threshold["argv"][0] == tools.run_module
+    assert threshold["argv"][0] == tools.runtime.run_module
     sources = {item["role"]: (item["url"], item["path"]) for item in threshold["inputs"]}
     assert sources["input"][0] == "https://h/in0.bin"
     assert sources["input"][1].startswith(str(project / "cache"))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -35,10 +34,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
         "UV_OFFLINE": "1",
         "UV_FIND_LINKS": str(index),
         "UV_CACHE_DIR": str(made_once("uv-cache", lambda _: None)),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(index),
-        "PIP_NO_CACHE_DIR": "1",
-        "PIP_CONFIG_FILE": os.devnull,
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }.items():
         monkeypatch.setenv(name, value)
@@ -153,6 +148,6 @@ def test_the_settings_say_where_nightlies_come_from(project: Project, tmp_path: 
     settings.write_text(f'[toolchains]\nnightly_links = "{links}"\n')
     done = project.gauntlet("toolchain.install", "nightly")
     assert (done.code, done.out.partition(":")[0]) == (0, "3.14.0rc20261120"), done.text
-    settings.write_text('[toolchains]\ninstaller = "conda"\n')
+    settings.write_text('[toolchains]\ninstaller = "pip"\n')
     done = project.gauntlet("toolchain.install", "nightly")
     assert (done.code, "toolchains.installer" in done.err) == (2, True), done.text

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +15,7 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, environment_for
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import find_installer
+from iree_gauntlet.toolchains.installer import Installer
 from tests.support.iree_wheels import release_wheels, write_wheel
 
 if TYPE_CHECKING:
@@ -63,34 +62,23 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
         server.shutdown()
 
 
-@pytest.fixture(params=["uv", "pip"])
-def place(request: pytest.FixtureRequest, quick: Place, index: Index, tmp_path: Path) -> Place:
-    return place_of(tmp_path, str(request.param), quick.nightly_links)
-
-
 @pytest.fixture
-def quick(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """With the faster installer, for what does not depend on it."""
-    for name in ("UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY"):
+def place(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for name in ("UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     for name, value in {
         "UV_DEFAULT_INDEX": index.url,
         "UV_NO_CONFIG": "1",
         "UV_CACHE_DIR": str(index.folder / "uv-cache"),
-        "PIP_INDEX_URL": index.url,
-        "PIP_NO_CACHE_DIR": "1",
-        "PIP_CONFIG_FILE": os.devnull,
         "NO_PROXY": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, value)
-    return place_of(tmp_path, "uv", str(index.folder / "nightlies"))
+    return place_of(tmp_path, str(index.folder / "nightlies"))
 
 
-def place_of(folder: Path, installer: str, nightlies: str, *, offline: bool = False) -> Place:
-    environments = Environments(
-        folder / "envs", lambda: find_installer(installer), offline=offline, use=lambda _: None, news=lambda _: None
-    )
+def place_of(folder: Path, nightlies: str, *, offline: bool = False) -> Place:
+    environments = Environments(folder / "envs", Installer(), offline=offline, use=lambda _: None, news=lambda _: None)
     return Place(find_installed, environments, nightlies, hash_file, "")
 
 
@@ -106,41 +94,39 @@ def test_versions_between_two(place: Place) -> None:
     assert labels("3.5.0", "3.12.0", place) == (expected, True)
 
 
-def test_nightlies_between_two(quick: Place) -> None:
+def test_nightlies_between_two(place: Place) -> None:
     expected = ["3.12.0", *_NIGHTLIES[1:], "3.13.0"]
-    assert labels("3.12.0", "3.13.0", quick, nightlies=True) == (expected, True)
+    assert labels("3.12.0", "3.13.0", place, nightlies=True) == (expected, True)
 
 
-def test_releases_at_the_edges(quick: Place) -> None:
+def test_releases_at_the_edges(place: Place) -> None:
     # The ends are there whether the index has them or not: the check of the ends says that they are not.
-    assert labels("3.12.9", "3.10", quick) == (["3.10.0", "3.11.0", "3.12.0", "3.12.9"], False)
-    assert labels("3.11.0", "3.12.0", quick) == (["3.11.0", "3.12.0"], True)
-    assert labels("1.0.0", "2.0.0", quick) == (["1.0.0", "2.0.0"], True)
+    assert labels("3.12.9", "3.10", place) == (["3.10.0", "3.11.0", "3.12.0", "3.12.9"], False)
+    assert labels("3.11.0", "3.12.0", place) == (["3.11.0", "3.12.0"], True)
+    assert labels("1.0.0", "2.0.0", place) == (["1.0.0", "2.0.0"], True)
 
 
-def test_nightlies_as_ends(quick: Place) -> None:
-    assert labels("3.13.0rc20261101", "3.13.0rc20261103", quick) == (list(_NIGHTLIES[1:4]), True)
+def test_nightlies_as_ends(place: Place) -> None:
+    assert labels("3.13.0rc20261101", "3.13.0rc20261103", place) == (list(_NIGHTLIES[1:4]), True)
     # `nightly` is the newest one, though only its compiler is there.
-    assert labels("3.13.0rc20261102", "nightly", quick) == ([*_NIGHTLIES[2:], "3.13.0rc20261105"], True)
+    assert labels("3.13.0rc20261102", "nightly", place) == ([*_NIGHTLIES[2:], "3.13.0rc20261105"], True)
 
 
-def test_without_a_network_what_is_installed_is_all_there_is(quick: Place, tmp_path: Path) -> None:
+def test_without_a_network_what_is_installed_is_all_there_is(place: Place, tmp_path: Path) -> None:
     for version in ("3.6.0", "3.8.0"):
-        environment_for(parse_choice(version), quick)
-    nightlies = quick.nightly_links
-    offline = place_of(tmp_path, quick.environments.installer().name, nightlies, offline=True)
+        environment_for(parse_choice(version), place)
+    nightlies = place.nightly_links
+    offline = place_of(tmp_path, nightlies, offline=True)
     assert labels("3.5.0", "3.12.0", offline) == (["3.5.0", "3.6.0", "3.8.0", "3.12.0"], True)
     with pytest.raises(ToolchainError, match="no nightly of IREE is installed"):
         labels("3.5.0", "nightly", offline)
-    environment_for(parse_choice("3.13.0rc20261103"), quick)
+    environment_for(parse_choice("3.13.0rc20261103"), place)
     assert labels("3.13.0rc20261101", "nightly", offline) == (["3.13.0rc20261101", "3.13.0rc20261103"], True)
 
 
 def test_an_index_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(ToolchainError, match=r"cannot say what there is of iree-base-compiler"):
         labels("3.5.0", "3.12.0", place)
 
@@ -157,7 +143,7 @@ def test_an_index_that_does_not_answer(place: Place, monkeypatch: pytest.MonkeyP
 )
 def test_ends_that_are_none(tmp_path: Path, good: str, bad: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        labels(good, bad, place_of(tmp_path, "", "", offline=True))
+        labels(good, bad, place_of(tmp_path, "", offline=True))
 
 
 def test_a_row_that_is_named(tmp_path: Path) -> None:

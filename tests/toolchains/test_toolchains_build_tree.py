@@ -16,7 +16,7 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import find_installer
+from iree_gauntlet.toolchains.installer import Installer
 from tests.support.toy_project import Project
 
 _VERSION = """#!/bin/sh
@@ -45,11 +45,11 @@ def lay_out(root: Path, *, like: Path | None = None) -> Path:
     tools, libraries = root / "tools", root / "lib"
     tools.mkdir(parents=True)
     libraries.mkdir()
-    compiler = Path(found.compile).parent
+    compiler = Path(found.compiler.compile).parent
     # As files, not symbolic links: the tools look for each other beside themselves.
     for name in ("iree-compile", "iree-lld", "iree-link", "iree-opt"):
         _link_or_copy(compiler / name, tools / name)
-    for tool in (found.run_module, found.benchmark_module):
+    for tool in (found.runtime.run_module, found.runtime.benchmark_module):
         _link_or_copy(Path(tool), tools / Path(tool).name)
     (tools / "iree_platform_libs").symlink_to(compiler / "iree_platform_libs")
     library = libraries / "libIREECompiler.so"
@@ -76,7 +76,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def link_bindings(root: Path) -> None:
     """The compiler's Python bindings where a build has them."""
-    package = Path(find_installed().compile).parents[1]
+    package = Path(find_installed().compiler.compile).parents[1]
     bindings = root / "compiler" / "bindings" / "python" / "iree"
     bindings.mkdir(parents=True)
     # Links to files in folders of their own: Python must not find its way to the wheel.
@@ -84,9 +84,7 @@ def link_bindings(root: Path) -> None:
 
 
 def place_of(folder: Path, search_path: str = "") -> Place:
-    environments = Environments(
-        folder / "envs", lambda: find_installer(""), offline=True, use=lambda _: None, news=lambda _: None
-    )
+    environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
     return Place(find_installed, environments, "", hash_file, search_path)
 
 
@@ -96,12 +94,12 @@ def test_tools_are_found_in_every_layout(tmp_path: Path, tools: str) -> None:
     choice = parse_choice(f"build:{root}")
     found = find_toolchain(choice, choice, place_of(tmp_path))
     assert found.source == f"build: {root}"
-    assert found.compile == str(root / tools / "iree-compile")
-    assert found.run_module == str(root / tools / "iree-run-module")
-    assert found.ir_tool == str(root / tools / "iree-opt")
-    assert found.compiler_version == found.runtime_version == "3.14.0.dev"
-    assert found.compiler_commit.startswith("0123456789abcdef")
-    assert (found.python, found.import_onnx, found.has_onnx_importer) == ("", (), False)
+    assert found.compiler.compile == str(root / tools / "iree-compile")
+    assert found.runtime.run_module == str(root / tools / "iree-run-module")
+    assert found.compiler.ir_tool == str(root / tools / "iree-opt")
+    assert found.compiler.version == found.runtime.version == "3.14.0.dev"
+    assert found.compiler.commit.startswith("0123456789abcdef")
+    assert (found.compiler.python, found.compiler.import_onnx, found.compiler.onnx_version) == ("", (), "")
 
 
 @pytest.mark.parametrize("noted", ["runtime/bindings/python/iree/_runtime_libs", "bindings/python/iree/runtime"])
@@ -162,7 +160,7 @@ def test_tools_on_the_path(tmp_path: Path) -> None:
     other = sketch(tmp_path / "other")
     choice = parse_choice("path")
     found = find_toolchain(choice, choice, place_of(tmp_path, f"{tmp_path}:{root / 'tools'}:{other / 'tools'}"))
-    assert found.compile == str(root / "tools" / "iree-compile")
+    assert found.compiler.compile == str(root / "tools" / "iree-compile")
     assert found.source == f"path: {root / 'tools'}"
     with pytest.raises(ToolchainError, match="no iree-compile on the PATH: it is empty"):
         find_toolchain(choice, choice, place_of(tmp_path))
@@ -178,8 +176,8 @@ def test_the_scripts_of_a_wheel_on_the_path_mean_the_wheel(tmp_path: Path) -> No
         pytest.skip("IREE is not installed in a virtual environment")
     choice = parse_choice("path")
     found = find_toolchain(choice, choice, place_of(tmp_path, str(scripts)))
-    assert found.identity == find_installed().identity
-    assert found.compile == find_installed().compile
+    assert found.compiler.identity == find_installed().compiler.identity
+    assert found.compiler.compile == find_installed().compiler.compile
 
 
 @pytest.mark.iree
@@ -187,10 +185,10 @@ def test_compiler_and_runtime_from_two_places(tmp_path: Path) -> None:
     root = sketch(tmp_path / "build")
     found = find_toolchain(parse_choice("installed"), parse_choice(f"build:{root}"), place_of(tmp_path))
     here = find_installed()
-    assert found.compile == here.compile
-    assert found.run_module == str(root / "tools" / "iree-run-module")
+    assert found.compiler.compile == here.compiler.compile
+    assert found.runtime.run_module == str(root / "tools" / "iree-run-module")
     assert found.source == f"compiler {here.source}; runtime build: {root}"
-    assert (found.identity, found.runtime_identity != here.runtime_identity) == (here.identity, True)
+    assert (found.compiler.identity, found.runtime.identity != here.runtime.identity) == (here.compiler.identity, True)
 
 
 @pytest.mark.iree
@@ -209,12 +207,12 @@ def test_two_builds_of_one_version_never_share_modules(tmp_path: Path) -> None:
     assert compiles(one).startswith("compiles: 1 from cache, 0 made")
     toolchain = project.journal.runs[-1]["toolchain"]
     assert toolchain["source"] == f"build: {one}"
-    assert toolchain["compiler"] == find_installed().compiler_version
+    assert toolchain["compiler"] == find_installed().compiler.version
     # With Python bindings in the build, they are what imports ONNX programs.
     link_bindings(one)
     choice = parse_choice(f"build:{one}")
     found = find_toolchain(choice, choice, replace(place_of(tmp_path), hash_of=lambda path: path.name))
-    assert found.has_onnx_importer
+    assert found.compiler.onnx_version
     code = "import iree.compiler as c, onnx; print(c.__file__ or list(c.__path__)[0])"
-    done = subprocess.run([found.python, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([found.compiler.python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(one / "compiler" / "bindings" / "python"))

@@ -10,9 +10,9 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.tasks.several_words import several_in_one
-from iree_gauntlet.tasks.toolchain_place import chosen
+from iree_gauntlet.tasks.program import _several_in_one
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.toolchain_place import chosen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,4 +110,4 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     ],
 )
 def test_tasks_that_take_several_words(words: list[str], joined: list[str]) -> None:
-    assert several_in_one(words) == joined
+    assert _several_in_one(words) == joined

@@ -15,14 +15,14 @@ from iree_gauntlet.toolchains.devices import compile_backends, device_available,
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.probe import ask
-from tests.support.command_line import LIMIT_SECONDS
+from iree_gauntlet.toolchains.toolchain import Toolchain
+from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.hanging import HANG, growing_times, marked_hang
 from tests.support.processes import running, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 _DiskUsage = namedtuple("_DiskUsage", "total used free")  # noqa: PYI024 - what shutil returns
 # Answers as a machine with two AMD GPUs gives them.
@@ -45,7 +45,7 @@ def with_runtime(toolchain: Toolchain, folder: Path, script: str) -> Toolchain:
     path = folder / "iree-run-module"
     path.write_text(script, encoding="utf-8")
     path.chmod(0o755)
-    return replace(toolchain, run_module=str(path))
+    return with_fields(toolchain, {"run_module": str(path)})
 
 
 def findings(toolchain: Toolchain | ToolchainError, cache: Path, area: str) -> list[Finding]:
@@ -128,7 +128,7 @@ def test_a_driver_that_hangs_is_a_finding(
 @pytest.mark.iree
 def test_a_runtime_without_drivers(toolchain: Toolchain) -> None:
     with pytest.raises(ToolchainError, match="listed none"):
-        drivers(replace(toolchain, run_module="/bin/true"))
+        drivers(with_fields(toolchain, {"run_module": "/bin/true"}))
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_healthy_installation(toolchain: Toolchain, tmp_path: Path) -> None:
     assert by_area["target cpu"].status == "ok"
     assert by_area["target rocm"].text.startswith("compiles (rocm)")
     assert "to the compiler" in by_area["host"].text
-    assert any(toolchain.compiler_commit[:8] in finding.text for finding in found)
+    assert any(toolchain.compiler.commit[:8] in finding.text for finding in found)
     assert not [finding for finding in found if finding.status in {"missing", "warn"} and finding.area == "iree"]
     for finding in found:
         assert "\n" not in finding.text + finding.hint
@@ -169,17 +169,19 @@ def test_no_iree_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.iree
 def test_what_is_amiss_with_an_installation(toolchain: Toolchain, tmp_path: Path) -> None:
-    odd = replace(toolchain, runtime_release="3.9.0", runtime_commit="", onnx_version="")
+    odd = Toolchain(
+        replace(toolchain.compiler, onnx_version=""), replace(toolchain.runtime, release="3.9.0", commit="")
+    )
     found = findings(odd, tmp_path, "iree")
     assert [finding.status for finding in found] == ["ok", "ok", "info", "warn", "missing"]
     assert "commit unknown" in found[1].text
-    assert f"iree-base-runtime=={toolchain.compiler_release}" in found[3].hint
+    assert f"iree-base-runtime=={toolchain.compiler.release}" in found[3].hint
     assert "iree-base-compiler[onnx]==" in found[4].hint
 
 
 @pytest.mark.iree
 def test_tools_that_fail_are_findings(toolchain: Toolchain, tmp_path: Path) -> None:
-    broken = replace(toolchain, compile="/bin/false", run_module="/nowhere/iree-run-module")
+    broken = with_fields(toolchain, {"compile": "/bin/false", "run_module": "/nowhere/iree-run-module"})
     by_area = {finding.area: finding for finding in diagnose(broken, tmp_path)}
     assert by_area["host"].status == "missing"
     assert "cannot be started" in by_area["drivers"].text

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.toolchains import environments
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.installer import Installer, Sources, find_installer
+from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_wheels import release_wheels, write_wheel
 from tests.support.processes import wait_until
@@ -35,11 +36,10 @@ from pathlib import Path
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place, environment_for
-from iree_gauntlet.toolchains.installer import Installer, find_installer
-folder, wanted, *program = sys.argv[1:]
-installer = Installer("uv", tuple(program)) if len(program) == 1 and "/" in program[0] else find_installer(program[0])
+from iree_gauntlet.toolchains.installer import Installer
+folder, wanted, program = sys.argv[1:]
 environments = Environments(
-    Path(folder), lambda: installer, offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
+    Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
 )
 environment_for(parse_choice(wanted), Place(None, environments, "", None, ""))
 """
@@ -51,14 +51,12 @@ class Releases:
 
     Attributes:
         folder: where they lie.
-        installer: `uv` or `pip`.
         links: the page of nightlies.
         news: what was said.
         used: folders that were in use.
     """
 
     folder: Path
-    installer: str
     links: Path
     news: list[str] = field(default_factory=list)
     used: list[Path] = field(default_factory=list)
@@ -66,7 +64,7 @@ class Releases:
     def place(self, *, offline: bool = False, news: Callable[[str], None] | None = None) -> Place:
         environments = Environments(
             self.folder,
-            lambda: find_installer(self.installer),
+            Installer(),
             offline=offline,
             use=self.used.append,
             news=news or self.news.append,
@@ -79,8 +77,8 @@ class Releases:
     def installs(self) -> int:
         return sum("installing with" in line for line in self.news)
 
-    def start(self, wanted: str, *program: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", _INSTALL, str(self.folder), wanted, *(program or (self.installer,))]
+    def start(self, wanted: str, program: str = "") -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", _INSTALL, str(self.folder), wanted, program]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -93,54 +91,44 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["uv", "pip"])
-def releases(request: pytest.FixtureRequest, quick: Releases) -> Releases:
-    return replace(quick, installer=str(request.param))
-
-
 @pytest.fixture
-def quick(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
-    """With the faster installer, for what does not depend on it."""
-    # The user's own settings of both programs: an index of a folder, and no network.
+def releases(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
+    # The user's own settings: an index of a folder, and no network.
     for name, value in {
         "UV_OFFLINE": "1",
         "UV_FIND_LINKS": str(shared / "index"),
         "UV_CACHE_DIR": str(shared / "uv-cache"),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(shared / "index"),
-        "PIP_NO_CACHE_DIR": "1",
-        "PIP_CONFIG_FILE": os.devnull,
     }.items():
         monkeypatch.setenv(name, value)
-    return Releases(tmp_path / "envs", "uv", shared / "nightlies")
+    return Releases(tmp_path / "envs", shared / "nightlies")
 
 
 def test_a_release_is_installed_once_and_found_again(releases: Releases) -> None:
     tools = find_toolchain(parse_choice("3.9"), parse_choice("3.9"), releases.place())
     path = releases.folder / releases.place().environments.path_of("3.9.0").name
-    assert tools.compiler_release == tools.runtime_release == "3.9.0"
+    assert tools.compiler.release == tools.runtime.release == "3.9.0"
     assert tools.source.startswith(f"3.9: {path}")
-    for tool in (tools.compile, tools.run_module, tools.benchmark_module):
+    for tool in (tools.compiler.compile, tools.runtime.run_module, tools.runtime.benchmark_module):
         done = subprocess.run([tool], capture_output=True, text=True, check=True)
         assert done.stdout.endswith(" 3.9.0\n")
     # The environment was moved after it was made: its Python finds it all the same.
     code = "import iree.compiler.version as v; print(v.VERSION)"
-    done = subprocess.run([tools.python, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([tools.compiler.python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "3.9.0\n"
     assert not [script.name for script in (path / "bin").iterdir() if not script.name.startswith("python")]
     again = find_toolchain(parse_choice("3.9.0"), parse_choice("3.9.0"), releases.place())
-    assert again.identity == tools.identity
+    assert again.compiler.identity == tools.compiler.identity
     assert releases.installs() == 1
     assert releases.used[0] == path
 
 
-def test_a_range_means_its_newest_release(quick: Releases) -> None:
-    assert quick.environment(">=3.8,<3.12").name.startswith("3.11.0-")
-    assert quick.environment("==3.8.*").name.startswith("3.8.0-")
+def test_a_range_means_its_newest_release(releases: Releases) -> None:
+    assert releases.environment(">=3.8,<3.12").name.startswith("3.11.0-")
+    assert releases.environment("==3.8.*").name.startswith("3.8.0-")
     with pytest.raises(ToolchainError) as raised:
-        quick.environment(">=4")
+        releases.environment(">=4")
     assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
-    place = quick.place(offline=True)
+    place = releases.place(offline=True)
     assert environment_for(parse_choice(">=3.8"), place).label == "3.11.0"
     with pytest.raises(ToolchainError, match=r"no IREE in the cache is >=3\.12, .* installed are 3\.8\.0, 3\.11\.0"):
         environment_for(parse_choice(">=3.12"), place)
@@ -151,51 +139,78 @@ def test_nightlies_come_from_their_page(releases: Releases) -> None:
     assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
 
 
-def test_nightlies_of_a_day(quick: Releases) -> None:
+def test_nightlies_of_a_day(releases: Releases) -> None:
     for version in ("3.13.0rc20261102", "3.13.0rc20261101"):
-        assert quick.environment(version).name.startswith(f"{version}-")
-    assert environment_for(parse_choice("nightly"), quick.place(offline=True)).label == "3.13.0rc20261102"
+        assert releases.environment(version).name.startswith(f"{version}-")
+    assert environment_for(parse_choice("nightly"), releases.place(offline=True)).label == "3.13.0rc20261102"
 
 
-def test_a_release_that_does_not_exist_names_its_neighbours(quick: Releases) -> None:
+def test_a_release_that_does_not_exist_names_its_neighbours(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
-        quick.environment("3.10.0")
+        releases.environment("3.10.0")
     assert str(raised.value) == "there is no IREE 3.10.0 for this Python and platform\n  Nearest: 3.9.0 and 3.11.0."
-    assert not [path for path in quick.folder.iterdir() if path.is_dir()]
+    assert not [path for path in releases.folder.iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sources", "expected"),
+    ("variables", "expected"),
     [
-        ("", Sources(), ["3.8.0", "3.9.0", "3.11.0", "3.12.0"]),
-        (">=3.8,<3.12", Sources(), ["3.8.0", "3.9.0", "3.11.0"]),
-        ("==3.10.0", Sources(), []),
-        (">=4", Sources(), []),
-        ("", Sources(pre=True), ["3.8.0", "3.9.0", "3.11.0", "3.12.0", "3.13.0rc1"]),
+        ({"PIP_INDEX_URL": "https://a"}, {"UV_DEFAULT_INDEX": "https://a"}),
+        (
+            {"PIP_EXTRA_INDEX_URL": "https://a\nhttps://b"},
+            {"UV_INDEX": "https://a https://b", "UV_INDEX_STRATEGY": "unsafe-best-match"},
+        ),
+        ({"PIP_FIND_LINKS": "/a /b"}, {"UV_FIND_LINKS": "/a,/b"}),
+        ({"PIP_INDEX_URL": "https://a", "UV_INDEX_URL": "https://b"}, {"UV_INDEX_URL": "https://b"}),
+        ({"PIP_INDEX_URL": "https://a", "UV_FIND_LINKS": "/b"}, {"UV_FIND_LINKS": "/b"}),
+        ({"PIP_INDEX_URL": "", "UV_INDEX": ""}, {"UV_INDEX": ""}),
+        (
+            {"PIP_EXTRA_INDEX_URL": "https://a", "UV_INDEX_STRATEGY": "first-index"},
+            {"UV_INDEX": "https://a", "UV_INDEX_STRATEGY": "first-index"},
+        ),
     ],
 )
-def test_versions_that_pip_knows(tmp_path: Path, wanted: str, sources: Sources, expected: list[str]) -> None:
-    """It answers with all there are, with and without what was asked for; which are wanted is ours to say."""
-    pip = tmp_path / "pip"
-    there = "from versions: 3.8.0, 3.9.0, odd, 3.11.0, 3.12.0, 3.13.0rc1"
-    pip.write_text(f"#!/bin/sh\necho 'ERROR: Could not find a version that satisfies $* ({there})'\nexit 1\n")
-    pip.chmod(0o755)
-    found = Installer("pip", (str(pip),)).versions("iree-base-compiler", SpecifierSet(wanted), sources)
-    assert [str(version) for version in found] == expected
+def test_indexes_of_pips_variables_hold_where_uvs_name_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: dict[str, str]
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    uv = tmp_path / "uv"
+    uv.write_text(f"#!/bin/sh\nenv > {tmp_path}/env.txt\necho iree-base-compiler==3.9.0\n")
+    uv.chmod(0o755)
+    found = Installer(str(uv)).versions("iree-base-compiler", SpecifierSet(), Sources())
+    assert found == [Version("3.9.0")]
+    inherited = dict(line.split("=", 1) for line in (tmp_path / "env.txt").read_text().splitlines() if "=" in line)
+    assert {name: value for name, value in inherited.items() if name.startswith("UV_")} == expected
 
 
-def test_offline_nothing_is_installed(quick: Releases) -> None:
+def test_pips_own_variables_suffice(releases: Releases, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_FIND_LINKS")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shared / "index"))
+    assert releases.environment("3.8.0").name.startswith("3.8.0-")
+
+
+def test_without_uv_the_message_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"^uv cannot be started: .*/none") as raised:
+        Installer(str(tmp_path / "none")).versions("iree-base-compiler", SpecifierSet(), Sources())
+    assert raised.value.hint.endswith("-m pip install uv")
+
+
+def test_offline_nothing_is_installed(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
-        environment_for(parse_choice("3.9.0"), quick.place(offline=True))
+        environment_for(parse_choice("3.9.0"), releases.place(offline=True))
     assert "IREE 3.9.0 is not installed in the cache" in raised.value.what
     assert "gauntlet toolchain.install 3.9.0" in raised.value.hint
-    assert not quick.folder.exists()
+    assert not releases.folder.exists()
 
 
 @pytest.fixture
-def whole(quick: Releases, shared: Path) -> Path:
+def whole(releases: Releases, shared: Path) -> Path:
     """An environment, made once."""
-    return replace(quick, folder=shared / "envs", news=[]).environment("3.9.0")
+    return replace(releases, folder=shared / "envs", news=[]).environment("3.9.0")
 
 
 def _lose_a_tool(path: Path) -> None:
@@ -248,48 +263,48 @@ def _a_file(path: Path) -> None:
     ],
 )
 def test_a_broken_environment_is_seen_and_made_again(
-    quick: Releases, whole: Path, harm: Callable[[Path], None], why: str
+    releases: Releases, whole: Path, harm: Callable[[Path], None], why: str
 ) -> None:
-    path = quick.place().environments.path_of("3.9.0")
+    path = releases.place().environments.path_of("3.9.0")
     shutil.copytree(whole, path, symlinks=True)
-    assert quick.environment("3.9.0") == path
+    assert releases.environment("3.9.0") == path
     harm(path)
     with pytest.raises(ToolchainError, match=why):
-        environment_for(parse_choice("3.9.0"), quick.place(offline=True))
-    assert quick.environment("3.9.0") == path
-    assert any(why in line and "made again" in line for line in quick.news)
-    assert quick.installs() == 1
-    assert [child.name for child in quick.folder.iterdir() if child.is_dir()] == [path.name]
+        environment_for(parse_choice("3.9.0"), releases.place(offline=True))
+    assert releases.environment("3.9.0") == path
+    assert any(why in line and "made again" in line for line in releases.news)
+    assert releases.installs() == 1
+    assert [child.name for child in releases.folder.iterdir() if child.is_dir()] == [path.name]
 
 
-def test_wheels_of_a_folder_have_environments_by_their_content(quick: Releases, tmp_path: Path) -> None:
+def test_wheels_of_a_folder_have_environments_by_their_content(releases: Releases, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_wheel(tmp_path / name, "compiler", "3.13.0.dev1", content=name)
         write_wheel(tmp_path / name, "runtime", "3.13.0.dev1")
     found = {}
     for name in ("a", "b"):
         choice = parse_choice(f"wheels:{tmp_path / name}")
-        found[name] = find_toolchain(choice, choice, quick.place())
-    assert found["a"].compile != found["b"].compile
-    assert found["a"].identity != found["b"].identity
-    assert found["a"].runtime_identity == found["b"].runtime_identity
+        found[name] = find_toolchain(choice, choice, releases.place())
+    assert found["a"].compiler.compile != found["b"].compiler.compile
+    assert found["a"].compiler.identity != found["b"].compiler.identity
+    assert found["a"].runtime.identity == found["b"].runtime.identity
     # The same wheels elsewhere are the same IREE.
     shutil.copytree(tmp_path / "a", tmp_path / "with space")
     choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
-    assert find_toolchain(choice, choice, quick.place()).compile == found["a"].compile
-    assert quick.installs() == 2
+    assert find_toolchain(choice, choice, releases.place()).compiler.compile == found["a"].compiler.compile
+    assert releases.installs() == 2
 
 
 def test_wheels_of_a_folder_are_installed(releases: Releases, tmp_path: Path) -> None:
     release_wheels(tmp_path / "with space", "3.13.0.dev1")
     choice = parse_choice(f"wheels:{tmp_path / 'with space'}")
-    assert find_toolchain(choice, choice, releases.place()).compiler_release == "3.13.0.dev1"
+    assert find_toolchain(choice, choice, releases.place()).compiler.release == "3.13.0.dev1"
 
 
-def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
+def test_wheels_that_cannot_be_used(releases: Releases, tmp_path: Path) -> None:
     def error(folder: Path) -> str:
         with pytest.raises(ToolchainError) as raised:
-            environment_for(parse_choice(f"wheels:{folder}"), quick.place())
+            environment_for(parse_choice(f"wheels:{folder}"), releases.place())
         return raised.value.what
 
     assert error(tmp_path / "none").endswith("is not a folder")
@@ -303,28 +318,28 @@ def test_wheels_that_cannot_be_used(quick: Releases, tmp_path: Path) -> None:
     (tmp_path / "torn" / "iree_base_compiler-3.13.0-py3-none-any.whl").write_bytes(b"PK")
     assert "cannot install" in error(tmp_path / "torn")
     with pytest.raises(UsageError, match="not installed by this toolkit"):
-        environment_for(parse_choice("path"), quick.place())
+        environment_for(parse_choice("path"), releases.place())
 
 
-def test_three_processes_install_once(quick: Releases) -> None:
-    running = [quick.start("3.12.0") for _ in range(3)]
+def test_three_processes_install_once(releases: Releases) -> None:
+    running = [releases.start("3.12.0") for _ in range(3)]
     output = "".join(process.communicate(timeout=LIMIT_SECONDS)[0] for process in running)
     assert [process.returncode for process in running] == [0, 0, 0], output
     assert output.count("installing with") == 1
-    assert environment_for(parse_choice("3.12.0"), quick.place(offline=True)).label == "3.12.0"
+    assert environment_for(parse_choice("3.12.0"), releases.place(offline=True)).label == "3.12.0"
 
 
-def test_killed_at_any_moment_the_next_one_makes_it_whole(quick: Releases) -> None:
+def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) -> None:
     # As far as it has come, or the one that goes on with its installer has.
     for there in ("*", ".making-*", ".making-*/bin/python", ".making-*/lib/*/*/iree*", f".making-*/{SEAL}"):
-        with quick.start("3.11.0") as process:
+        with releases.start("3.11.0") as process:
             assert process.stdout is not None
             process.stdout.readline()  # it has begun
-            wait_until(functools.partial(_is_there_or_over, quick.folder, there, process))
+            wait_until(functools.partial(_is_there_or_over, releases.folder, there, process))
             process.send_signal(signal.SIGKILL)
-    found = environment_for(parse_choice("3.11.0"), quick.place())
+    found = environment_for(parse_choice("3.11.0"), releases.place())
     assert found.label == "3.11.0"
-    assert [path.name for path in quick.folder.iterdir() if path.is_dir()] == [found.path.name]
+    assert [path.name for path in releases.folder.iterdir() if path.is_dir()] == [found.path.name]
 
 
 def _is_there_or_over(folder: Path, pattern: str, process: subprocess.Popen[str]) -> bool:
@@ -332,14 +347,14 @@ def _is_there_or_over(folder: Path, pattern: str, process: subprocess.Popen[str]
 
 
 def test_an_installer_that_outlives_us_is_waited_for(
-    quick: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, go_on, ended = (tmp_path / name for name in ("started", "go-on", "ended"))
     slow = tmp_path / "slow-uv"
     slow.write_text(f"#!/bin/sh\ntouch {started}\ncat {go_on}\ntouch {ended}\nexit 1\n")
     slow.chmod(0o755)
     os.mkfifo(go_on)
-    with quick.start("3.12.0", str(slow)) as process:
+    with releases.start("3.12.0", str(slow)) as process:
         wait_until(started.exists)
         process.kill()
     assert not ended.exists()
@@ -351,14 +366,14 @@ def test_an_installer_that_outlives_us_is_waited_for(
         if text.startswith("waiting for another process"):
             go_on.write_text("")
 
-    monkeypatch.setattr(environments, "_PATIENCE_SECONDS", 0.0)
-    assert environment_for(parse_choice("3.12.0"), quick.place(news=news)).path.is_dir()
+    monkeypatch.setattr(file_lock, "_PATIENCE_SECONDS", 0.0)
+    assert environment_for(parse_choice("3.12.0"), releases.place(news=news)).path.is_dir()
     assert said[0].startswith("waiting for another process that installs IREE 3.12.0")
     assert ended.exists(), "both wrote at once"
 
 
-def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(quick: Releases) -> None:
-    quick.folder.parent.mkdir(exist_ok=True)
-    quick.folder.write_text("a file")
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(releases: Releases) -> None:
+    releases.folder.parent.mkdir(exist_ok=True)
+    releases.folder.write_text("a file")
     with pytest.raises(ToolchainError, match="envs: "):
-        quick.environment("3.9.0")
+        releases.environment("3.9.0")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_r
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import KnownFlags, flag_complaints, known_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
+from tests.support.command_line import with_fields
 from tests.support.places import DATA
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_the_compiler_knows_all_that_its_help_lists(toolchain: Toolchain, known:
 @pytest.mark.parametrize("name", ["iree-rocm-target", "iree-opt-level", "o", "iree-opt-const-eval", "verify"])
 def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, known: KnownFlags, name: str) -> None:
     # A flag that takes the next word takes --version, which is then not obeyed.
-    argv = [toolchain.compile, f"--{name}", "--version", "/nowhere.mlir"]
+    argv = [toolchain.compiler.compile, f"--{name}", "--version", "/nowhere.mlir"]
     obeyed = "LLVM version" in subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     assert (name in known.compile.valued) == (not obeyed)
 
@@ -132,19 +132,19 @@ def test_the_compiler_agrees_on_what_takes_the_next_word(toolchain: Toolchain, k
 def test_flags_are_asked_once_of_each_identity(toolchain: Toolchain, tmp_path: Path) -> None:
     first = known_flags(toolchain, tmp_path)
     kept = sorted(path.name for path in (tmp_path / "toolchains").iterdir())
-    assert kept == sorted([f"{toolchain.identity}.json", f"{toolchain.runtime_identity}.json"])
+    assert kept == sorted([f"{toolchain.compiler.identity}.json", f"{toolchain.runtime.identity}.json"])
     # Tools that do not exist show that nothing is asked a second time.
-    gone = replace(toolchain, compile="/nowhere", run_module="/nowhere", benchmark_module="/nowhere")
+    gone = with_fields(toolchain, dict.fromkeys(("compile", "run_module", "benchmark_module"), "/nowhere"))
     assert known_flags(gone, tmp_path) == first
     with pytest.raises(ToolchainError, match="/nowhere cannot be started"):
-        known_flags(replace(gone, identity="another"), tmp_path)
+        known_flags(with_fields(gone, {"identity": "another"}), tmp_path)
 
 
 @pytest.mark.iree
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "names", "format"])
 def test_a_damaged_file_is_made_again(toolchain: Toolchain, tmp_path: Path, damage: str) -> None:
     first = known_flags(toolchain, tmp_path)
-    path = tmp_path / "toolchains" / f"{toolchain.runtime_identity}.json"
+    path = tmp_path / "toolchains" / f"{toolchain.runtime.identity}.json"
     whole = path.read_text(encoding="utf-8")
     if damage == "names":
         damage = whole.replace('"module"', '"modula"')
@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(toolchain: Toolchain, tmp
 @pytest.mark.iree
 def test_a_tool_that_lists_no_flags(toolchain: Toolchain, tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="did not list its flags"):
-        known_flags(replace(toolchain, compile="/bin/false", identity="x"), tmp_path)
+        known_flags(with_fields(toolchain, {"compile": "/bin/false", "identity": "x"}), tmp_path)
     assert not (tmp_path / "toolchains").exists()
 
 

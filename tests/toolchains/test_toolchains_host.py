@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import platform
 import subprocess
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from iree_gauntlet.toolchains.host import (
     parse_cpuinfo,
 )
 from iree_gauntlet.toolchains.installed import find_installed
+from tests.support.command_line import with_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +124,7 @@ def test_the_compilers_host_and_its_default(tmp_path: Path) -> None:
     (tmp_path / "program.mlir").write_text(_PROGRAM, encoding="utf-8")
 
     def compiled(*flags: str) -> tuple[str, str]:
-        argv = [toolchain.compile, "program.mlir", "--iree-hal-target-backends=llvm-cpu", *flags]
+        argv = [toolchain.compiler.compile, "program.mlir", "--iree-hal-target-backends=llvm-cpu", *flags]
         result = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
         return result.stdout, result.stderr
 
@@ -140,4 +140,4 @@ def test_the_compilers_host_and_its_default(tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_a_compiler_that_does_not_say() -> None:
     with pytest.raises(ToolchainError, match="does not say what CPU `host` is"):
-        compiler_host_cpu(dataclasses.replace(find_installed(), compile="/bin/true"))
+        compiler_host_cpu(with_fields(find_installed(), {"compile": "/bin/true"}))

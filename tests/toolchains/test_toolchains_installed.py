@@ -74,25 +74,25 @@ def find(environment: tuple[Path, Path]) -> Toolchain:
 @pytest.mark.iree
 def test_the_running_interpreters_wheels_are_found() -> None:
     toolchain = find_installed()
-    assert toolchain.python == sys.executable
+    assert toolchain.compiler.python == sys.executable
     for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE):
         path = Path(toolchain.tool(tool))
         assert path.is_file()
         # The native program, not the wrapper script beside the interpreter.
         assert path.read_bytes()[:2] != b"#!"
-    assert toolchain.compiler_version.startswith(toolchain.compiler_release)
-    assert len(toolchain.compiler_commit) == 40
-    assert len(toolchain.identity) == 64
-    assert toolchain.identity != toolchain.runtime_identity
-    assert toolchain.import_onnx == (sys.executable, "-m", "iree.compiler.tools.import_onnx")
+    assert toolchain.compiler.version.startswith(toolchain.compiler.release)
+    assert len(toolchain.compiler.commit) == 40
+    assert len(toolchain.compiler.identity) == 64
+    assert toolchain.compiler.identity != toolchain.runtime.identity
+    assert toolchain.compiler.import_onnx == (sys.executable, "-m", "iree.compiler.tools.import_onnx")
     assert toolchain == find_installed()
 
 
 @pytest.mark.iree
 def test_versions_are_those_that_the_compiler_tells_itself() -> None:
     toolchain = find_installed()
-    told = subprocess.run([toolchain.compile, "--version"], capture_output=True, text=True, check=True).stdout
-    assert f"{toolchain.compiler_version} @ {toolchain.compiler_commit}" in told
+    told = subprocess.run([toolchain.compiler.compile, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"{toolchain.compiler.version} @ {toolchain.compiler.commit}" in told
 
 
 @pytest.mark.iree
@@ -118,11 +118,11 @@ def test_the_journals_record(environment: tuple[Path, Path]) -> None:
         "compiler_commit": "a" * 40,
         "runtime": "3.13.0",
         "runtime_commit": "a" * 40,
-        "identity": toolchain.identity,
+        "identity": toolchain.compiler.identity,
         "source": f"installed: {environment[1]}",
     }
-    assert toolchain.compiler_release == "3.13.0"
-    assert not toolchain.has_onnx_importer
+    assert toolchain.compiler.release == "3.13.0"
+    assert not toolchain.compiler.onnx_version
 
 
 def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_the_identity_is_of_the_content_not_of_the_place(tmp_path: Path) -> None
         unpack_wheel(site, "compiler", content=content)
         unpack_wheel(site, "runtime")
         found.append(find_installed(str(tmp_path / name / "bin" / "python")))
-    assert found[0].identity == found[1].identity
-    assert found[0].identity != found[2].identity
-    assert found[0].runtime_identity == found[2].runtime_identity
+    assert found[0].compiler.identity == found[1].compiler.identity
+    assert found[0].compiler.identity != found[2].compiler.identity
+    assert found[0].runtime.identity == found[2].runtime.identity
 
 
 def test_a_library_replaced_by_one_of_another_size_has_another_identity(
@@ -146,17 +146,17 @@ def test_a_library_replaced_by_one_of_another_size_has_another_identity(
 ) -> None:
     unpack_wheel(environment[1], "compiler")
     unpack_wheel(environment[1], "runtime")
-    before = find(environment).identity
+    before = find(environment).compiler.identity
     (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
-    assert find(environment).identity != before
+    assert find(environment).compiler.identity != before
 
 
 def test_a_wheel_without_record_is_told_by_size_and_time(environment: tuple[Path, Path]) -> None:
     unpack_wheel(environment[1], "compiler", record=False)
     unpack_wheel(environment[1], "runtime")
-    before = find(environment).identity
+    before = find(environment).compiler.identity
     (environment[1] / "iree/compiler/_mlir_libs/libIREECompiler.so").write_bytes(b"my own build")
-    assert find(environment).identity != before
+    assert find(environment).compiler.identity != before
 
 
 @pytest.mark.parametrize("missing", ["compiler", "runtime"])
@@ -223,7 +223,7 @@ def test_an_unknown_commit_is_empty(environment: tuple[Path, Path]) -> None:
     unpack_wheel(environment[1], "compiler")
     unpack_wheel(environment[1], "runtime")
     (environment[1] / _VERSION_FILE["compiler"]).write_text('VERSION = "3.13.0"\n', encoding="utf-8")
-    assert not find(environment).compiler_commit
+    assert not find(environment).compiler.commit
 
 
 def test_a_python_that_is_none(tmp_path: Path) -> None:

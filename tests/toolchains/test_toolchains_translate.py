@@ -64,9 +64,9 @@ def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
 
 @pytest.mark.iree
 def test_what_the_installed_release_has_and_has_not(known: KnownFlags) -> None:
-    if find_installed().compiler_release not in COMPARED_RELEASES:
+    if find_installed().compiler.release not in COMPARED_RELEASES:
         pytest.skip("an IREE that was not compared")
-    release = find_installed().compiler_release
+    release = find_installed().compiler.release
     for tool, tables in _TABLES.items():
         for table in tables:
             for pattern, names in table.items():

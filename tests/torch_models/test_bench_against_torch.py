@@ -95,7 +95,9 @@ def _compiled(folder: Path, name: str) -> dict[str, Any]:
     program, archive, module = (str(folder / f"{name}{end}") for end in (".mlir", ".irpa", ".vmfb"))
     importer = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(folder / f"{name}.onnx"), "-o", program]
     subprocess.run([*importer, "--externalize-params", "--save-params-to", archive], check=True, timeout=LIMIT_SECONDS)
-    subprocess.run([find_installed().compile, program, "-o", module, *_FLAGS], check=True, timeout=LIMIT_SECONDS)
+    subprocess.run(
+        [find_installed().compiler.compile, program, "-o", module, *_FLAGS], check=True, timeout=LIMIT_SECONDS
+    )
     return {"modules": [module], "parameters": [["model", archive]], "function": "main_graph"}
 
 

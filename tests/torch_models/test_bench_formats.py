@@ -124,7 +124,7 @@ def test_formats_need_the_standard_library_and_numpy_only() -> None:
     program = (
         "import sys; import iree_gauntlet.bench.formats as f; light = set(sys.modules)\n"
         "import numpy as np; [f.round_weights(np.ones(3), form) for form in f.DataFormat]\n"
-        "heavy = {'ml_dtypes', 'pydantic', 'torch', 'filelock'}\n"
+        "heavy = {'ml_dtypes', 'pydantic', 'torch'}\n"
         "print('numpy' in light, {n.partition('.')[0] for n in sys.modules} & heavy)"
     )
     done = subprocess.run(

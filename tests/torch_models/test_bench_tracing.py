@@ -29,7 +29,7 @@ from iree_gauntlet.running.steps import Command, Resources, Step
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import LIMIT_SECONDS
+from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
 from tests.support.recorded_profiles import recorded
 
@@ -81,7 +81,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(scope="module")
 def known(toolchain: Toolchain) -> FlagSet:
-    argv = [toolchain.benchmark_module, "--help"]
+    argv = [toolchain.runtime.benchmark_module, "--help"]
     return parse_runtime_help(
         subprocess.run(argv, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS).stdout
     )
@@ -94,7 +94,7 @@ def built(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("built")
     (folder / "program.mlir").write_text(_PROGRAM)
     target = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
-    argv = [toolchain.compile, str(folder / "program.mlir"), "-o", str(folder / "main.vmfb"), *target]
+    argv = [toolchain.compiler.compile, str(folder / "program.mlir"), "-o", str(folder / "main.vmfb"), *target]
     subprocess.run([*argv, "--iree-llvmcpu-target-cpu=host"], check=True, timeout=LIMIT_SECONDS)
     index = runtime.ParameterIndex()
     index.add_buffer("weight", np.eye(_SIZE, dtype=np.float32).tobytes())
@@ -113,7 +113,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "local-task") -> Command:
     return benchmark_command(
-        toolchain.benchmark_module,
+        toolchain.runtime.benchmark_module,
         folder,
         module=built / "main.vmfb",
         parameters=[("model", built / "model.irpa")],
@@ -161,7 +161,7 @@ def test_the_command_gives_the_program_its_own_inputs(toolchain: Toolchain, buil
         f"--input={_NARROW}=@T/trace/main.input_1.bin",
         "--input=@B/main.input_2.npy",
     ]
-    tool = [toolchain.run_module, *made.argv[1:], f"--output=@{tmp_path / 'out.npy'}"]
+    tool = [toolchain.runtime.run_module, *made.argv[1:], f"--output=@{tmp_path / 'out.npy'}"]
     subprocess.run(tool, check=True, timeout=LIMIT_SECONDS)
     assert np.load(tmp_path / "out.npy").tolist() == np.full((_SIZE, _SIZE), 4.0).tolist()
 
@@ -235,7 +235,7 @@ def test_a_release_without_profiles_fails_nothing(
     toolchain: Toolchain, built: Path, processes: Processes, tmp_path: Path
 ) -> None:
     made = step(command(toolchain, built, tmp_path / "run"))
-    older = replace(toolchain, runtime_release="3.11.0")
+    older = replace(toolchain, runtime=replace(toolchain.runtime, release="3.11.0"))
     flags = FlagSet(frozenset({"device_profiling_mode", "device_profiling_file"}))
     found = trace(made, VERBOSE, tmp_path / "traces", older, processes, flags, name="main")
     assert shown(found) == [
@@ -288,14 +288,14 @@ def test_an_export_that_fails_leaves_the_table(
 ) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    real = Path(toolchain.benchmark_module)
+    real = Path(toolchain.runtime.benchmark_module)
     (tools / real.name).symlink_to(real)
     reader = tools / "iree-profile"
     reader.write_text(
         f'#!/bin/sh\n[ "$1" = export ] && echo "no such command" >&2 && exit 3\nexec {real.parent}/iree-profile "$@"\n'
     )
     reader.chmod(0o755)
-    lacking = replace(toolchain, benchmark_module=str(tools / real.name))
+    lacking = with_fields(toolchain, {"benchmark_module": str(tools / real.name)})
     made = step(command(toolchain, built, tmp_path / "run"))
     found = trace(made, VERBOSE, tmp_path / "traces", lacking, processes, known, name="main")
     assert found.table is not None

@@ -25,7 +25,7 @@ from iree_gauntlet.micro.module_facts import (
 from iree_gauntlet.micro.module_segments import name_tables, span_lengths
 from iree_gauntlet.micro.registry import Proof
 from iree_gauntlet.toolchains.installed import find_installed
-from tests.support.command_line import LIMIT_SECONDS
+from tests.support.command_line import LIMIT_SECONDS, with_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, (text, flags) in programs.items():
         (folder / f"{name}.mlir").write_text(text)
-        argv = [find_installed().compile, f"{name}.mlir", "-o", f"{name}.vmfb", *_FLAGS, *flags]
+        argv = [find_installed().compiler.compile, f"{name}.mlir", "-o", f"{name}.vmfb", *_FLAGS, *flags]
         subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_SECONDS)
     return folder
 
@@ -175,7 +175,7 @@ def test_what_is_no_module_is_refused(built: Path, tmp_path: Path) -> None:
             read_module_facts(toolchain, program, tmp_path / name)
     with pytest.raises(GauntletError, match="missing"):
         read_module_facts(toolchain, program, tmp_path / "missing")
-    elsewhere = dataclasses.replace(toolchain, run_module=str(tmp_path / "iree-run-module"))
+    elsewhere = with_fields(toolchain, {"run_module": str(tmp_path / "iree-run-module")})
     with pytest.raises(ToolchainError, match="iree-dump-module cannot be started"):
         read_module_facts(elsewhere, program, built / "plain.vmfb")
 
@@ -183,7 +183,7 @@ def test_what_is_no_module_is_refused(built: Path, tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_a_module_whose_parts_are_not_told_apart_is_refused(built: Path, tmp_path: Path) -> None:
     toolchain, module = find_installed(), tmp_path / "flat.vmfb"
-    argv = [toolchain.compile, str(built / "plain.mlir"), "-o", str(module), *_FLAGS]
+    argv = [toolchain.compiler.compile, str(built / "plain.mlir"), "-o", str(module), *_FLAGS]
     subprocess.run([*argv, "--iree-vm-emit-polyglot-zip=false"], check=True, timeout=LIMIT_SECONDS)
     with pytest.raises(GauntletError, match="cannot be told from each other") as caught:
         read_module_facts(toolchain, built / "plain.mlir", module)

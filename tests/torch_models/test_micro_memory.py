@@ -69,7 +69,7 @@ _ANSWER: dict[str, Any] = {
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
     (folder / "spread.mlir").write_text(_SPREAD)
-    argv = [find_installed().compile, "spread.mlir", "-o", "spread.vmfb", *_FLAGS]
+    argv = [find_installed().compiler.compile, "spread.mlir", "-o", "spread.vmfb", *_FLAGS]
     subprocess.run(argv, cwd=folder, check=True, timeout=LIMIT_SECONDS)
     np.save(folder / "x.npy", np.ones(4096, np.float32))
     return folder

@@ -260,9 +260,11 @@ def test_goldens_of_torch_models(
     time, dispatches, size = _json(capsys, **selection)
     (journal,) = (tmp_path / "runs").glob("*/journal.jsonl")
     results = read_journal(journal).results
-    assert results["toy/add_benchmark_cpu@cpu:benchmark"]["samples"]["real_time"] == [3.0, 2.0, 2.5]
+    timed = results["toy/add_benchmark_cpu@cpu:benchmark"].samples
+    assert timed is not None
+    assert timed.real_time_ms == (3.0, 2.0, 2.5)
     assert (time["statistic"], time["measured"], time["limit"], time["verdict"]) == ("min", 2.0, 1.0, "broken")
-    counts = results["toy/add_compstat_cpu@cpu:compstat"]["statistics"]
+    counts = results["toy/add_compstat_cpu@cpu:compstat"].statistics
     assert (dispatches["measured"], dispatches["verdict"]) == (counts["dispatch_count"], "loose")
     assert (size["measured"], size["verdict"]) == (counts["binary_size_bytes"], "broken")
     assert {item["run"] for item in (time, dispatches, size)} == {journal.parent.name}

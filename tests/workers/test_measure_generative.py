@@ -102,7 +102,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("generative")
     (folder / "both.mlir").write_text(_PROGRAM)
-    argv = [find_installed().compile, str(folder / "both.mlir"), "-o", str(folder / "both.vmfb"), *_FLAGS]
+    argv = [find_installed().compiler.compile, str(folder / "both.mlir"), "-o", str(folder / "both.vmfb"), *_FLAGS]
     subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
     index = runtime.ParameterIndex()
     index.add_buffer("table", _TABLE.tobytes())

@@ -115,7 +115,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = {"two": _PROGRAM, "step": _STEP, "waiting": f"{_STEP_THAT_WAITS}{_MEET}"}
     for name, text in programs.items():
         (folder / f"{name}.mlir").write_text(text)
-        argv = [find_installed().compile, str(folder / f"{name}.mlir"), "-o", str(folder / f"{name}.vmfb"), *_FLAGS]
+        argv = [
+            find_installed().compiler.compile,
+            str(folder / f"{name}.mlir"),
+            "-o",
+            str(folder / f"{name}.vmfb"),
+            *_FLAGS,
+        ]
         subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
     index = runtime.ParameterIndex()
     index.add_buffer("weight", _WEIGHT.tobytes())

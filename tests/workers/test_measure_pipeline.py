@@ -213,7 +213,7 @@ def test_torch_of_this_python_comes_after_its_own_packages(tmp_path: Path, monke
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "double.mlir").write_text(_PROGRAM)
-    argv = [find_installed().compile, str(folder / "double.mlir"), "-o", str(folder / "double.vmfb"), *_FLAGS]
+    argv = [find_installed().compiler.compile, str(folder / "double.mlir"), "-o", str(folder / "double.vmfb"), *_FLAGS]
     subprocess.run(argv, check=True, timeout=LIMIT_SECONDS)
     np.save(folder / "images.npy", np.array([[1, 2, 3], [250, 251, 252]], np.uint8))
     np.save(folder / "x.npy", np.full((2, 4), 0x3FC0, np.uint16))  # 1.5

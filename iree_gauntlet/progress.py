@@ -1,0 +1,84 @@
+"""What work says of itself while it goes on: one protocol for runs, rounds and downloads. Painters show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iree_gauntlet.results import Result
+
+__all__ = ["Progress", "Recorder"]
+
+
+class Progress:
+    """Receives what goes on, from several threads at once; by itself it shows nothing.
+
+    What it raises ends the work that called it. Runs, steps and results are as the journal has them, and stay so.
+    """
+
+    def run_started(self, run: dict[str, Any]) -> None:
+        """A run begins, or goes on: the journal's `run` event."""
+
+    def steps_added(self, count: int) -> None:
+        """There are so many further steps, which were not known when the run began."""
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        """A step begins to run: its `id`, `chain` and `stage` at least."""
+
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        """A step has its result; it need not have been started (skipped)."""
+
+    def download(self, url: str, done: int, total: int | None) -> None:
+        """Bytes of a file that are there, of how many (None where the source does not say).
+
+        0 again means that the download begins again; other numbers may come out of order.
+        """
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Bytes of a file that has arrived which have been hashed, of how many."""
+
+    def download_finished(self, url: str) -> None:
+        """Nothing more comes of a file: it is there, or cannot be had; it may never have been downloaded."""
+
+    def note(self, url: str, message: str) -> None:
+        """Something out of the ordinary about a file, in one line: a retry, a wait for another run, damage."""
+
+    def message(self, text: str) -> None:
+        """Something that stays to be read."""
+
+    def status(self, text: str) -> None:
+        """What is being done just now, such as the number of a round; empty for nothing special."""
+
+    def waiting(self, text: str) -> None:
+        """What is waited for (`for device hip://0: …`); empty when it no longer is."""
+
+
+@dataclass(slots=True)
+class Recorder(Progress):
+    """Passes on what is said of files, and keeps the notes, for the journal.
+
+    Attributes:
+        watcher: receives everything.
+        notes: every note so far, in order.
+    """
+
+    watcher: Progress
+    notes: list[str] = field(default_factory=list)
+
+    def download(self, url: str, done: int, total: int | None) -> None:
+        """Pass it on."""
+        self.watcher.download(url, done, total)
+
+    def checking(self, url: str, done: int, total: int) -> None:
+        """Pass it on."""
+        self.watcher.checking(url, done, total)
+
+    def download_finished(self, url: str) -> None:
+        """Pass it on."""
+        self.watcher.download_finished(url)
+
+    def note(self, url: str, message: str) -> None:
+        """Keep it and pass it on."""
+        self.notes.append(message)
+        self.watcher.note(url, message)

@@ -1,0 +1,90 @@
+"""Objects that a journal keeps: how they are written, and read again.
+
+A journal has an object for each, with the fields by their names, in their order. JSON has neither NaN nor infinities:
+they are written as the strings `nan`, `inf` and `-inf`. A field that is missing or null is read as its default, and one
+that nobody knows is passed over, so that journals of earlier versions can be read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+__all__ = ["UNRECORDED", "Recorded", "number"]
+
+# Metadata of a field that the journal does not have.
+UNRECORDED: dict[str, Any] = {"recorded": False}
+
+
+class Recorded:
+    """A dataclass that the journal keeps."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the journal; a dict that the object holds is not copied."""
+        return {name: _plain(getattr(self, name)) for name in self._readers()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From the journal's object.
+
+        Raises:
+            TypeError, ValueError: a field without a default is missing, or one holds what it cannot.
+        """
+        given = {}
+        for name, (kind, read) in cls._readers().items():
+            value = data.get(name)
+            if value is not None:
+                # Most are what they should be; thousands of results are read at once.
+                given[name] = value if type(value) is kind else read(value)
+        return cls(**given)
+
+    @classmethod
+    @cache
+    def _readers(cls) -> dict[str, tuple[type | None, Callable[[Any], Any]]]:
+        """Of each field that the journal has, in order: the type that needs no reading, and what reads another."""
+        hints, known = get_type_hints(cls), fields(cast("Any", cls))
+        return {item.name: _reader(hints[item.name]) for item in known if item.metadata != UNRECORDED}
+
+
+def _reader(hint: Any) -> tuple[type | None, Callable[[Any], Any]]:
+    """For values that are not null."""
+    if isinstance(hint, UnionType):
+        hint, _ = get_args(hint)
+    if get_origin(hint) is tuple:
+        _, read = _reader(get_args(hint)[0])
+        return None, lambda values: tuple(map(read, values))
+    kind = get_origin(hint) or hint
+    if issubclass(kind, Recorded):
+        return None, kind.from_dict
+    return kind, number if kind is float else kind
+
+
+def number(value: Any) -> float | None:
+    """A journal's number; None for null.
+
+    Raises:
+        TypeError, ValueError: it is neither a number nor one of `nan`, `inf`, `-inf`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+        raise TypeError(f"{value!r} is no number")
+    return float(value) if isinstance(value, str) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Recorded):
+        return value.as_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value

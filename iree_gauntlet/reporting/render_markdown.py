@@ -1,0 +1,61 @@
+"""A document as GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from iree_gauntlet.reporting.document import Code, Heading, Items, Kind, Link, Name, Notes, Paragraph, Table
+from iree_gauntlet.reporting.markdown import code, escape, fenced, table
+
+if TYPE_CHECKING:
+    from iree_gauntlet.reporting.document import Block, Cell, Column, Document, Text
+
+__all__ = ["markdown"]
+
+
+def markdown(document: Document) -> str:
+    """The whole document; ends with a newline."""
+    ended = () if document.exit_code is None else (f"exit code {int(document.exit_code)}",)
+    answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))
+    blocks = (_block(block) for block in (*document.blocks, *document.details))
+    return "\n\n".join((f"# {escape(document.title)}", answer, *blocks)) + "\n"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(text):
+            return f"## {escape(text)}"
+        case Paragraph(text):
+            return _text(text)
+        case Items(items):
+            return "\n".join(f"- {_text(item)}" for item in items)
+        case Notes(lines):
+            return "\n\n".join(f"> {escape(line)}" for line in lines)
+        case Code(text, language):
+            return fenced(text, language)
+        case Table(columns, rows):
+            cells = ([_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
+            right = frozenset(index for index, column in enumerate(columns) if column.right)
+            return table([escape(column.heading) for column in columns], cells, right)
+
+
+def _text(text: Text) -> str:
+    return "".join(_inline(part, first=index == 0) for index, part in enumerate(text))
+
+
+def _inline(part: str | Name | Link, *, first: bool) -> str:
+    if isinstance(part, Name):
+        return code(part.text)
+    if isinstance(part, Link):
+        return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
+    # Beside other parts, spaces at the ends count, and the beginning is not that of a line.
+    before = "" if first else "!"
+    return escape(f"{before}{part}!")[len(before) : -1]
+
+
+def _cell(column: Column, cell: Cell) -> str:
+    text = column.written(cell)
+    if column.kind is Kind.NAME and cell is not None:
+        return code(text)
+    return f"**{escape(text)}**" if "bold" in column.style(text) else escape(text)

@@ -1,0 +1,255 @@
+"""What became of a step: types that performers construct, the journal keeps, and readers parse."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Verdict  # noqa: TC001 - asked for by name when results are read
+from iree_gauntlet.recorded import UNRECORDED, Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+__all__ = [
+    "MS_PER_UNIT",
+    "SENT_SIGNALS",
+    "CacheUse",
+    "Check",
+    "Fetched",
+    "OutputComparison",
+    "Result",
+    "Samples",
+    "shorten",
+]
+
+# Google Benchmark's time units.
+MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_LONGEST_REASON = 300
+# Signals that come from a person, a job system or the kernel's want of memory, and say nothing of the tool.
+SENT_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse(Recorded):
+    """Whether a step's result came from a cache, and why or why not."""
+
+    hit: bool
+    key: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Recorded):
+    """A figure and what it was held against.
+
+    Attributes:
+        metric: what was measured: `time_ms`, `dispatch_count` or `binary_size_bytes`.
+        measured: the figure in `unit`; None where it cannot be had.
+        golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
+            figure was only measured.
+        unit: `ms`, `dispatches` or `bytes`.
+        statistic: which figure of the repetitions it is (time only).
+        sku: the target's SKU (time only).
+        release: the compiler's release (dispatch count and size).
+        passed: None where there is nothing to check against.
+        note: where the golden is written (file: field), or why it was not checked.
+    """
+
+    metric: str
+    measured: float | None = None
+    golden: float | None = None
+    factor: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    statistic: str = ""
+    sku: str = ""
+    release: str = ""
+    passed: bool | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputComparison(Recorded):
+    """How one output compares with what was expected.
+
+    Attributes:
+        index: which output, from 0.
+        type: shape and element type of the actual output (of the expected one where it is missing).
+        passed: the verdict.
+        message: one line for people.
+        mismatches: values that do not pass; None where the values were not compared.
+        count: number of values.
+        max_abs_error, max_rel_error: the largest over the values that are finite on both sides; None
+            where there are none, or for types without arithmetic.
+        worst_index: index of the value furthest outside its tolerance (or nearest to leaving it); None
+            where all are equal.
+        worst_actual, worst_expected: that value on both sides.
+        cosine_similarity: of the values that are finite on both sides; None where it is undefined.
+        actual_nans, expected_nans, actual_infs, expected_infs: how many there are.
+        atol, rtol: the tolerance as written; 0 for exact comparison.
+        actual_path, expected_path: files that hold the two; empty for what was made in memory.
+    """
+
+    index: int
+    type: str = ""
+    passed: bool = field(kw_only=True)
+    message: str = ""
+    mismatches: int | None = None
+    count: int = 0
+    max_abs_error: float | None = None
+    max_rel_error: float | None = None
+    worst_index: tuple[int, ...] | None = None
+    worst_actual: str = ""
+    worst_expected: str = ""
+    cosine_similarity: float | None = None
+    actual_nans: int = 0
+    expected_nans: int = 0
+    actual_infs: int = 0
+    expected_infs: int = 0
+    atol: float = 0.0
+    rtol: float = 0.0
+    actual_path: str = ""
+    expected_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples(Recorded):
+    """The repetitions of one benchmark.
+
+    Attributes:
+        name: Google Benchmark's name without its suffixes, `BM_main/process_time/real_time`.
+        real_time_ms: wall time of an iteration, a figure for each repetition, in ms.
+        cpu_time_ms: CPU time of an iteration (of the whole process), likewise.
+        iterations: over how many iterations each figure is a mean.
+        aggregated: the tool was told to report aggregates only: the one figure is the mean of all.
+    """
+
+    name: str
+    real_time_ms: tuple[float, ...]
+    cpu_time_ms: tuple[float, ...]
+    iterations: tuple[int, ...]
+    aggregated: bool = False
+
+    @property
+    def mean_ms(self) -> float:
+        """Arithmetic mean of the repetitions' wall time; NaN where there are none."""
+        return statistics.fmean(self.real_time_ms) if self.real_time_ms else math.nan
+
+    @property
+    def min_ms(self) -> float | None:
+        """Fastest repetition; None where it is not known: only the mean of all, or nothing."""
+        return None if self.aggregated else min(self.real_time_ms, default=None)
+
+    @property
+    def stdev_ms(self) -> float | None:
+        """Sample standard deviation (n − 1); None for a single repetition."""
+        return statistics.stdev(self.real_time_ms) if len(self.real_time_ms) > 1 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for the journal, in a unit that it names."""
+        return {
+            "unit": "ms",
+            "real_time": list(self.real_time_ms),
+            "cpu_time": list(self.cpu_time_ms),
+            "iterations": list(self.iterations),
+            "name": self.name,
+            "aggregated": self.aggregated,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From the journal's object; as `Recorded.from_dict`, and KeyError for a unit that is none."""
+        scale = MS_PER_UNIT[str(data.get("unit", "ms"))]
+        real, cpu = (tuple(float(time) * scale for time in data.get(name) or ()) for name in ("real_time", "cpu_time"))
+        name, iterations = str(data.get("name") or ""), tuple(map(int, data.get("iterations") or ()))
+        return cls(name, real, cpu, iterations, aggregated=bool(data.get("aggregated")))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Recorded):
+    """A file that is there.
+
+    Attributes:
+        url: where it comes from.
+        path: where it lies.
+        bytes: its size.
+        seconds: how long it took, waiting for other runs included.
+        cached: it was there before.
+        sha256: its hash; not part of the record.
+        notes: what was out of the ordinary, one line each; a step's record has them among its own.
+    """
+
+    url: str
+    path: Path = Path()
+    bytes: int = 0
+    seconds: float = 0.0
+    cached: bool = False
+    sha256: str = field(default="", metadata=UNRECORDED)
+    notes: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Recorded):
+    """The journal's `result` event, without its name, time and step.
+
+    Attributes:
+        verdict, reason: what it came to, and why in one line.
+        command: as a person would type it; empty for steps without a process.
+        seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
+        tool_seconds: wall time inside IREE's tools.
+        exit_code, signal, timed_out: of the process that decided.
+        cache: whether it came from a cache.
+        checks: figures against goldens.
+        outputs: outputs against what was expected.
+        samples: repetitions of a benchmark.
+        statistics: figures of a module or of the machine.
+        notes: what a person should know.
+        log: path of the full output, relative to the run's folder.
+        tail: its last lines.
+        fetched: files of a fetch.
+        disk_full: whether the disk was full when the process ended; not part of the record.
+        out_of_memory: whether the process ran into its limit of memory; not part of the record.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    command: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    tool_seconds: float = 0.0
+    exit_code: int | None = None
+    signal: str = ""
+    timed_out: bool = False
+    cache: CacheUse | None = None
+    checks: tuple[Check, ...] = ()
+    outputs: tuple[OutputComparison, ...] = ()
+    samples: Samples | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    log: str = ""
+    tail: tuple[str, ...] = ()
+    fetched: tuple[Fetched, ...] = ()
+    disk_full: bool = field(default=False, metadata=UNRECORDED)
+    out_of_memory: bool = field(default=False, metadata=UNRECORDED)
+
+    @property
+    def crashed(self) -> bool:
+        """The tool's own fault ended it by a signal."""
+        blameless = self.timed_out or self.disk_full or self.out_of_memory
+        return self.signal not in ("", *SENT_SIGNALS) and not blameless
+
+    def as_dict(self) -> dict[str, Any]:
+        """As of everything that is recorded; without statistics, null stands for them."""
+        return {**Recorded.as_dict(self), "statistics": self.statistics or None}
+
+
+def shorten(text: str) -> str:
+    """One line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"

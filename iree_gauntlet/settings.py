@@ -1,0 +1,174 @@
+"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache.
+
+`dialects/configuration_file.py` reads `gauntlet.toml`; docs/artifacts.md describes it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "Configuration",
+    "DownloadSettings",
+    "Mirror",
+    "SharedModulesSettings",
+    "StoreOptions",
+    "cache_folder",
+    "is_below",
+    "made_cache_folder",
+    "project_folder",
+    "runs_folder",
+    "shown",
+]
+
+
+_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Where files may be had instead of at their URL.
+
+    Attributes:
+        prefix: what the URLs begin with.
+        to: what takes its place, in the order of trying: URLs, or absolute folders.
+        only: never go to the URL itself.
+    """
+
+    prefix: str
+    to: tuple[str, ...]
+    only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of an object store.
+
+    Attributes:
+        prefix: what the URLs begin with (`az://account`, `s3://bucket`).
+        options: names and values as obstore takes them; a value `$NAME` stands for an environment variable.
+    """
+
+    prefix: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModulesSettings:
+    """The shared module cache.
+
+    Attributes:
+        url: where it is.
+        write: whether this machine may fill it.
+    """
+
+    url: str
+    write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadSettings:
+    """How downloads are done.
+
+    Attributes:
+        connections: at once for one large file.
+        retries: further attempts after a transient failure without any progress.
+    """
+
+    connections: int = 4
+    retries: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that is set; by default nothing.
+
+    Attributes:
+        files: where it was read from.
+        mirrors: in the order of trying.
+        stores: options, the most special prefix wins.
+        shared_modules: None where there is none.
+        downloads: how downloads are done.
+        nightly_links: page or folder with links to nightly wheels of IREE.
+        environ: the environment that `$NAME` and credentials are taken from.
+    """
+
+    files: tuple[Path, ...] = ()
+    mirrors: tuple[Mirror, ...] = ()
+    stores: tuple[StoreOptions, ...] = ()
+    shared_modules: SharedModulesSettings | None = None
+    downloads: DownloadSettings = DownloadSettings()
+    nightly_links: str = "https://iree.dev/pip-release-links.html"
+    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+
+    def options_of(self, url: str) -> Mapping[str, str]:
+        """Options of the store that a URL is in, as written; of several prefixes the longest wins."""
+        fitting = [store for store in self.stores if is_below(url, store.prefix)]
+        return max(fitting, key=lambda store: len(store.prefix)).options if fitting else MappingProxyType({})
+
+
+def is_below(url: str, prefix: str) -> bool:
+    """Whether a URL is a prefix, or lies in the folder that it names."""
+    return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
+
+
+def project_folder() -> Path:
+    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "specs").is_dir() and (folder / "suites").is_dir():
+            return folder
+    return here
+
+
+def cache_folder(cache_dir: str) -> Path:
+    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
+    named = cache_dir or _names_cache()
+    if named:
+        return Path(named).expanduser().resolve()
+    project = project_folder()
+    if (project / "suites").is_dir():
+        return project / "cache"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "iree-gauntlet"
+
+
+def made_cache_folder(cache_dir: str) -> Path:
+    """The same, which is there now.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    folder = cache_folder(cache_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        named = f"--cache-dir {cache_dir}" if cache_dir else f"${_CACHE_VARIABLE}" if _names_cache() else "the cache"
+        why = "it is a file" if folder.exists() else error.strerror
+        raise UsageError(
+            f"{named}: cannot make the folder {folder}: {why}", "Name a folder that you may write with --cache-dir."
+        ) from error
+    return folder
+
+
+def _names_cache() -> str:
+    return os.environ.get(_CACHE_VARIABLE, "")
+
+
+def runs_folder() -> Path:
+    """Where runs are kept: `runs/` of the project."""
+    return project_folder() / "runs"
+
+
+def shown(path: Path) -> Path:
+    """A path as a user would type it: from the working folder where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,109 @@
+"""Programs that are asked something and end: each in a process group of its own, for a bounded time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Answer", "run_short"]
+
+# How long the pipes of a killed program may stay open: a process stuck in a driver survives SIGKILL.
+_PATIENCE_SECONDS = 2.0
+_NEWS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program said.
+
+    Attributes:
+        exit_code: as of `subprocess`: negative for a signal.
+        stdout, stderr: text; what is not UTF-8 is replaced.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return self.stdout + self.stderr
+
+
+def run_short(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    stdin: str = "",
+    grace: float = 0.0,
+    environment: Mapping[str, str] | None = None,
+    held: Sequence[int] = (),
+    news: Callable[[float], None] | None = None,
+) -> Answer:
+    """Run a program to its end; after its time, or an interrupt of ours, its process group is ended.
+
+    Args:
+        argv: argument vector.
+        timeout: seconds that it has; infinite for all that it needs.
+        stdin: what it reads; less than a pipe holds (64 KiB).
+        grace: seconds from asking the group to end until it is killed; 0 kills it at once.
+        environment: what it inherits; ours for None.
+        held: descriptors that it inherits too, such as a lock's.
+        news: is given the seconds so far, every ten seconds.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: its time is up; `output` is what it had said.
+    """
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+        pass_fds=held,
+        start_new_session=True,
+    )
+    started = time.monotonic()
+    try:
+        while True:
+            left = started + timeout - time.monotonic()
+            turn = min(left, _NEWS_SECONDS)
+            try:
+                stdout, stderr = process.communicate(stdin, timeout=turn)
+            except subprocess.TimeoutExpired:
+                if turn == left:
+                    raise
+                if news:
+                    news(time.monotonic() - started)
+                stdin = ""
+            else:
+                return Answer(process.returncode, stdout, stderr)
+    except subprocess.TimeoutExpired:
+        raise subprocess.TimeoutExpired(argv, timeout, output=_ended(process, grace)) from None
+    except BaseException:
+        _ended(process, grace)
+        raise
+
+
+def _ended(process: subprocess.Popen[str], grace: float) -> str:
+    """End a process that leads a group of its own, with all of the group; what it has said."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):
+        if seconds > 0:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                return "".join(process.communicate(timeout=seconds))
+    return ""

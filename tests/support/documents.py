@@ -1,0 +1,29 @@
+"""Parts of documents as people read them."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.reporting.document import Document
+from iree_gauntlet.reporting.render_console import print_document
+from iree_gauntlet.reporting.render_markdown import markdown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from iree_gauntlet.reporting.document import Block
+
+__all__ = ["block_lines", "block_markdown"]
+
+
+def block_lines(blocks: Iterable[Block]) -> list[str]:
+    """What a terminal shows of them."""
+    stream = io.StringIO()
+    print_document(Document("", "", (), tuple(blocks)), stream, environ={})
+    return stream.getvalue().strip("\n").split("\n")
+
+
+def block_markdown(blocks: Iterable[Block]) -> str:
+    """The same in a file."""
+    return markdown(Document("", "", (), tuple(blocks))).partition("****\n\n")[2]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iree_gauntlet import short_process
+from iree_gauntlet.short_process import run_short
+from tests.support.hanging import HANG, growing_times, marked_hang
+from tests.support.processes import running, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_a_program_says() -> None:
+    answer = run_short(["sh", "-c", "cat; printf '\\377' >&2; kill -9 $$"], timeout=math.inf, stdin="héllo")
+    assert (answer.exit_code, answer.stdout, answer.stderr) == (-9, "héllo", "\N{REPLACEMENT CHARACTER}")
+    assert answer.text == "héllo\N{REPLACEMENT CHARACTER}"
+
+
+def test_what_cannot_be_started_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        run_short([str(tmp_path / "none")], timeout=1)
+    assert raised.value.filename == str(tmp_path / "none")
+
+
+def test_it_says_so_while_a_program_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
+    go_on = tmp_path / "go-on"
+    os.mkfifo(go_on)
+    told: list[float] = []
+
+    def news(seconds: float) -> None:
+        told.append(seconds)
+        if len(told) == 2:
+            go_on.write_text("went on")
+
+    assert run_short(["cat", str(go_on)], timeout=math.inf, news=news).stdout == "went on"
+    assert 0 < told[0] <= told[1]
+
+
+@pytest.mark.parametrize("grace", [0.0, 60.0])
+def test_an_interrupt_of_ours_ends_the_program_and_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
+    child, asked = marked_hang(), tmp_path / "asked"
+
+    def interrupt(_: float) -> None:
+        if running(child):
+            raise KeyboardInterrupt
+
+    argv = ["sh", "-c", f"trap 'touch {asked}; exit' TERM; {child} & wait"]
+    with pytest.raises(KeyboardInterrupt):
+        run_short(argv, timeout=math.inf, grace=grace, news=interrupt)
+    wait_until(lambda: not running(child))
+    assert asked.exists() == bool(grace)
+
+
+def test_what_was_said_until_the_time_is_up_is_kept() -> None:
+    for seconds in growing_times():
+        with pytest.raises(subprocess.TimeoutExpired) as raised:
+            run_short(["sh", "-c", f"echo thinking; echo hard >&2; {HANG}"], timeout=seconds)
+        if "hard" in raised.value.output:
+            break
+    assert raised.value.output == "thinking\nhard\n"
