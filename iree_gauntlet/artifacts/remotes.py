@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from iree_gauntlet.artifacts.azure_access import AZURE_HINT, azure_access, azure_blob
-from iree_gauntlet.artifacts.file_remote import FileRemote
 from iree_gauntlet.artifacts.http_remote import HttpRemote
 from iree_gauntlet.artifacts.object_remote import ObjectRemote
 from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
+from iree_gauntlet.artifacts.remote import BLOCK_BYTES, Body, ChangedError, Connection, MissingError, RemoteFile
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from io import FileIO
 
     from iree_gauntlet.artifacts.azure_access import AzureAccess
     from iree_gauntlet.artifacts.remote import Remote
@@ -55,7 +58,7 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
         ArtifactError: options or credentials that are malformed, or a scheme that cannot be fetched.
     """
     if place.startswith(("/", "file:///")):
-        yield FileRemote(_inside_mirror(place))
+        yield _FileRemote(_inside_mirror(place))
         return
     scheme, _, rest = place.partition("://")
     if scheme in ("http", "https"):
@@ -182,3 +185,48 @@ def _hub_token(configuration: Configuration) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _FileRemote:
+    """A file of a mirror.
+
+    Attributes:
+        path: where it lies.
+    """
+
+    path: Path
+
+    @property
+    def url(self) -> str:
+        """See `Remote`."""
+        return self.path.as_uri()
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """See `Remote`."""
+        yield self
+
+    @contextmanager
+    def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:
+        """See `Connection`."""
+        del stop  # the reader takes what it wants
+        try:
+            file = self.path.open("rb", buffering=0)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MissingError(self.url, f"not in the mirror: {self.path}", "Put it there.") from error
+        except OSError as error:
+            what = f"cannot read {self.path}: {error.strerror}"
+            raise ArtifactError(self.url, what, "Check the mirror's path and rights.") from error
+        with file:
+            status = self.path.stat()
+            present = f'"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"'
+            if version and present != version:
+                raise ChangedError(f"{self.path} was written to")
+            file.seek(start)
+            yield Body(RemoteFile(status.st_size, present, ranged=True), start, _blocks(file))
+
+
+def _blocks(file: FileIO) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
-from iree_gauntlet.pytest_plugin.records import write_session_reports
 from iree_gauntlet.pytest_plugin.session import ModelTestSession
 from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
+from iree_gauntlet.reporting.report import write_job_summary, write_reports
 from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.run_folder import new_folder, require_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.running.confirming import ConfirmRules
 
 __all__ = ["ModelTestPlugin"]
@@ -189,7 +193,7 @@ class ModelTestPlugin:
         if self._worker or self._run_folder is None or self._config.option.collectonly:
             return
         try:
-            self._reported = write_session_reports(self._run_folder, _folder(self._config, "job_summary_path"))
+            self._reported = _write_session_reports(self._run_folder, _folder(self._config, "job_summary_path"))
         except GauntletError as error:
             self._notices.append(str(error))
 
@@ -208,3 +212,55 @@ def _folder(config: pytest.Config, option: str) -> Path:
 
 def _optional_folder(config: pytest.Config, option: str) -> Path | None:
     return _folder(config, option) if config.getoption(option) else None
+
+
+def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
+    """Writes the reports of a session, also of one in which a process died.
+
+    Args:
+        run_dir: the session's folder.
+        summary_folder: where `job_summary.md` and `job_summary.json` go.
+
+    Returns:
+        Whether there was anything to report.
+
+    Raises:
+        GauntletError: a journal cannot be read, or a report not be written.
+    """
+    journals = sorted(run_dir.glob("journal-*.jsonl"))
+    if journals:
+        merged = _merged([read_journal(path) for path in journals])
+        write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
+    if not (run_dir / JOURNAL).is_file():
+        return False
+    outcome = write_reports(run_dir, environ={})
+    try:
+        summary_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
+    write_job_summary(outcome, summary_folder, run_dir)
+    return True
+
+
+def _merged(records: Iterable[JournalRecord]) -> list[dict[str, Any]]:
+    """The events of several journals of one plan as those of one: of what several did, the first result counts."""
+    whole = [record for record in records if record.runs]
+    results: dict[str, JournalRecord] = {}
+    starts: dict[str, str] = {}
+    for record in whole:
+        for step, time in record.starts.items():
+            starts[step] = min(time, starts.get(step, time))
+        for step, time in record.result_times.items():
+            if step not in results or time < results[step].result_times[step]:
+                results[step] = record
+    if not whole:
+        return []
+    begin = min((record.runs[0] for record in whole), key=lambda run: str(run["time"]))
+    begun = [{"event": "start", "time": time, "step": step} for step, time in starts.items()]
+    ended = [record.result_event(step) for step, record in results.items()]
+    events = sorted([*begun, *ended], key=lambda event: (str(event["time"]), event["event"] == "result"))
+    if any(record.end is None for record in whole):
+        return [begin, *events]
+    code = exit_code_of(record.results[step].verdict for step, record in results.items())
+    last = max((record.end or {} for record in whole), key=lambda end: str(end["time"]))
+    return [begin, *events, {**last, "exit_code": int(code)}]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
+import junit_xml
+
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.reporting.comparison_junit import comparison_junit
+from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.comparison_rows import changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reporting.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reporting.figures import duration
+from iree_gauntlet.reporting.junit_schema import schema_document
 from iree_gauntlet.reporting.outcome import lock_remark
 from iree_gauntlet.reporting.render_console import print_document
 from iree_gauntlet.reporting.render_html import html_page
@@ -19,7 +23,7 @@ from iree_gauntlet.reporting.report_files import add_to_step_summary, write_repo
 from iree_gauntlet.reporting.where_slower import compile_blocks, dispatch_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from iree_gauntlet.reporting.comparison import ComparisonRecord
@@ -49,6 +53,7 @@ _CHANGE_NOTE = (
     "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work; "
     "--metric compile-time compares in rounds."
 )
+_ERRORS = ("error", "inconclusive", "not measured")
 
 
 def write_comparison_reports(
@@ -67,7 +72,7 @@ def write_comparison_reports(
     """
     document = comparison_document(record)
     text = markdown(document)
-    contents = (text, html_page(document), comparison_json(record), comparison_junit(record))
+    contents = (text, html_page(document), comparison_json(record), _comparison_junit(record))
     for name, content in zip(REPORT_NAMES, contents, strict=True):
         write_report(folder / name, content, folder)
     if step_summary:
@@ -172,3 +177,47 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
 
 def _without_event(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name not in ("event", "time", "chain")}
+
+
+def _comparison_junit(record: ComparisonRecord) -> str:
+    """The whole document, with its XML declaration; encode it as UTF-8."""
+    rows = time_rows(record)
+    name = "compare " + " ".join(side.asked for side in record.sides)
+    suite = junit_xml.TestSuite(
+        name=one_line(name),
+        test_cases=[_case(row, record) for row in rows],
+        timestamp=one_line(str(record.opening.get("time") or "")),
+        hostname=one_line(str((record.opening.get("machine") or {}).get("host") or "")),
+        properties={one_line(key): one_line(value, 4096) for key, value in _properties(record)},
+    )
+    root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {name}"), "tests": str(len(rows))})
+    root.set("failures", str(sum(row.verdict == "slower" for row in rows)))
+    root.set("errors", str(sum(row.verdict in _ERRORS for row in rows)))
+    element = suite.build_xml_doc()
+    for item in (element, *element.findall("testcase")):
+        # The time that rounds took says nothing of the model.
+        item.attrib.pop("time", None)
+    root.append(element)
+    return schema_document(root)
+
+
+def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
+    figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
+    case = junit_xml.TestCase(
+        name=str(record.options.get("metric") or "time"), classname=one_line(f"compare.{row.model}"), stdout=figures
+    )
+    message = one_line(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
+    if row.verdict == "slower":
+        case.add_failure_info(message, figures, "slower")
+    elif row.verdict in _ERRORS:
+        case.add_error_info(message, figures, row.verdict)
+    return case
+
+
+def _properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
+    for side in record.sides:
+        for key in ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity"):
+            if side.toolchain.get(key):
+                yield f"{side.name}.{key}", str(side.toolchain[key])
+    for key, value in sorted((record.opening.get("rules") or {}).items()):
+        yield f"rules.{key}", json.dumps(value)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.reporting.junit import junit_document
+from iree_gauntlet.reporting.junit_schema import schema_document
 from iree_gauntlet.reporting.matrix import matrix_outcome
 from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reporting.matrix_junit import matrix_junit
 from iree_gauntlet.reporting.matrix_markdown import matrix_markdown
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 
@@ -14,11 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from iree_gauntlet.reporting.matrix import MatrixOutcome
+    from iree_gauntlet.reporting.matrix import MatrixIree, MatrixOutcome
 
-__all__ = ["MATRIX_REPORTS", "write_matrix_reports"]
+
+__all__ = ["MATRIX_REPORTS", "matrix_junit", "write_matrix_reports"]
 
 MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.json", "matrix.csv")
+_COUNTS = ("tests", "failures", "errors")
 
 
 def write_matrix_reports(
@@ -44,3 +50,39 @@ def write_matrix_reports(
     if append_step_summary:
         add_to_step_summary(environ, markdown)
     return outcome
+
+
+def matrix_junit(matrix: MatrixOutcome) -> str:
+    """The whole document, with its XML declaration; encode it as UTF-8."""
+    root = ET.Element("testsuites", {"name": f"iree-gauntlet matrix {matrix.suite}".rstrip()})
+    for iree in matrix.irees:
+        if iree.outcome is not None:
+            run = ET.fromstring(junit_document(iree.outcome))  # noqa: S314 - our own document, made just now
+            for suite in run.findall("testsuite"):
+                suite.set("name", one_line(f"{iree.label}/{suite.get('name', '')}"))
+                for case in suite.findall("testcase"):
+                    case.set("classname", one_line(f"{iree.label}.{case.get('classname', '')}"))
+                root.append(suite)
+        if iree.problem:
+            root.append(_without_run(iree))
+    suites = root.findall("testsuite")
+    for index, suite in enumerate(suites):
+        suite.set("id", str(index))
+    for name in _COUNTS:
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}")
+    return schema_document(root)
+
+
+def _without_run(iree: MatrixIree) -> ET.Element:
+    """A suite of one test, which is an error, or skipped where the IREE was left out."""
+    left_out = iree.exit_code in (None, ExitCode.OK)
+    counts = {"tests": "1", "failures": "0", "errors": str(int(not left_out)), "skipped": str(int(left_out))}
+    suite = ET.Element("testsuite", {"name": one_line(f"{iree.label}/toolchain"), **counts, "time": "0.000"})
+    case = ET.SubElement(
+        suite, "testcase", {"name": "toolchain", "classname": one_line(f"{iree.label}.iree"), "time": "0.000"}
+    )
+    kind = {} if left_out else {"type": "error"}
+    found = ET.SubElement(case, "skipped" if left_out else "error", {**kind, "message": one_line(iree.problem)})
+    found.text = iree.hint
+    return suite

@@ -13,21 +13,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.arrays import Tensor, read_arguments, read_npy, read_raw
+from iree_gauntlet.measuring.comparison import compare_outputs
+from iree_gauntlet.measuring.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.running.allclose import compare_allclose
 from iree_gauntlet.running.case_log import write_log
 from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.run_server import RunJob, RunVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.run_server import RunServers
+    from iree_gauntlet.running.run_server import RunAnswer, RunServers
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["check_served_threshold", "run_job"]
@@ -76,9 +82,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         return result
     if answer.verdict == RunVerdict.MISMATCH:
         if step.expect_failure or not job.device.startswith(_QUICK_DEVICES):
-            from iree_gauntlet.running.mismatches import mismatched  # noqa: PLC0415 - it brings NumPy
-
-            return mismatched(step, job, answer, processes, result)
+            return _mismatched(step, job, answer, processes, result)
         return _asked_again(step, processes)
     ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
     if answer.message and not answer.logged:
@@ -174,3 +178,46 @@ def _status(message: str) -> str:
     """What `threshold.check_threshold` makes of the same status: its text, and the first thing that was being done."""
     parts = [part.strip() for part in message.split(";")]
     return shorten("; ".join(parts[1:3]) if len(parts) > 1 else message)
+
+
+def _mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
+    """The result of a case whose outputs are not as expected, with the figures of each."""
+    assert step.command is not None, "it was run"
+    result = replace(result, verdict=Verdict.FAILED)
+    try:
+        expected = read_arguments(job.expected, Path(job.cwd))
+        actual = [_kept_output(record) for record in answer.outputs if record["type"]]
+        tolerances = parse_tolerances(step.command.argv)
+    except (GauntletError, OSError) as error:
+        what = error.what if isinstance(error, GauntletError) else str(error)
+        first = next(record for record in answer.outputs if not record["passed"])
+        reason = f"output {first['index']}: not as expected"
+        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
+    if step.allclose is None:
+        comparisons = compare_outputs(actual, expected, tolerances)
+    else:
+        comparisons = compare_allclose(actual, expected, step.allclose)
+    failing = [comparison for comparison in comparisons if not comparison.passed]
+    lines = [f"[FAILED] output {comparison.index}: {comparison.message}" for comparison in failing]
+    if not failing:
+        note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
+        result = replace(result, notes=(*result.notes, note))
+    return replace(
+        result,
+        reason=shorten(lines[0].removeprefix("[FAILED] ")) if lines else "an output is not as expected",
+        outputs=tuple(comparisons),
+        tail=tuple(lines),
+        log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+    )
+
+
+def _kept_output(record: Mapping[str, Any]) -> Tensor:
+    """An output that a server has written; one that it had no place for has its type alone."""
+    tensor_type = parse_tensor_type(record["type"])
+    path = Path(record["file"])
+    if not record["file"]:
+        empty = np.empty(0, storage_dtype(tensor_type.element_type))
+        return Tensor(tensor_type.element_type, tensor_type.shape, empty)
+    if path.suffix == ".npy":
+        return read_npy(path).with_element_type(tensor_type.element_type)
+    return read_raw(path, tensor_type)

@@ -10,6 +10,7 @@ Cases that say `numpy.allclose` are run once, with their outputs kept, and compa
 from __future__ import annotations
 
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,8 @@ from iree_gauntlet.measuring.comparison import compare_outputs
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.allclose import compare_allclose, with_known_type
+from iree_gauntlet.running.commands import REFERENCE_FLAGS
 from iree_gauntlet.running.judging import after_process
-from iree_gauntlet.running.reference import with_reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ _LONG_RUN_SECONDS = 120.0
 
 def check_threshold(step: Step, processes: Processes) -> Result:
     """Runs a threshold step."""
-    step = with_reference(step)
+    step = _with_reference(step)
     assert step.command is not None, "planned with a command"
     if step.allclose is not None:
         return _check_allclose(step, step.command, step.allclose, processes)
@@ -178,3 +179,29 @@ def _status_line(lines: Sequence[str]) -> str:
         if len(parts) > 1 and ".c" in parts[0]:
             return shorten("; ".join(parts[1:3]))
     return shorten(next((line for line in lines if line.strip()), ""))
+
+
+def _with_reference(step: Step) -> Step:
+    """A threshold step with its reference unpacked in its folder, and the flagfile's flags in its place.
+
+    A step without a reference is returned as it is.
+
+    Raises:
+        GauntletError: the archive cannot be unpacked.
+    """
+    archive = next((item.path for item in step.inputs if item.role == "reference"), "")
+    if not archive or step.command is None:
+        return step
+    folder = Path(step.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with zipfile.ZipFile(archive) as members:
+            members.extractall(folder)
+        flags = (folder / REFERENCE_FLAGS.partition("=")[2]).read_text(encoding="utf-8").splitlines()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise GauntletError(f"{archive} cannot be unpacked: {error}", "Run again with --force-recompile.") from error
+    place = step.command.argv.index(REFERENCE_FLAGS)
+    argv = (*step.command.argv[:place], *flags, *step.command.argv[place + 1 :])
+    count = sum(flag.startswith("--expected_output=") for flag in flags)
+    outputs = tuple(("actual_output", f"{folder}/actual_{index}.npy") for index in range(count))
+    return replace(step, command=replace(step.command, argv=argv), outputs=outputs)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
@@ -22,7 +22,9 @@ from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.reporting.figures import whole
 from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.printing import write_text
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.journal import Journal
@@ -31,14 +33,16 @@ from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.workbench import make_surroundings, open_workbench
 from iree_gauntlet.settings import cache_folder, project_folder, shown
-from iree_gauntlet.tasks.bench_list import print_models
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from iree_gauntlet.bench.options import BenchOptions
+    from iree_gauntlet.bench.registry import BenchmarkModel
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.running.engine import Engine
@@ -47,6 +51,11 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _MODELS = "specs/models"
+_HEADER = ("model", "config", "parameters", "takes", "declared")
+_UNKNOWN = "not declared"
+_OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}
+_GAP = "  "
+_RIGHT = 2
 
 
 def bench(options: BenchOptions) -> ExitCode:
@@ -59,7 +68,7 @@ def bench(options: BenchOptions) -> ExitCode:
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
     if options.list:
-        print_models(models, folders, sys.stdout)
+        _print_models(models, folders, sys.stdout)
     own = [problem for problem in passed_over if problem.field == options.model or options.list or not models]
     if own:
         raise ModelError(own)
@@ -216,3 +225,25 @@ def _require_work(options: BenchOptions, chips: int) -> None:
 
 def _toolchain(options: BenchOptions) -> ToolchainRequest:
     return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
+
+
+def _print_models(models: Mapping[str, BenchmarkModel], folders: Sequence[Path], stream: TextIO) -> None:
+    """A row for each model and configuration."""
+    rows = [_HEADER]
+    for model in models.values():
+        takes = ", ".join(option for name, option in _OPTIONS.items() if name in model.accepts) or "–"
+        for config in model.configs or ("",):
+            count = model.parameter_count(config)
+            number = _UNKNOWN if count is None else whole(count)
+            rows.append((model.name, config or "–", number, takes, model.place))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    for row in rows:
+        cells = (
+            text.rjust(width) if column == _RIGHT else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        write_text(stream, f"{_GAP.join(cells).rstrip()}\n")
+    where = ", ".join(str(folder) for folder in folders)
+    counts = ((len(models), "model"), (len(rows) - 1, "configuration"))
+    said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+    write_text(stream, f"\n{said} in {where}\n")

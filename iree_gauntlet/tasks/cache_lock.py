@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import sys
 import tempfile
@@ -16,9 +19,9 @@ from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.relock import Relock, plan_relock, write_registry
 from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
+from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, UsageError
 from iree_gauntlet.progress import Progress, Recorder
-from iree_gauntlet.tasks.cache_named import named_artifacts
 from iree_gauntlet.tasks.cache_place import open_cache, refusals_explained
 from iree_gauntlet.tasks.output import open_progress
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.tasks.cache_place import CachePlace
 
 __all__ = ["lock_hashes"]
+# Also behind a flag's name: `--parameters=model=https://…`.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
 def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
@@ -51,7 +56,7 @@ def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
     dry, prune = bool(options["dry_run"]), bool(options["prune"])
     shared = place.root.resolve() != (place.project / "cache").resolve()
     # What other projects have learnt in a shared cache is theirs.
-    named = named_artifacts(place.project) if prune or shared else None
+    named = _named_artifacts(place.project) if prune or shared else None
     with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetched_anew(place, urls, progress)) if urls else []
         refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
@@ -160,3 +165,49 @@ def _show(place: CachePlace, relock: Relock, refreshed: list[Entry], *, dry: boo
         dropped = sum(change.after is None for change in relock.changes)
         rest = len(relock.changes) - added - dropped
         sys.stdout.write(f"{path}: {added} added, {rest} changed, {dropped} dropped; commit it\n")
+
+
+def _named_artifacts(project: Path) -> set[str]:
+    """Local names of all URLs in the project's specs, and in those that its suites add.
+
+    Raises:
+        SpecError: a spec or suite cannot be read, and might name one.
+    """
+    folders = {project / "specs"}
+    for suite in sorted((project / "suites").glob("*.toml")):
+        folders.update(read_suite(suite).spec_dirs)
+    names: set[str] = set()
+    for folder in sorted(folders):
+        for current, _, files in os.walk(folder):
+            for file in sorted(files):
+                if file.endswith(".json"):
+                    names |= _names(Path(current, file))
+    return names
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        hint = "Mend or remove it: it might name an artifact, so nothing was changed."
+        raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
+    names = set()
+    for text in _strings(document):
+        for url in _URL.findall(text):
+            try:
+                names.add(local_name(url))
+            except ArtifactError:
+                continue  # `lint` tells
+    return names
+
+
+def _strings(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            yield str(key)
+            yield from _strings(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _strings(value)

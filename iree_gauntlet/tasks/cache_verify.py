@@ -6,21 +6,23 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.verification import Condition, Finding, check_artifact, check_wheel
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.module_verification import check_module
+from iree_gauntlet.running.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
 from iree_gauntlet.tasks.output import open_progress, write_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from iree_gauntlet.artifacts.inventory import Item
     from iree_gauntlet.reporting.painter import Painter
 
 __all__ = ["verify"]
@@ -66,7 +68,7 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
     def checked(item: Item) -> Finding:
         path = place.root / item.path
         if item.kind is ItemKind.MODULE:
-            return check_module(place.root, item, progress.advance)
+            return _check_module(place.root, item, progress.advance)
         if item.kind is ItemKind.WHEEL:
             return check_wheel(path, item, progress.advance)
         return check_artifact(path, item, place.pins, verified, progress.advance)
@@ -118,3 +120,30 @@ def _summary(findings: Sequence[Finding], mended: int, seconds: float) -> None:
     if counts[Condition.UNKNOWN]:
         text += f", {counts[Condition.UNKNOWN]} that no record knows"
     sys.stdout.write(f"{text}\n")
+
+
+def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
+    """Check a module's files against its `entry.json`, and that against its own checksum.
+
+    Args:
+        root: the cache's folder.
+        item: the module.
+        read: is told of each block's bytes.
+    """
+    folder = root / item.path
+    try:
+        document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
+        for role, recorded in document["files"].items():
+            if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
+                # Of a large file it may stand on the disk that it was checked before.
+                VerifiedHashes(root / "verified").doubt(folder / role)
+                return Finding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
+    except FileNotFoundError as error:
+        if not folder.exists():
+            return Finding(item, Condition.GONE)
+        return Finding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
+    except OSError as error:
+        return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
+    except DamageError as error:
+        return Finding(item, Condition.DAMAGED, str(error))
+    return Finding(item, Condition.GOOD)

@@ -11,25 +11,26 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
 from iree_gauntlet.reporting.matrix_text import print_matrix
-from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.requests import Defaults, FolderRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.run_folder import asked_folder, is_begun, make_folder
 from iree_gauntlet.running.session import interruptible
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose, run
-from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
+from iree_gauntlet.tasks.matrix_irees import AskedIree, asked_irees
 from iree_gauntlet.tasks.output import Output
 
 if TYPE_CHECKING:
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
-    from iree_gauntlet.tasks.matrix_asked import AskedMatrix
-    from iree_gauntlet.tasks.matrix_irees import AskedIree
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["matrix", "report_matrix"]
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+# What a record keeps of each run's request; its IREE is the matrix's own.
+_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime")
 
 
 def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]) -> ExitCode:
@@ -62,7 +63,7 @@ def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]
     """
     named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
     earlier = read_matrix(named) if named and resumed else None
-    asked = asked_before(earlier, irees, request) if earlier else asked_now(irees, request)
+    asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is told before anything is installed.
     chosen = choose(asked.request)
     folder = make_folder(named, "matrix")
@@ -96,7 +97,7 @@ class _Runs:
     def __init__(
         self,
         folder: Path,
-        asked: AskedMatrix,
+        asked: _AskedMatrix,
         chosen: Chosen,
         record: MatrixRecord | None,
         log: EventLog,
@@ -199,7 +200,7 @@ class _Runs:
         return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
 
 
-def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _opening(folder: Path, asked: _AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
     kept, request = {"iree", "stages", *asked.kept}, asked.request
@@ -223,3 +224,56 @@ def _described(toolchain: Toolchain) -> dict[str, str]:
         "compiler_release": toolchain.compiler.release,
         "runtime_release": toolchain.runtime.release,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedMatrix:
+    """What a matrix was asked for.
+
+    Attributes:
+        irees: in the order given.
+        request: what is run with each.
+    """
+
+    irees: tuple[AskedIree, ...]
+    request: RunRequest
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Options that a resumed matrix keeps, by name."""
+        return {name: value for name, value in self.request.kept.items() if name in _KEPT}
+
+
+def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+    """What a command line asks for.
+
+    Raises:
+        UsageError: `--iree` is missing, or names what is no IREE, or one twice.
+    """
+    if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
+        raise UsageError(
+            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
+            "Give one of them, to vary the other side alone, or none.",
+        )
+    return _AskedMatrix(asked_irees(irees), request)
+
+
+def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+    """What the matrix of a record was asked for.
+
+    Raises:
+        UsageError: it does not say, or the command line asks for something else.
+    """
+    folder = shown(record.path.parent)
+    if not record.parts:
+        raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
+    last = record.parts[-1]
+    known = tuple(AskedIree(item["iree"], item["label"], item["folder"]) for item in last["irees"])
+    before = {**last["selection"], "iree": [iree.text for iree in known], "stages": last["stages"] or []}
+    now = given((request.selection, request.toolchain))
+    now |= {"iree": irees} if irees else {}
+    now |= {"stages": request.stages} if request.stages else {}
+    require_as_begun("matrix", folder, now, before)
+    stages = tuple(Stage(stage) for stage in last["stages"]) if last["stages"] else None
+    request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
+    return _AskedMatrix(known, request.with_kept(last["selection"]))

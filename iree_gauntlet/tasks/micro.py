@@ -5,24 +5,29 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.micro.configuration import overridden, read_micro_config
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
+from iree_gauntlet.micro.refused_recipes import REFUSED
+from iree_gauntlet.micro.registry import CUSTOM
 from iree_gauntlet.reporting.final import print_final
+from iree_gauntlet.reporting.printing import write_text
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
-from iree_gauntlet.tasks.micro_list import print_registry
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro
 from iree_gauntlet.tasks.micro_run import MicroRun
 from iree_gauntlet.tasks.output import Output, open_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 
 __all__ = ["micro"]
@@ -48,7 +53,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
     registry = load_registry((*entry_point_files(), *plugins))
     if asked.list:
-        print_registry(registry, sys.stdout)
+        _print_registry(registry, sys.stdout)
         return ExitCode.OK
     read_targets(asked.targets)
     check_output(asked.output)
@@ -75,3 +80,22 @@ def _report(run: MicroRun, output: Output) -> ExitCode:
     write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
     write_reports(run.run_dir, environ=os.environ, append_step_summary=True)
     return ExitCode(int(outcome.exit_code))
+
+
+def _print_registry(registry: Registry, stream: TextIO) -> None:
+    """A list for each kind of thing."""
+    recipes = sorted(registry.recipes.values(), key=lambda item: (item.kind, item.name))
+    for kind in ("quantization", "sparsity", "compiler"):
+        rows = [(item.usage, item.about) for item in recipes if item.kind == kind]
+        _print(f"recipes ({kind})", rows, stream)
+    _print("recipes of torchao that are refused", list(REFUSED.items()), stream)
+    types = [(name, registry.model_type(name).architecture.about) for name in registry.model_types()]
+    _print("model types", types, stream)
+    shapes = [(item.name, item.about) for item in registry.shape_sets.values()]
+    _print("shape sets", [*shapes, (CUSTOM, "the shapes that the configuration lists")], stream)
+
+
+def _print(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"  {name:{width}}  {about}".rstrip() for name, about in rows]
+    write_text(stream, "\n".join([f"{title}:", *lines, "", ""]))

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
+from iree_gauntlet.reporting.merged_runs import merged
 from iree_gauntlet.reporting.report import write_reports
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.bisect import report_bisection
 from iree_gauntlet.tasks.matrix import report_matrix
-from iree_gauntlet.tasks.merge import merge_runs
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["report"]
 
@@ -42,7 +45,7 @@ def report(options: Mapping[str, Any]) -> ExitCode:
     named = _names(str(options["run"]))
     if options.get("merge"):
         into = Path(options["merge"])
-        merge_runs([_folder(name) for name in named], into, lenient=bool(options.get("lenient")))
+        _merge_runs([_folder(name) for name in named], into, lenient=bool(options.get("lenient")))
         return _run(into)
     if len(named) > 1:
         raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")
@@ -106,3 +109,57 @@ _REPORTS: dict[str, Callable[[Path], ExitCode]] = {
     BISECT_RECORD: report_bisection,
     JOURNAL: _run,
 }
+
+
+def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:
+    """Makes a run's folder of the journals of some runs, with the logs that they name.
+
+    Args:
+        folders: of the runs.
+        into: the new folder.
+        lenient: runs of different IREEs may be merged.
+
+    Raises:
+        UsageError: they are no parts of one run, or the folder holds a run already.
+        GauntletError: a journal cannot be read, or the folder cannot be written.
+    """
+    twice = [
+        folder for index, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:index]]
+    ]
+    if twice:
+        raise UsageError(f"{twice[0]} is named twice", "Name each run once.")
+    if (into / JOURNAL).exists():
+        raise UsageError(f"--merge {into} already holds a run", "Give another folder.")
+    records = [read_journal(folder / JOURNAL) for folder in folders]
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    whole = merged(records, into.resolve().name, " ".join(command), str(Path.cwd()), lenient=lenient)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for record in records:
+            _take_logs(record, into)
+        lines = (json.dumps(event, separators=(",", ":")) + "\n" for event in whole.events)
+        # Last, so that what is there as a run is a whole one.
+        write_atomic(into / JOURNAL, "".join(lines))
+    except OSError as error:
+        raise GauntletError(
+            f"--merge {into}: cannot be written: {error.strerror}", "Make room there, or give another folder."
+        ) from error
+    sys.stderr.writelines(f"note: {remark}\n" for remark in whole.remarks)
+    sys.stderr.write(f"merged into {shown(into.resolve())}\n")
+
+
+def _take_logs(record: JournalRecord, into: Path) -> None:
+    """The logs that a journal names, under the same names in the new folder."""
+    source = record.path.parent.resolve()
+    for log in dict.fromkeys(result.log for result in record.results.values()):
+        path = (source / log).resolve()
+        if not log or not path.is_relative_to(source) or not path.is_file():
+            continue
+        target = into / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            continue
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, target)

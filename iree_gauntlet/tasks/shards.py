@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import json
 import math
 import re
@@ -16,7 +18,6 @@ from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
-from iree_gauntlet.running.shards import chain_groups, cut_of, shards_of_groups
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "asked_shard",
+    "chain_groups",
     "cost_of_chains",
+    "cut_of",
     "only_chains",
     "only_shard",
     "only_shard_of_cases",
     "record_costs",
     "run_named",
+    "shard_of",
+    "shards_of_groups",
 ]
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
@@ -234,3 +239,81 @@ def record_costs(options: Mapping[str, Any]) -> ExitCode:
         f"wrote {path}: {len(costs)} chains, {total:.1f} s in all, the longest {max(costs.values()):.1f} s\n"
     )
     return ExitCode.OK
+
+
+def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """The shard, from 1 to `count`, of each name.
+
+    Args:
+        names: of what is dealt out; their order does not matter.
+        costs: seconds by name; not all have one, and others may have.
+        count: how many shards there are.
+    """
+    shards: dict[str, int] = {}
+    known = []
+    for name in set(names):
+        if name in costs:
+            known.append((-costs[name], name))
+        else:
+            shards[name] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count + 1
+    # Of equal loads, the one with fewer: what came from a cache has cost nothing.
+    loads = [(0.0, 0, shard) for shard in range(1, count + 1)]
+    for negative, name in sorted(known):
+        load, number, shard = loads[0]
+        shards[name] = shard
+        heapq.heapreplace(loads, (load - negative, number + 1, shard))
+    return shards
+
+
+def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each chain the name of its group: chains that need each other's modules are done on one machine.
+
+    A group has the name of a chain that needs none; one that joins it later does not change that.
+
+    Args:
+        chains: their ids.
+        needs: pairs of a chain and one that it needs.
+    """
+    above = {chain: chain for chain in chains}
+    needy: set[str] = set()
+
+    def top(chain: str) -> str:
+        while above[chain] != chain:
+            above[chain] = above[above[chain]]
+            chain = above[chain]
+        return chain
+
+    for chain, other in needs:
+        if other != chain and other in above:
+            needy.add(chain)
+            above[top(chain)] = top(other)
+    members: dict[str, list[str]] = {}
+    for chain in above:
+        members.setdefault(top(chain), []).append(chain)
+    names = {}
+    for group in members.values():
+        name = min(group, key=lambda chain: (chain in needy, chain))
+        names.update(dict.fromkeys(group, name))
+    return names
+
+
+def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """The shard, from 1 to `count`, of each chain.
+
+    Args:
+        groups: name of its group by chain, as `chain_groups` gives them.
+        costs: seconds by chain; not all have one, and others may have.
+        count: how many shards there are.
+    """
+    grouped: dict[str, float] = {}
+    for chain, group in groups.items():
+        if chain in costs:
+            grouped[group] = grouped.get(group, 0.0) + costs[chain]
+    shards = shard_of(groups.values(), grouped, count)
+    return {chain: shards[group] for chain, group in groups.items()}
+
+
+def cut_of(shards: Mapping[str, int]) -> str:
+    """A short text that two runs have in common where they were cut in the same way."""
+    lines = "".join(f"{chain}\t{shard}\n" for chain, shard in sorted(shards.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -15,9 +15,18 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.requests import ShardRequest
 from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.shards import chain_groups, cut_of, shard_of, shards_of_groups
 from iree_gauntlet.running.steps import Step
-from iree_gauntlet.tasks.shards import asked_shard, cost_of_chains, only_chains, only_shard, record_costs
+from iree_gauntlet.tasks.shards import (
+    asked_shard,
+    chain_groups,
+    cost_of_chains,
+    cut_of,
+    only_chains,
+    only_shard,
+    record_costs,
+    shard_of,
+    shards_of_groups,
+)
 from tests.support.journal_builder import HIT, JournalBuilder
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from iree_gauntlet.reporting.matrix import MatrixOutcome, matrix_outcome
 from iree_gauntlet.reporting.matrix_cells import MatrixCell
 from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
 from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reporting.matrix_junit import matrix_junit
 from iree_gauntlet.reporting.matrix_markdown import matrix_markdown
 from iree_gauntlet.reporting.matrix_marks import FIGURES, figure_cells, ratio_text
-from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
+from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, matrix_junit, write_matrix_reports
 from iree_gauntlet.reporting.matrix_text import print_matrix
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.matrix_builder import chain, compile_result, failed, four_releases, release_run, write_record

@@ -13,6 +13,7 @@ stream NumPy promises for ever; it is used from the first byte on, 64-bit words 
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 import math
 from dataclasses import dataclass
@@ -23,21 +24,46 @@ import ml_dtypes
 import numpy as np
 
 from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT
-from iree_gauntlet.artifacts.parameters.normal import quantiles
 from iree_gauntlet.artifacts.parameters.parameter import ElementType, Kind, Parameter, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["DEVIATION", "RandomContent", "SplatContent", "random_bytes", "splat_pattern"]
+
+__all__ = ["DEVIATION", "RandomContent", "SplatContent", "quantiles", "random_bytes", "splat_pattern"]
 
 DEVIATION = 0.01
 
 _SCHEME = b"iree-gauntlet parameter %d" % PARAMETERS_FORMAT
 _WORD_BYTES = 8
 _PIECE = 1 << 15  # words of the stream a piece: some 2 MB with all that is made of them
+TABLE_SIZE = 1 << 16
+_LOG_DIGITS = 25  # of the logarithm before it is rounded to binary64
+_CENTRE = 0.425
+_FAR = 5.0
+# Coefficients of numerator and denominator, highest power first.
+_NEAR_MEDIAN = (
+    (
+        *(2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457),
+        *(13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.387132872796366608),
+    ),
+    (
+        *(5226.495278852854561, 28729.085735721942674, 39307.89580009271061, 21213.794301586595867),
+        *(5394.1960214247511077, 687.1870074920579083, 42.313330701600911252, 1.0),
+    ),
+)
+_IN_TAIL = (
+    (
+        *(7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177, 1.27045825245236838258),
+        *(3.64784832476320460504, 5.7694972214606914055, 4.6303378461565452959, 1.42343711074968357734),
+    ),
+    (
+        *(1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966, 0.14810397642748007459),
+        *(0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187, 1.0),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +210,36 @@ def _integer_bytes(element: ElementType, value: float) -> bytes:
     if element.bits >= 8:
         return code.to_bytes(element.bits // 8, "little")
     return bytes([sum(code << shift for shift in range(0, 8, element.bits))])
+
+
+@cache
+def quantiles() -> NDArray[np.float64]:
+    """Quantiles of the standard normal distribution at (i + 1/2) / 2^16, symmetric about zero, in binary64.
+
+    The farthest is 4.32 deviations from the mean; their own deviation is 0.99999.
+    """
+    # q = 1/2 - p for the lower half; all of it is exact in binary64.
+    distance = (np.arange(TABLE_SIZE // 2, dtype=np.float64) * 2.0 + 1.0) / (2.0 * TABLE_SIZE)
+    upper = np.empty_like(distance)
+    centre = distance <= _CENTRE
+    near = distance[centre]
+    square = 0.180625 - near * near
+    upper[centre] = near * _polynomial(_NEAR_MEDIAN[0], square) / _polynomial(_NEAR_MEDIAN[1], square)
+    root = np.sqrt(np.array([_minus_log(0.5 - q) for q in distance[~centre].tolist()]))
+    assert root.max() <= _FAR, "the table ends before the far tail, which has coefficients of its own"
+    upper[~centre] = _polynomial(_IN_TAIL[0], root - 1.6) / _polynomial(_IN_TAIL[1], root - 1.6)
+    table = np.concatenate([-upper[::-1], upper])
+    table.flags.writeable = False
+    return table
+
+
+def _polynomial(coefficients: Sequence[float], x: NDArray[Any]) -> NDArray[Any]:
+    result = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = result * x + coefficient
+    return result
+
+
+def _minus_log(p: float) -> float:
+    context = decimal.Context(prec=_LOG_DIGITS, rounding=decimal.ROUND_HALF_EVEN)
+    return float(-context.ln(decimal.Decimal(p)))
