@@ -41,7 +41,7 @@ def strange_variables(flag: str, values: Mapping[str, str]) -> Iterator[tuple[st
         if name in FLAG_VARIABLES and name not in values:
             yield f"${{{name}}}: the variable is not set", f"Set {name} in the environment."
         elif name not in values:
-            yield f"${{{name}}} is no variable of flags", f"Known: {', '.join(FLAG_VARIABLES)}."
+            yield f"${{{name}}} is not a variable of flags", f"Known: {', '.join(FLAG_VARIABLES)}."
 
 
 def resolved_flags(spec: Spec, field: str, flags: Sequence[str]) -> tuple[tuple[str, ...], list[Problem]]:

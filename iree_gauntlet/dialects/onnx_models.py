@@ -238,7 +238,7 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     leaving = [item for item in (path, _path_in_zoo(test.url)) if outside(item) or not item.isprintable()]
     if leaving:
         hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
-        problem = Problem(name, 0, function, f"{leaving[0]!r} is no path inside the folder of models", hint)
+        problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
         return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
     test = replace(test, url=whole(test.url))
     return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)

@@ -140,7 +140,7 @@ def _tests_of(function: ast.FunctionDef, constants: Mapping[str, str], inside: s
     for test, names, own in _parameters(over[0]) if over else [("", {}, [])]:
         found = _text(url, {**constants, **names})
         if found is None:
-            raise _UnreadableError(calls[0], "its model_url is no text that can be told without running it")
+            raise _UnreadableError(calls[0], "its model_url is not text that can be read without running it")
         name = f"{inside}::{function.name}" + (f"[{test}]" if over else "")
         # In the order in which pytest keeps them.
         yield _marked(ModelTest(name, found), [*reversed(marks), *own])
@@ -157,7 +157,7 @@ def _parameters(decorator: ast.expr) -> Iterator[tuple[str, dict[str, str], list
         given = item.args[0] if isinstance(item, ast.Call) and called and item.args else item
         value = _text(given, {})
         if value is None:
-            raise _UnreadableError(item, "a parameter is no text: expected a model's path")
+            raise _UnreadableError(item, "a parameter is not text: expected a model's path")
         marks = _keyword(item, "marks") if isinstance(item, ast.Call) else None
         own = list(marks.elts) if isinstance(marks, ast.List | ast.Tuple) else [marks] if marks else []
         named = _text(_keyword(item, "id"), {}) if isinstance(item, ast.Call) else None
@@ -184,7 +184,7 @@ def _marked(test: ModelTest, marks: Sequence[ast.expr]) -> ModelTest:
             elif fails is None:
                 fails, why = _RAISED[raised], reason or f"xfail: {raised}"
         elif word in ("skipif", ""):
-            raise _UnreadableError(node, "a mark whose meaning cannot be told without running it")
+            raise _UnreadableError(node, "a mark whose meaning cannot be read without running it")
         else:
             markers.add(word)
     return ModelTest(test.name, test.url, frozenset(markers), skip, fails, why)

@@ -155,7 +155,7 @@ def _read(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise GauntletError(f"the config cannot be read: {error}", "`lint` shows what is wrong with it.") from error
     if not isinstance(document, dict):
-        raise GauntletError("the config is no object", "`lint` shows what is wrong with it.")
+        raise GauntletError("the config is not an object", "`lint` shows what is wrong with it.")
     return document
 
 
@@ -173,7 +173,7 @@ def _changed(document: dict[str, Any], changes: Sequence[Removal | Addition]) ->
         before = document.get(change.list, [])
         if change.list not in EXPECTED_LISTS or not isinstance(before, list):
             raise GauntletError(
-                f"{change.list} is no list of expected failures", f"Known: {', '.join(EXPECTED_LISTS)}."
+                f"{change.list} is not a list of expected failures", f"Known: {', '.join(EXPECTED_LISTS)}."
             )
         entries = lists.setdefault(change.list, list(before))
         if isinstance(change, Removal) == (change.entry not in entries):

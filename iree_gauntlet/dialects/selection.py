@@ -88,7 +88,7 @@ class MarkerExpression:
         while text[position:].strip():
             match = _TOKEN.match(text, position)
             if not match:
-                self._fail(f"{text[position:].strip()[0]!r} is no marker, 'and', 'or', 'not' or parenthesis")
+                self._fail(f"{text[position:].strip()[0]!r} is not a marker, 'and', 'or', 'not' or parenthesis")
             tokens.append(match.group().strip())
             position = match.end()
         return tokens

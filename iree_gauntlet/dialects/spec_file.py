@@ -134,7 +134,7 @@ def _parse(text: str) -> dict[str, Any]:
     except _ConstantError as error:
         match = re.search(rf"[:\[,]\s*{error}", text)
         line = text[: match.end()].count("\n") + 1 if match else 1
-        raise _BadFileError(line, f"{error} is no JSON number", "Write a finite number.") from error
+        raise _BadFileError(line, f"{error} is not a JSON number", "Write a finite number.") from error
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
@@ -154,7 +154,7 @@ def _require_characters(document: dict[str, Any]) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        message = f"holds half of a surrogate pair, which is no character: \\u{ord(error.object[error.start]):04x}"
+        message = f"holds half of a surrogate pair, which is not a character: \\u{ord(error.object[error.start]):04x}"
         raise _BadFileError(0, message, "Write the character itself.") from error
 
 

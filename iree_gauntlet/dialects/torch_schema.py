@@ -104,13 +104,13 @@ class ModuleDefinition(Document):
         for stage in self.timeouts:
             if stage not in _MODULE_STAGES:
                 stages = ", ".join(_MODULE_STAGES)
-                raise FieldError("timeouts", f"{stage!r} is no stage of a module definition ({stages})")
+                raise FieldError("timeouts", f"{stage!r} is not a stage of a module definition ({stages})")
         return self
 
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> ModuleDefinition:
         if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is no .onnx file")
+            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is not an .onnx file")
         return self
 
 

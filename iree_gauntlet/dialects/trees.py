@@ -161,7 +161,7 @@ class _Operators:
             path.encode()
         except UnicodeEncodeError:
             name = os.fsencode(path).decode("utf-8", "replace")
-            raise UsageError(f"{name}: its name is no UTF-8", "Rename the folder of this case.") from None
+            raise UsageError(f"{name}: its name is not UTF-8", "Rename the folder of this case.") from None
         self.cases.setdefault(path, CaseFolder(path, tuple(files), str(found_from)))
 
 

@@ -25,7 +25,9 @@ def require_plain(folder: Path, option: str) -> None:
         UsageError: it is one.
     """
     if set(str(folder)) & set("@%"):
-        raise UsageError(f"{folder}: IREE's tools misread a path with '@' or '%'", f"Name one without them with {option}.")
+        raise UsageError(
+            f"{folder}: IREE's tools misread a path with '@' or '%'", f"Name one without them with {option}."
+        )
 
 
 def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | None, bool]:

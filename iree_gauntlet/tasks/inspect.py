@@ -22,7 +22,6 @@ from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
@@ -116,9 +115,8 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
-    others = [*found.problems, *found.left_out, *found.broken]
-    sources = selection.source_problems(others)
-    problems = [*others, *sources]
+    problems = [*found.problems, *found.left_out, *found.broken]
+    problems += selection.source_problems(problems)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
@@ -126,7 +124,7 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     notes: list[str] = []
     if options["toolchain"]:
         try:
-            more, notes = _flag_problems(options, selection, {problem.file for problem in sources})
+            more, notes = _flag_problems(options, selection)
         except ToolchainError as error:
             if not problems:
                 raise
@@ -169,25 +167,19 @@ def _warn(warnings: Iterable[str]) -> None:
         sys.stderr.write(f"warning: {text}\n")
 
 
-def _flag_problems(
-    options: Mapping[str, Any], selection: Selection, without: AbstractSet[str]
-) -> tuple[list[Problem], list[str]]:
-    """Flags that the installed tools do not know, and those that would be written otherwise.
+def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
+    """Flags that the installed tools do not know, and those that would be written otherwise."""
+    from pathlib import Path  # noqa: PLC0415
 
-    Args:
-        options: say which tools.
-        selection: whose flags.
-        without: files whose sources mean nothing, so that nothing of them can be planned.
-    """
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
     machine = open_workbench(read(ToolchainRequest, options), Progress(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
-    found = selection.cases
-    sound = [tuple(case for case in cases if not without & _files_of(case)) for cases in (found.cases, found.required)]
-    plan = make_plan(replace(found, cases=sound[0], required=sound[1]), selection.stages, surroundings)
+    # What is wrong with a source is said without it, and is nothing to a flag.
+    surroundings = replace(surroundings, artifact_path=Path, artifact_hash=lambda _url: "")
+    plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
     return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
 
@@ -198,10 +190,6 @@ def _with_line(problem: Problem) -> Problem:
     with open(problem.file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - `list` does without pathlib
         lines = [number for number, line in enumerate(file, 1) if flag in line]
     return replace(problem, line=lines[0]) if len(lines) == 1 else problem
-
-
-def _files_of(case: Case) -> set[str]:
-    return {case.origin.file, *(module.origin.file for module in (*case.modules, *case.extra_modules))}
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:

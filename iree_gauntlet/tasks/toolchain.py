@@ -14,7 +14,7 @@ from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.requests import ToolchainRequest, read
-from iree_gauntlet.settings import cache_folder, project_folder
+from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.tasks.cache_place import age_text
 from iree_gauntlet.tasks.output import asked_format, print_table
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
@@ -148,7 +148,7 @@ def remove(options: Mapping[str, Any]) -> ExitCode:
 
 def _open(options: Mapping[str, Any], *, offline: bool) -> tuple[Place, Leases]:
     """The place, and the leases that must live as long as what is found in it is used."""
-    root = cache_folder(options["cache_dir"])
+    root = (cache_folder if offline else made_cache_folder)(options["cache_dir"])
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)

@@ -289,12 +289,12 @@ def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     [
         ("def test_a(:\n", ":1: is not Python: "),
         ("@pytest.mark.parametrize('model', MODELS)\n{}", ":1: test_a: expected pytest.mark.parametrize("),
-        ("@pytest.mark.parametrize('m', [3])\n{}", ":1: test_a: a parameter is no text"),
+        ("@pytest.mark.parametrize('m', [3])\n{}", ":1: test_a: a parameter is not text"),
         (
             "@pytest.mark.parametrize('m', ['a'])\n@pytest.mark.parametrize('n', ['b'])\n{}",
             ":2: test_a: is parametrized",
         ),
-        ("@pytest.mark.skipif(True, reason='x')\n{}", ":1: test_a: a mark whose meaning cannot be told"),
+        ("@pytest.mark.skipif(True, reason='x')\n{}", ":1: test_a: a mark whose meaning cannot be read"),
         ("@pytest.mark.xfail\n{}", ":1: test_a: xfail does not say what is raised"),
         ("{}    compare_between_iree_and_onnxruntime('b')\n", ":3: test_a: compares 2 models"),
         ("@pytest.mark.parametrize('m')\n{}", ":1: test_a: expected pytest.mark.parametrize("),
@@ -331,5 +331,5 @@ def test_no_path_leaves_its_folder(tmp_path: Path, path: str) -> None:
     file.write_text(file.read_text().replace("=BASE_PATH + model", "=model") if "https" in path else file.read_text())
     config(root)
     (problem,) = problems_of(tmp_path)
-    assert "is no path inside the folder of models" in problem
+    assert "is not a path inside the folder of models" in problem
     assert not load(tmp_path).cases

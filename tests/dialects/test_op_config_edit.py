@@ -131,10 +131,10 @@ def test_the_ends_of_lines_stay_what_they_are() -> None:
         ('{"expected_run_failures": ["a"]}', Removal(RUN, "b"), "b is not in expected_run_failures"),
         ('{"expected_run_failures": ["a"]}', Addition(RUN, "a"), "a is already in expected_run_failures"),
         ("{}", Removal(RUN, "b"), "b is not in"),
-        ('{"expected_run_failures": 1}', Addition(RUN, "a"), "is no list of expected failures"),
-        ("{}", Addition("golden_times_ms", "a"), "is no list of expected failures"),
+        ('{"expected_run_failures": 1}', Addition(RUN, "a"), "is not a list of expected failures"),
+        ("{}", Addition("golden_times_ms", "a"), "is not a list of expected failures"),
         ('{"a": 1, "a": 2}', Addition(RUN, "a"), "a key appears twice"),
-        ("[1, 2]", Addition(RUN, "a"), "is no object"),
+        ("[1, 2]", Addition(RUN, "a"), "is not an object"),
         ('{"a": [}', Addition(RUN, "a"), "cannot be read"),
     ],
 )

@@ -310,7 +310,7 @@ def test_cases_behind_links_count_and_names_must_be_text(tmp_path: Path) -> None
     (suite / "node" / "test_linked").symlink_to(tmp_path / "real" / "test_linked")
     assert [case.chain for case in load_ops(suite).cases] == ["node/test_linked@cpu"]
     add_onnx(suite, "node/test_\udcff")
-    with pytest.raises(UsageError, match="is no UTF-8"):
+    with pytest.raises(UsageError, match="is not UTF-8"):
         load_ops(suite)
 
 

@@ -170,7 +170,7 @@ def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
         ("cpu AND slow", "unexpected 'AND'"),
         ("(cpu", "a parenthesis is not closed"),
         ("cpu)", "unexpected ')'"),
-        ("cpu & slow", "'&' is no marker"),
+        ("cpu & slow", "'&' is not a marker"),
         ("()", "expected a marker, found ')'"),
         ("(" * 5000 + "a" + ")" * 5000, "more than 100 times"),
         ("not " * 5000 + "a", "more than 100 times"),

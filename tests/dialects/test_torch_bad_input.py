@@ -251,7 +251,7 @@ ERRORS: dict[str, list[tuple[str, Any, str, str]]] = {
         ("onnx_import", {"shape": {}}, ".shape", "did you mean 'shapes'?"),
         ("onnx_import", {"shapes": {"x": [-1]}}, ".shapes.x[0]", "greater than or equal to 0"),
         *(
-            ("timeouts", {stage: 5}, "", f"{stage!r} is no stage of a module definition")
+            ("timeouts", {stage: 5}, "", f"{stage!r} is not a stage of a module definition")
             for stage in ("parameters", "threshold", "compstat", "benchmark")
         ),
     ],

@@ -318,3 +318,15 @@ def test_locks_of_ones_own_are_named_and_a_users_are_not(tmp_path: Path) -> None
         remarks = judge(builder, tmp_path).remarks
         assert any("the machine's locks are in /scratch/locks" in remark for remark in remarks) is named
         assert any("locks" in remark for remark in remarks) is named
+
+
+def test_which_steps_ran_of_a_run_that_was_interrupted(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    done, begun, waiting = (builder.step("m", name, "compile") for name in "abc")
+    builder.begin()
+    builder.result(done, "failed", "why")
+    builder.start(begun)
+    builder.end(130, interrupted=True)
+    steps = [step for chain in judge(builder, tmp_path).chains for step in chain.steps]
+    assert [(step.id, step.ran) for step in steps] == [(done, True), (begun, True), (waiting, False)]
+    assert all(step.command for step in steps)

@@ -93,7 +93,7 @@ def test_mistakes_get_a_message_and_their_exit_code_and_leave_nothing(
 
 
 @pytest.mark.parametrize("place", ["/proc/gauntlet", "/dev/null/x", "file", "file/x"])
-@pytest.mark.parametrize("words", [["run"], ["fetch"]])
+@pytest.mark.parametrize("words", [["run"], ["fetch"], ["toolchain.install", "9.9.9"]])
 def test_a_cache_that_cannot_be_made_is_named(project: Project, words: list[str], place: str) -> None:
     (project.folder / "file").write_text("")
     done = project.gauntlet(*words, "--cache-dir", place)

@@ -407,14 +407,18 @@ def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Pat
     files = {
         "b/flag_cpu.json": spec,
         "b/field_cpu.json": SECOND | {"junk": 1},
-        "b/source_cpu.json": spec | {"mlir": "ftp://h/m.mlir"},
+        "b/source_cpu.json": spec | {"mlir": "ftp://h/m.mlir", "compiler_flags": ["--iree-slip=1"]},
     }
     write_tree(project / "specs/regression_tests", files)
     benchmark = BENCHMARK | {"golden_time_ms": {"box": 2}, "device": "local-task"}
     write_tree(project / "specs/benchmarks", {"b/source_cpu.json": benchmark})
     result = run("lint", "--toolchain")
     assert result.code == 2
-    for text in ("flag_cpu.json:18: iree-compile does not know --iree-typo", "junk: unknown", "unknown scheme 'ftp'"):
+    flags = (
+        "flag_cpu.json:18: iree-compile does not know --iree-typo",
+        "source_cpu.json:17: iree-compile does not know",
+    )
+    for text in (*flags, "junk: unknown", "unknown scheme 'ftp'"):
         assert text in result.err
 
 
