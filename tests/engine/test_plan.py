@@ -361,7 +361,7 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 def machine_of(cache: Path) -> Workbench:
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
 
-    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True)
+    return open_workbench(ToolchainRequest(str(cache)), Progress(), need_toolchain=True, look_only=True)
 
 
 @pytest.mark.iree

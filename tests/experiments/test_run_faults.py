@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import shutil
@@ -17,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.running import workbench
+from iree_gauntlet.running import run_folder, workbench
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
-from iree_gauntlet.running.plan import Plan, make_plan
-from iree_gauntlet.tasks import execute
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
@@ -327,22 +324,16 @@ def test_runs_of_one_second_take_folders_of_their_own(project: Project, monkeypa
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return now.astimezone(tz)
 
-    calls = itertools.count()
-
-    def taken_meanwhile(cases: Any, stages: Any, around: Any) -> Plan:
-        """Another run takes the third run's name between its look at what is there and its claim."""
-        if next(calls) == 2:
-            around.run_dir.mkdir()
-        return make_plan(cases, stages, around)
-
-    monkeypatch.setattr(execute, "datetime", Stopped)
-    monkeypatch.setattr(execute, "make_plan", taken_meanwhile)
-    for _ in range(3):
-        assert project.gauntlet("run", "--stages", "fetch").code == 0
+    monkeypatch.setattr(run_folder, "datetime", Stopped)
     stamp = "20261121-071800-custom"
+    # That of another run, which has written nothing yet.
+    taken = project.folder / "runs" / f"{stamp}-2"
+    taken.mkdir(parents=True)
+    for _ in range(2):
+        assert project.gauntlet("run", "--stages", "fetch").code == 0
     runs = sorted(path.parent.name for path in (project.folder / "runs").glob("*/summary.json"))
-    assert runs == [stamp, f"{stamp}-2", f"{stamp}-4"]
-    assert not list((project.folder / "runs" / f"{stamp}-3").iterdir())
+    assert runs == [stamp, f"{stamp}-3"]
+    assert not list(taken.iterdir())
 
 
 def test_one_journal_has_one_writer(project: Project) -> None:
