@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from typing import TextIO
+
     from iree_gauntlet.results import Result
 
-__all__ = ["Progress", "Recorder"]
+__all__ = ["Presenter", "Progress", "Recorder"]
 
 
 class Progress:
@@ -52,6 +56,25 @@ class Progress:
 
     def waiting(self, text: str) -> None:
         """What is waited for (`for device hip://0: …`); empty when it no longer is."""
+
+    def cancel(self) -> None:
+        """What goes on is to end: what is said of it next raises, where that ends it."""
+
+
+class Presenter(Protocol):
+    """Shows runs to people."""
+
+    def progress(self) -> AbstractContextManager[Progress]:
+        """Shows what goes on, until it is left."""
+
+    def line(self, text: str) -> None:
+        """A line between runs."""
+
+    def ran(self, folder: Path, *, brief: bool) -> None:
+        """Writes the reports of a run, and shows what became of it; in one line where it is a part of something."""
+
+    def to(self, stream: TextIO) -> Presenter:
+        """The same on another stream."""
 
 
 @dataclass(slots=True)

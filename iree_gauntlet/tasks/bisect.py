@@ -30,12 +30,12 @@ from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.tasks.execute import run
-from iree_gauntlet.tasks.output import Output, open_progress
+from iree_gauntlet.tasks.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.reporting.bisection import BisectOutcome
     from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.tasks.bisect_probe import Judge, Judged
@@ -47,12 +47,16 @@ __all__ = ["bisect", "report_bisection"]
 _FETCH_FOLDER = "fetch"
 
 
-def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
+def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> tuple[Path, ExitCode]:
     """Searches, records what was found as it goes, and reports.
 
     Args:
         asked: for what, and how.
         request: what is run with each candidate.
+        presenter: shows it.
+
+    Returns:
+        The bisection's folder, and what it ends with.
 
     Raises:
         GauntletError: what keeps it from starting.
@@ -64,12 +68,11 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
     else:
         question = question_of(asked, request)
     folder = make_folder(named, "bisect")
-    output = Output(sys.stdout)
     began = time.monotonic()
 
     with (
         EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log,
-        open_progress(output.stream) as progress,
+        presenter.progress() as progress,
     ):
         log.write(
             "bisect",
@@ -86,8 +89,8 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
         )
         problem, code = "", ExitCode.INTERRUPTED
         try:
-            _fetch(folder, question.chosen)
-            with _judge(question, folder, log, progress) as judge:
+            _fetch(folder, question.chosen, presenter)
+            with _judge(question, folder, log, progress, presenter) as judge:
                 search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
                 code, problem = search.search()
         except GauntletError as error:
@@ -103,22 +106,24 @@ def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
                     "interrupted": code is ExitCode.INTERRUPTED,
                 },
             )
-            outcome = write_bisect_reports(folder, environ=os.environ)
-    _print(outcome, folder, output.stream)
-    if output.lost:
-        sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
-    write_bisect_reports(folder, environ=os.environ, append_step_summary=True)
-    return code
+            write_bisect_reports(folder, environ=os.environ)
+    return folder, code
 
 
-def report_bisection(folder: Path) -> ExitCode:
-    """Makes the reports of a bisect again; exits as it did.
+def report_bisection(folder: Path, *, step_summary: bool = False) -> ExitCode:
+    """Makes the reports of a bisect, and prints them; exits as it did.
 
     Raises:
         GauntletError: its record cannot be read.
     """
     outcome = write_bisect_reports(folder, environ=os.environ)
-    _print(outcome, folder, sys.stdout)
+    output = Output(sys.stdout)
+    _print(outcome, folder, output.stream)
+    if output.lost:
+        sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
+    if step_summary:
+        # Last, so that a summary file that cannot be written hides no verdict.
+        write_bisect_reports(folder, environ=os.environ, append_step_summary=True)
     return outcome.exit_code
 
 
@@ -128,24 +133,27 @@ def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _judge(question: Question, folder: Path, log: EventLog, progress: Progress) -> Iterator[Judge]:
+def _judge(
+    question: Question, folder: Path, log: EventLog, progress: Progress, presenter: Presenter
+) -> Iterator[Judge]:
     """What decides on candidates by the question's metric."""
     chosen = question.chosen
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
         yield ExactJudge(
-            question.metric, lambda candidate: run_candidate(candidate, metric, question.chain, folder, chosen)
+            question.metric,
+            lambda candidate: run_candidate(candidate, metric, question.chain, folder, chosen, presenter),
         )
         return
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
     settings = TimingSettings.of(question.asked, chosen.request.conduct)
-    with timed_blocks(question, folder, settings, log, progress) as source:
+    with timed_blocks(question, folder, settings, log, progress, presenter) as source:
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
-def _fetch(folder: Path, chosen: Chosen) -> None:
+def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
     """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
 
     Raises:
@@ -154,7 +162,7 @@ def _fetch(folder: Path, chosen: Chosen) -> None:
     """
     run_dir = free_folder(folder / _FETCH_FOLDER)
     request = replace(chosen.request, folder=FolderRequest(run_dir=str(run_dir)))
-    code = run(replace(chosen, request=request, stages=(Stage.FETCH,)), sys.stderr, brief=True).exit_code
+    code = run(replace(chosen, request=request, stages=(Stage.FETCH,)), presenter.to(sys.stderr), brief=True).exit_code
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:

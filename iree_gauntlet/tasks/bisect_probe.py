@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.toolchains.candidates import Candidate
 
@@ -138,7 +139,9 @@ class Run:
     seconds: float
 
 
-def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder: Path, chosen: Chosen) -> Run:
+def run_candidate(
+    candidate: Candidate, metric: ExactMetric, chain: str, folder: Path, chosen: Chosen, presenter: Presenter
+) -> Run:
     """Runs the stages that a metric needs, with a candidate, in a folder of its own, and reads the value.
 
     Args:
@@ -147,6 +150,7 @@ def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder:
         chain: of the one model.
         folder: the bisect's.
         chosen: selects the chain.
+        presenter: shows it, in a file of that folder.
 
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
@@ -157,7 +161,9 @@ def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder:
     run_dir.mkdir()
     try:
         with (run_dir / CONSOLE).open("w", encoding="utf-8") as stream:
-            code = run(of_candidate(chosen, candidate, run_dir, metric.stages), stream, brief=True).exit_code
+            code = run(
+                of_candidate(chosen, candidate, run_dir, metric.stages), presenter.to(stream), brief=True
+            ).exit_code
     except (ToolchainError, SpecError) as error:
         # It cannot be installed, knows no such flag, or is no IREE at all.
         reason = f"{error.what} {error.hint}".strip()

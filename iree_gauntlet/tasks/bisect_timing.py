@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.measuring.rounds import Block
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import BisectRequest, ConductRequest
     from iree_gauntlet.running.event_log import EventLog
     from iree_gauntlet.running.session import Session
@@ -88,11 +89,18 @@ class TimedBlocks:
         session: what it runs in.
         settings: how rounds are taken.
         earlier: what an earlier part of this bisect has measured.
+        presenter: shows the runs, in files of theirs.
     """
 
     def __init__(
-        self, question: Question, session: Session[Any], settings: TimingSettings, earlier: dict[str, Evidence]
+        self,
+        question: Question,
+        session: Session[Any],
+        settings: TimingSettings,
+        earlier: dict[str, Evidence],
+        presenter: Presenter,
     ) -> None:
+        self._presenter = presenter
         self._question = question
         self._folder = session.folder
         self._settings = settings
@@ -177,7 +185,7 @@ class TimedBlocks:
         folder.mkdir()
         try:
             with (folder / CONSOLE).open("w", encoding="utf-8") as stream:
-                side = self._side(candidate, folder, stream)
+                side = self._side(candidate, folder, self._presenter.to(stream))
         except (ToolchainError, SpecError) as error:
             reason = f"{error.what} {error.hint}".strip()
             return Run(Reading(None, reason=reason), folder.name, {}, time.monotonic() - began)
@@ -190,19 +198,19 @@ class TimedBlocks:
         toolchain = side.machine.toolchain.as_dict() if side.machine.toolchain else {}
         return Run(Reading(None, reason=reason), folder.name, toolchain, time.monotonic() - began)
 
-    def _side(self, candidate: Candidate, folder: Path, stream: TextIO) -> Side:
+    def _side(self, candidate: Candidate, folder: Path, presenter: Presenter) -> Side:
         chosen = self._question.chosen
         stages = tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK)))
         request = replace(chosen.request.toolchain, iree=candidate.iree)
         machine = open_workbench(request, Progress(), chosen.request.network, need_toolchain=True)
-        return prepare_side(candidate.label, machine, candidate.iree, replace(chosen, stages=stages), folder, stream)
+        return prepare_side(candidate.label, machine, candidate.iree, replace(chosen, stages=stages), folder, presenter)
 
 
 @contextmanager
 def timed_blocks(
-    question: Question, folder: Path, settings: TimingSettings, log: EventLog, progress: Progress
+    question: Question, folder: Path, settings: TimingSettings, log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[TimedBlocks]:
     """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
     with open_session(folder, log, progress) as session, session.interruptible():
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
-        yield TimedBlocks(question, session, settings, earlier)
+        yield TimedBlocks(question, session, settings, earlier, presenter)

@@ -18,7 +18,6 @@ from iree_gauntlet.measuring.machine import machine_facts
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
-from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
 from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
@@ -31,13 +30,13 @@ from iree_gauntlet.running.session_verdicts import judge, summary_of
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose
-from iree_gauntlet.tasks.output import open_progress
 from iree_gauntlet.tasks.sides import prepare_side, unready
 from iree_gauntlet.tasks.where_slower import explain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.blocks import Evidence
     from iree_gauntlet.running.session_verdicts import ModelVerdict
@@ -66,12 +65,16 @@ class _Settings:
     rounds: RoundSettings
 
 
-def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
+def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) -> tuple[Path, ExitCode]:
     """Compares two IREEs over a selection.
 
     Args:
         asked: which two, and how.
         request: what is run with each.
+        presenter: shows it.
+
+    Returns:
+        The comparison's folder, and what it ends with.
 
     Raises:
         UsageError: options that make no sense.
@@ -102,24 +105,26 @@ def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
         try:
             sides: list[Side] = []
             for name, text, machine in zip("AB", names, machines, strict=True):
-                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), sys.stdout))
+                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
                 if sides[-1].interrupted:
                     break
             else:
-                code = _measure(folder, (sides[0], sides[1]), settings, log, earlier)
+                code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
         except GauntletError as error:
             code = error.exit_code
             raise
         finally:
             log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
-    record = read_comparison(folder)
-    write_comparison_reports(record, folder, environ=os.environ)
-    print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
-    return code
+    return folder, code
 
 
 def _measure(
-    folder: Path, sides: tuple[Side, Side], settings: _Settings, log: EventLog, earlier: dict[str, Evidence]
+    folder: Path,
+    sides: tuple[Side, Side],
+    settings: _Settings,
+    log: EventLog,
+    earlier: dict[str, Evidence],
+    presenter: Presenter,
 ) -> ExitCode:
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
     pairs, left_out = _pairs(*sides, settings)
@@ -131,7 +136,7 @@ def _measure(
             "left_out": left_out,
         },
     )
-    with open_progress(sys.stdout) as progress, open_session(folder, log, progress) as session:
+    with presenter.progress() as progress, open_session(folder, log, progress) as session:
         try:
             with session.interruptible():
                 verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)

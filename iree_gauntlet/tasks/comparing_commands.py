@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,13 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
               compare --resume
     """
     from iree_gauntlet.tasks.compare import compare  # noqa: PLC0415
+    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.tasks.report import show_comparison  # noqa: PLC0415
 
-    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()))
+    presenter = ConsolePresenter(sys.stdout)
+    folder, code = compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), presenter)
+    show_comparison(folder, step_summary=True)
+    return code
 
 
 _IREES = Option(
@@ -124,6 +130,10 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
-    from iree_gauntlet.tasks.bisect import bisect  # noqa: PLC0415
+    from iree_gauntlet.tasks.bisect import bisect, report_bisection  # noqa: PLC0415
+    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
 
-    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()))
+    presenter = ConsolePresenter(sys.stdout)
+    folder, code = bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), presenter)
+    report_bisection(folder, step_summary=True)
+    return code

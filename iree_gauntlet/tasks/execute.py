@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +13,6 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.reporting.final import print_final
-from iree_gauntlet.reporting.headline import headline
-from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
 from iree_gauntlet.requests import Defaults, given, require_as_begun
 from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
@@ -29,16 +25,14 @@ from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.offline import missing_files, missing_text
 from iree_gauntlet.tasks.operator_servers import OperatorRun, batched, operator_performers, started_runs
-from iree_gauntlet.tasks.output import Output, open_progress
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 from iree_gauntlet.tasks.shards import only_chains, only_shard
 from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TextIO
 
-    from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.plan import Plan
@@ -93,27 +87,32 @@ def choose(request: RunRequest) -> Chosen:
     return Chosen(request, selection, request.stages or selection.stages)
 
 
-def execute(request: RunRequest, stream: TextIO) -> ExitCode:
+def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
     """Selects, plans, runs and reports.
 
     Args:
         request: what is asked for.
-        stream: is told how it goes.
+        presenter: shows it.
 
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    return run(choose(_as_before(request)), stream).exit_code
+    return run(choose(_as_before(request)), presenter).exit_code
 
 
 def run(
-    chosen: Chosen, stream: TextIO, *, machine: Workbench | None = None, hold: Stage | None = None, brief: bool = False
+    chosen: Chosen,
+    presenter: Presenter,
+    *,
+    machine: Workbench | None = None,
+    hold: Stage | None = None,
+    brief: bool = False,
 ) -> Ran:
     """Plans, runs and reports.
 
     Args:
         chosen: what is run.
-        stream: is told how it goes.
+        presenter: shows it.
         machine: what to run it with, where that is open already.
         hold: a stage whose steps are planned, and not run.
         brief: it is a part of something larger, which reports on it: one line at its end will do.
@@ -126,8 +125,7 @@ def run(
         sys.stderr.write(f"warning: {warning}\n")
     named, _ = asked_folder("run", request.folder, JOURNAL)
     there = named is not None and named.exists()
-    output = Output(stream)
-    with open_progress(output.stream) as progress, ExitStack() as held:
+    with presenter.progress() as progress, ExitStack() as held:
         needed = set(stages) != {Stage.FETCH}
         machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
         machine.store.progress = progress
@@ -138,18 +136,9 @@ def run(
             plan, shard = _planned(chosen, machine, run_dir)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        _run(plan, shard, run_dir, machine, chosen, progress, runs)
-    outcome = write_reports(run_dir, environ=os.environ)
-    if brief:
-        output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
-    else:
-        print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
-    if output.lost:
-        sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
-    # Last, so that a summary file that cannot be written hides no verdict.
-    if not brief:
-        append_to_step_summary(outcome, os.environ)
-    return Ran(run_dir, ExitCode(int(outcome.exit_code)), plan.steps, later)
+        code = _run(plan, shard, run_dir, machine, chosen, progress, runs)
+    presenter.ran(run_dir, brief=brief)
+    return Ran(run_dir, code, plan.steps, later)
 
 
 @contextmanager
@@ -195,9 +184,9 @@ def _run(
     run_dir: Path,
     machine: Workbench,
     chosen: Chosen,
-    progress: Painter,
+    progress: Progress,
     runs: RunServers | None,
-) -> None:
+) -> ExitCode:
     toolchain = machine.toolchain
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
@@ -239,7 +228,7 @@ def _run(
         )
         engine = Engine(session, machine, settings, performers)
         with session.interruptible():
-            engine.run(plan.steps, finished)
+            return engine.run(plan.steps, finished)
 
 
 def _jobs(conduct: ConductRequest) -> int:

@@ -32,10 +32,12 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.execute import choose, run
 from iree_gauntlet.tasks.matrix_irees import AskedIree, asked_irees
 from iree_gauntlet.tasks.output import Output
+from iree_gauntlet.tasks.presenting import ConsolePresenter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.reporting.matrix_record import MatrixRecord
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.running.workbench import Workbench
@@ -68,11 +70,12 @@ def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]
     chosen = choose(asked.request)
     folder = make_folder(named, "matrix")
     output = Output(sys.stdout)
+    presenter = ConsolePresenter(output.stream)
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
             log.write("matrix", _opening(folder, asked, chosen.selection.name, options))
-            _Runs(folder, asked, chosen, earlier, log, output).all()
+            _Runs(folder, asked, chosen, earlier, log, presenter).all()
         outcome = write_matrix_reports(folder, environ=os.environ)
         print_matrix(outcome, shown(folder), MATRIX_REPORTS, output.stream, environ=os.environ)
         # Last, so that a summary file that cannot be written hides no verdict.
@@ -101,14 +104,14 @@ class _Runs:
         chosen: Chosen,
         record: MatrixRecord | None,
         log: EventLog,
-        output: Output,
+        presenter: Presenter,
     ) -> None:
         self._folder = folder
         self._asked = asked
         self._chosen = chosen
         self._record = record
         self._log = log
-        self._output = output
+        self._presenter = presenter
 
     def all(self) -> None:
         """Finds every IREE, runs with each, and writes how it ended.
@@ -129,13 +132,13 @@ class _Runs:
         """Runs with each; why it stopped early, else nothing."""
         irees = self._asked.irees
         for place, iree in enumerate(irees, start=1):
-            self._output.write(f"\n{iree.label} ({place} of {len(irees)})\n")
+            self._presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
             code = self._earlier(iree)
             if code is not None:
-                self._output.write(f"finished before, exit code {int(code)}: it is not run again\n")
+                self._presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
                 code = ExitCode.ERROR
-                self._output.write("left out: this IREE cannot be had\n")
+                self._presenter.line("left out: this IREE cannot be had")
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
@@ -165,7 +168,7 @@ class _Runs:
             return None
         assert machine.toolchain is not None, "it was needed"
         versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
-        self._output.write(f"{iree.label}: IREE {', '.join(versions)}\n")
+        self._presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
         self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
 
@@ -175,7 +178,7 @@ class _Runs:
         self._log.write("start", {"label": iree.label})
         request = replace(self._with(iree), folder=FolderRequest(run_dir=str(folder), resume=begun))
         try:
-            code = run(replace(self._chosen, request=request), sys.stdout, machine=machine, brief=True).exit_code
+            code = run(replace(self._chosen, request=request), self._presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
             self._result(iree, error.exit_code, error)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:

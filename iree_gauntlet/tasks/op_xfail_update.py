@@ -141,6 +141,7 @@ def _run_again(
     """What some chains of a run come to in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
     from iree_gauntlet.tasks import execute  # noqa: PLC0415
+    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
     folder = free_folder(run.resolve() / _AGAIN / "1")
@@ -154,7 +155,7 @@ def _run_again(
         chains=frozenset(chains),
     )
     # The diff alone goes to standard output.
-    code = execute.run(execute.choose(request), sys.stderr, brief=True).exit_code
+    code = execute.run(execute.choose(request), ConsolePresenter(sys.stderr), brief=True).exit_code
     again = read_journal(folder / JOURNAL)
     if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
         raise KeyboardInterrupt

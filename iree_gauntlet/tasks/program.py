@@ -57,8 +57,9 @@ _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 
 def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> ExitCode:
     from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
+    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
 
-    return execute(RunRequest.of(options, defaults, stages or asked_stages(options)), sys.stdout)
+    return execute(RunRequest.of(options, defaults, stages or asked_stages(options)), ConsolePresenter(sys.stdout))
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, FORMAT))

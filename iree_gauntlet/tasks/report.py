@@ -28,7 +28,7 @@ from iree_gauntlet.tasks.micro_reports import write_micro_reports
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["report"]
+__all__ = ["report", "show_comparison"]
 
 _LATEST = "latest"
 
@@ -95,16 +95,17 @@ def _run(folder: Path) -> ExitCode:
     return ExitCode(int(outcome.exit_code))
 
 
-def _comparison(folder: Path) -> ExitCode:
+def show_comparison(folder: Path, *, step_summary: bool = False) -> ExitCode:
+    """Makes the reports of a comparison, and prints them; exits as it did."""
     record = read_comparison(folder)
-    write_comparison_reports(record, folder, environ=os.environ, step_summary=False)
+    write_comparison_reports(record, folder, environ=os.environ, step_summary=step_summary)
     print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
     # One that was cut short has judged nothing.
     return ExitCode.ERROR if record.exit_code is None else ExitCode(record.exit_code)
 
 
 _REPORTS: dict[str, Callable[[Path], ExitCode]] = {
-    COMPARISON_FILE: _comparison,
+    COMPARISON_FILE: show_comparison,
     MATRIX_RECORD: report_matrix,
     BISECT_RECORD: report_bisection,
     JOURNAL: _run,

@@ -18,9 +18,9 @@ from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import TextIO
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.execute import Chosen
@@ -64,7 +64,7 @@ class Side:
         }
 
 
-def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
+def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
     Args:
@@ -73,7 +73,7 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
         asked: which one, as for `--iree`.
         chosen: what is run.
         folder: of its run; one that is there already is resumed.
-        stream: is told how it goes.
+        presenter: shows it.
 
     Raises:
         GauntletError: what keeps the run from starting.
@@ -84,9 +84,8 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
         toolchain=replace(request.toolchain, iree=asked),
         folder=FolderRequest(run_dir=str(folder), resume=is_begun(folder)),
     )
-    stream.write(f"\n{name}: {asked}\n")
-    stream.flush()
-    ran = run(replace(chosen, request=request), stream, machine=machine, hold=Stage.BENCHMARK, brief=True)
+    presenter.line(f"\n{name}: {asked}")
+    ran = run(replace(chosen, request=request), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
     compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
     return Side(

@@ -18,8 +18,7 @@ from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.tasks.execute import Chosen
 
 _CONFIG = """{
@@ -166,13 +165,13 @@ class _Again:
         self.times = list(times)
         self.asked: list[tuple[list[str], bool]] = []
 
-    def __call__(self, chosen: Chosen, stream: TextIO, *, brief: bool) -> Ran:
+    def __call__(self, chosen: Chosen, presenter: Presenter, *, brief: bool) -> Ran:
         assert brief
         request = chosen.request
         chains, forced = sorted(request.chains or ()), request.conduct.force_recompile
         self.asked.append((chains, forced))
         names = [chain.removeprefix("node/").removesuffix("@cpu") for chain in chains]
-        stream.write("progress\n")
+        presenter.line("progress")
         folder = Path(request.folder.run_dir)
         number = sum(before == forced for _, before in self.asked) - 1
         _journal(folder, {name: self.times[number][name] for name in names})
