@@ -14,25 +14,40 @@ Names of dispatches stand among the module's strings (3.13) or in its executable
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import re
+import struct
+import zipfile
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
+from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.dispatch_names import dispatch_name
 from iree_gauntlet.measuring.element_types import bit_count
-from iree_gauntlet.micro.module_segments import name_tables, read_segments, span_lengths
 from iree_gauntlet.reporting.figures import byte_size
+from iree_gauntlet.toolchains.probe import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Sequence
 
     from iree_gauntlet.micro.registry import Proof
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["ModuleFacts", "ReadParameter", "dispatch_types", "prove", "read_module_facts", "shows", "widened_at_load"]
+__all__ = [
+    "ModuleFacts",
+    "ReadParameter",
+    "dispatch_types",
+    "name_tables",
+    "prove",
+    "read_module_facts",
+    "shows",
+    "span_lengths",
+    "widened_at_load",
+]
 
 _DISPATCH = re.compile(rb"[\w$.]*_(?:dispatch|encoding)_\d+(?:_\w+)?")
 _NUMBERED = re.compile(r".*_(?:dispatch|encoding)_\d+")
@@ -41,6 +56,12 @@ _TYPE = r"(?:i[0-9]+|bf16|f[0-9]+(?:E[0-9]+M[0-9]+[A-Z0-9]*)?)"
 _TYPES = re.compile(rf"{_TYPE}(?:x{_TYPE})*")
 _HEAVY = ("matmul", "conv", "attention")
 _SHOWN = 4
+_DUMP_TOOL = "iree-dump-module"
+_DUMP_SECONDS = 120.0
+_MODULE = "module.fb"
+_CONSTANTS = "_const"
+_PAIR, _SPAN = struct.Struct("<II"), struct.Struct("<QQQ")
+_LARGEST_TABLE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +134,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
             the tool cannot be started.
     """
     declared = {parameter.name: parameter for parameter in collect_parameters(program, toolchain.compiler.ir_tool)}
-    segments = read_segments(toolchain, module)
+    segments = _read_segments(toolchain, module)
     tables = name_tables([segment.data for segment in segments], declared.keys())
     read = {name for table in tables for name in table.names}
     sizes = [tuple(declared[name].byte_size for name in table.names) for table in tables]
@@ -247,3 +268,103 @@ def _some(texts: Sequence[str]) -> str:
     """The first few of them."""
     more = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "") if texts else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Data of a module.
+
+    Attributes:
+        member: file name inside the archive; empty for what lies in `module.fb`.
+        size: bytes.
+        data: empty for a constant that is larger than any table.
+    """
+
+    member: str
+    size: int
+    data: bytes
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is one of the files that hold constants."""
+        return self.member.startswith(_CONSTANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _NameTable:
+    """Names of parameters that one initializer reads, and the data that they stand in."""
+
+    names: tuple[str, ...]
+    data: tuple[bytes, bytes]
+
+
+def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
+    """All data of a module: what lies in `module.fb`, and the files beside it, which come in the same order.
+
+    Raises:
+        GauntletError: the module cannot be read; ToolchainError where its toolchain's tool cannot be started.
+    """
+    described = _described(toolchain, module)
+    try:
+        with zipfile.ZipFile(module) as archive:
+            outside = [_read(archive, info) for info in archive.infolist() if info.filename != _MODULE]
+    except OSError as error:
+        raise GauntletError(f"{module}: cannot be read: {error.strerror}", "compile it again") from error
+    except zipfile.BadZipFile as error:
+        raise GauntletError(
+            f"{module}: its parts cannot be told from each other: {error}",
+            "compile it without --iree-vm-emit-polyglot-zip=false",
+        ) from error
+    inside = [bytes(said["embedded_data"]) for said in described if "embedded_data" in said]
+    expected = [said["external_data_length"] for said in described if "external_data_length" in said]
+    if expected != [segment.size for segment in outside]:
+        raise GauntletError(
+            f"{module}: its description tells of {len(expected)} files inside, and there are others",
+            "it has to be written and described by one release of IREE",
+        )
+    return [*outside, *(_Segment("", len(data), data) for data in inside)]
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Segment:
+    skipped = info.filename.startswith(_CONSTANTS) and info.file_size > _LARGEST_TABLE
+    return _Segment(info.filename, info.file_size, b"" if skipped else archive.read(info))
+
+
+def _described(toolchain: Toolchain, module: Path) -> list[dict[str, Any]]:
+    """The data segments as the toolchain describes them."""
+    tool = Path(toolchain.runtime.run_module).with_name(_DUMP_TOOL)
+    answer = ask([str(tool), "--output=flatbuffer-json", str(module)], timeout=_DUMP_SECONDS)
+    try:
+        described: list[dict[str, Any]] = json.loads(answer.stdout)["rodata_segments"]
+    except (ValueError, KeyError) as error:
+        said = next((line.strip() for line in answer.stderr.splitlines() if line.strip()), "it says nothing")
+        raise GauntletError(
+            f"{module}: {_DUMP_TOOL} cannot describe it: {said}", "compile it again with this toolchain"
+        ) from error
+    return described
+
+
+def name_tables(data: Sequence[bytes], known: Collection[str]) -> list[_NameTable]:
+    """The tables of names of parameters; equal data is stored once, so a text need not follow its table."""
+    found = []
+    for table in filter(None, data):
+        if len(table) % _PAIR.size:
+            continue
+        pairs = list(_PAIR.iter_unpack(table))
+        ends = list(itertools.accumulate(length for _, length in pairs))
+        if [offset for offset, _ in pairs] != [0, *ends[:-1]]:
+            continue
+        for text in data:
+            if len(text) != ends[-1]:
+                continue
+            names = [text[offset : offset + length].decode("utf-8", "surrogateescape") for offset, length in pairs]
+            if all(name in known for name in names):
+                found.append(_NameTable(tuple(names), (table, text)))
+    return found
+
+
+def span_lengths(data: bytes) -> tuple[int, ...]:
+    """The lengths of a table of spans; empty for other data."""
+    if len(data) % _SPAN.size:
+        return ()
+    return tuple(length for *_, length in _SPAN.iter_unpack(data))

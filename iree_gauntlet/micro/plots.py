@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plot_bars import speedup_bars
 from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
-from iree_gauntlet.micro.plot_style import STYLE
-from iree_gauntlet.micro.report_rows import entries
+from iree_gauntlet.micro.plot_style import (
+    INK,
+    PAPER,
+    STATUS_MARKS,
+    STYLE,
+    WORD_COLOURS,
+    figure_of,
+    scale_ticks,
+    text_width,
+    tick_text,
+)
+from iree_gauntlet.micro.report_rows import entries, mean_ratio
+from iree_gauntlet.micro.results_figures import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.micro.report_rows import Entry, Row
+    from iree_gauntlet.micro.report_rows import Entry, Ratio, Row
 
-__all__ = ["Plot", "check_matplotlib", "draw_plots", "picture"]
+__all__ = ["Plot", "check_matplotlib", "draw_plots", "picture", "speedup_bars"]
 
 _PACKAGE = "matplotlib"
 _DOTS_PER_INCH = 144
@@ -34,6 +46,14 @@ _DOTS_PER_INCH = 144
 _MARGIN = 0.15
 _LONGEST_NAME = 100
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
+_PANEL = 1.5
+_POINTS = 7.0
+# A bar's place in inches: as wide as all shapes let it be, and wide enough for its label.
+_WIDEST, _NARROWEST, _ALL = 0.45, 0.13, 14.0
+_MOST_LABELS = 200
+# Octaves that a panel shows at least, and at most: an interval may reach further than any colours do.
+_LEAST_OCTAVES, _MOST_OCTAVES = 0.2, 5.0
+_UNDECIDED = ("same", "inconclusive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +143,101 @@ def _free_name(name: str, taken: dict[str, Plot]) -> str:
     while found.lower() in {other.lower() for other in taken}:
         found, number = f"{name}-{number}", number + 1
     return found
+
+
+def speedup_bars(entry: Entry) -> Figure:
+    """Speed-ups of all recipes of an entry over its shapes, from 1.0 up or down on a logarithmic axis."""
+    shapes, recipes = entry.shapes, entry.recipes
+    place = min(_WIDEST, max(_NARROWEST, _ALL / len(shapes)))
+    inner = max(place * len(shapes), 4.0)
+    marks = [STATUS_MARKS.get(row.status, "") for row in entry.rows if row.speedup is None]
+    height = 0.8 + len(recipes) * _PANEL + text_width(shapes)
+    figure = figure_of(f"{entry.title}: speed-up, with 95 % intervals", inner + 0.5, height, marks)
+    ends = _ends(entry)
+    panels = figure.subplots(len(recipes), squeeze=False)[:, 0]
+    words: set[str] = set()
+    for axes, recipe in zip(panels, recipes, strict=True):
+        words |= _panel(axes, entry, recipe, ends, 0.72 * min(1.0, _WIDEST * len(shapes) / inner))
+    every = -(-len(shapes) // _MOST_LABELS)
+    panels[-1].set_xticks(range(0, len(shapes), every), shapes[::every], rotation=90)
+    panels[-1].tick_params(axis="x", length=2, pad=2, labelsize=_POINTS)
+    _legend(panels[0], words)
+    return figure
+
+
+def _panel(axes: Axes, entry: Entry, recipe: str, ends: tuple[float, float], wide: float) -> set[str]:
+    """One recipe; gives the words that its bars stand for."""
+    found = [(index, entry.row(recipe, shape)) for index, shape in enumerate(entry.shapes)]
+    ratios = [(index, row.speedup) for index, row in found if row and row.speedup]
+    for word, colour in WORD_COLOURS.items():
+        own = [(index, _octaves(ratio.ratio, ends)) for index, ratio in ratios if ratio.word == word]
+        where, values = [index for index, _ in own], [value for _, value in own]
+        axes.bar(where, values, width=wide, color=colour, **_outline(word))
+        if word in _UNDECIDED:
+            # Such a bar may have no height.
+            axes.scatter(where, values, s=11, color=colour, edgecolor=INK, linewidth=0.5, zorder=4)
+    _intervals(axes, ratios, ends)
+    for index, row in found:
+        if row is not None and row.speedup is None:
+            axes.text(index, 0.04, STATUS_MARKS.get(row.status, ""), ha="center", va="bottom", fontsize=8, color=INK)
+    ticks = [tick for tick in scale_ticks(max(-ends[0], ends[1])) if ends[0] <= math.log2(tick) <= ends[1]]
+    axes.set_yticks([math.log2(tick) for tick in ticks], map(tick_text, ticks))
+    axes.set_ylim(*ends)
+    axes.set_xlim(-0.6, len(entry.shapes) - 0.4)
+    axes.set_xticks([])
+    axes.grid(visible=True, axis="y", color="#8c8c8c", alpha=0.35, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+    mean = mean_ratio([ratio.ratio for _, ratio in ratios])
+    axes.set_title(recipe if mean is None else f"{recipe}: {times(mean)}× in the geometric mean", loc="left", pad=4)
+    return {ratio.word for _, ratio in ratios}
+
+
+def _outline(word: str) -> dict[str, Any]:
+    """Of a bar: hatched where it says nothing."""
+    hatched = word == "inconclusive"
+    return {"edgecolor": INK if hatched else "none", "hatch": "////" if hatched else None, "linewidth": 0.4}
+
+
+def _intervals(axes: Axes, ratios: list[tuple[int, Ratio]], ends: tuple[float, float]) -> None:
+    known = [
+        (index, _octaves(ratio.low, ends), _octaves(ratio.high, ends))
+        for index, ratio in ratios
+        if ratio.low is not None and ratio.high is not None
+    ]
+    where = [index for index, _, _ in known]
+    lows, highs = [low for _, low, _ in known], [high for _, _, high in known]
+    # Dark on light bars, with a light rim that keeps it apart from dark ones.
+    axes.vlines(where, lows, highs, color=PAPER, linewidth=2.2, zorder=3)
+    axes.vlines(where, lows, highs, color=INK, linewidth=0.9, zorder=3)
+
+
+def _octaves(ratio: float, ends: tuple[float, float] = (-_MOST_OCTAVES, _MOST_OCTAVES)) -> float:
+    """Logarithm of a ratio, at most as far as the ends of an axis."""
+    if math.isnan(ratio) or ratio <= 0:
+        return ends[0]
+    return ends[1] if ratio == math.inf else max(ends[0], min(ends[1], math.log2(ratio)))
+
+
+def _ends(entry: Entry) -> tuple[float, float]:
+    """Octaves below and above 1.0 that show all values and their intervals, with some room."""
+    found = [row.speedup for row in entry.rows if row.speedup]
+    values = [value for ratio in found for value in (ratio.ratio, ratio.low, ratio.high) if value is not None]
+    octaves = [_octaves(value) for value in values]
+    low, high = min([*octaves, -_LEAST_OCTAVES]), max([*octaves, _LEAST_OCTAVES])
+    room = 0.06 * (high - low)
+    return low - room, high + room
+
+
+def _legend(axes: Axes, words: set[str]) -> None:
+    """What the colours of bars mean, above the first panel."""
+    from matplotlib.patches import Patch  # noqa: PLC0415 - matplotlib is optional
+
+    shown = [
+        Patch(facecolor=colour, label=word, **_outline(word)) for word, colour in WORD_COLOURS.items() if word in words
+    ]
+    axes.legend(
+        handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
+    )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet import worker
+from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
+from iree_gauntlet.bench.measuring_worker import FUNCTION, ask, planned_command
+from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.micro.checking import check_variant
+from iree_gauntlet.micro.checking import check_variant, module_plan
+from iree_gauntlet.micro.memory_plot import memory_plot
+from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
 from iree_gauntlet.micro.point_chain import MEMORY, TRACE
 from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, PointMeasurement
-from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
@@ -33,9 +39,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
+    from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.toolchains.flags import FlagSet
 
 __all__ = ["PointSession"]
 
@@ -183,10 +191,10 @@ class PointSession:
         variant = self._variant(step.role.removeprefix(kind))
         build, processes = self._builds[torch_side(variant).label], self.session.processes
         if kind == MEMORY:
-            return profile_memory(step, self.chain, variant, build, processes)
+            return _profile_memory(step, self.chain, variant, build, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
-        return trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
+        return _trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
@@ -213,3 +221,70 @@ class PointSession:
             if self._stands(variant)
             for kind in kinds
         )
+
+
+def _trace_variant(
+    step: Step,
+    chain: PointChain,
+    variant: Variant,
+    build: Build,
+    call_ms: float | None,
+    processes: Processes,
+    flags: FlagSet,
+) -> Result:
+    """A table of dispatches and a file for Perfetto, in the step's folder.
+
+    Raises:
+        GauntletError: an input cannot be read or written.
+    """
+    program = build.programs[0]
+    command = tracing.benchmark_command(
+        chain.toolchain.runtime.benchmark_module,
+        Path(step.folder),
+        module=chain.module(variant),
+        parameters=[("model", chain.imported(variant) / PARAMETERS)],
+        function=FUNCTION,
+        inputs=program.inputs,
+        inputs_folder=chain.exported(torch_side(variant).label),
+        device=chain.device,
+    )
+    made = tracing.trace(
+        replace(step, command=command),
+        tracing.VERBOSE,
+        Path(step.folder),
+        chain.toolchain,
+        processes,
+        flags,
+        name=variant.label,
+        call_ms=call_ms,
+    )
+    return Result(
+        Verdict.PASSED,
+        statistics={TRACE.rstrip("."): made.as_dict()},
+        notes=tuple(tracing.shown(made)),
+        tool_seconds=made.seconds,
+    )
+
+
+def _profile_memory(step: Step, chain: PointChain, variant: Variant, build: Build, processes: Processes) -> Result:
+    """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
+    plan = memory_plan(module_plan(chain, variant, build, chain.exported(torch_side(variant).label)))
+    script = Path(worker.__file__).with_name(MEMORY_WORKER)
+    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
+    step = replace(step, command=answer.command)
+    if answer.figures is None:
+        return processes.complete(step, answer.outcome, answer.failure)
+    try:
+        profile = read_memory_profile(answer.figures)
+    except GauntletError as error:
+        return processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
+    path = Path(step.folder) / "memory"
+    write_memory_profile(profile, path.with_suffix(".json"))
+    notes = profile.lines()
+    if importlib.util.find_spec("matplotlib") is None:
+        notes.append("no plot: matplotlib is not installed (pip install 'iree-gauntlet[plots]')")
+    else:
+        memory_plot(profile, path, f"{chain.point.name}: {variant.label}")
+    statistics = {name: value for name, value in profile.as_dict().items() if name != "series"}
+    result = Result(Verdict.PASSED, statistics={"memory": statistics}, notes=tuple(notes))
+    return processes.complete(step, answer.outcome, result)

@@ -25,7 +25,6 @@ from iree_gauntlet.measuring.element_types import parse_tensor_type, storage_dty
 from iree_gauntlet.measuring.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.running.allclose import compare_allclose
-from iree_gauntlet.running.case_log import write_log
 from iree_gauntlet.running.judging import after_process
 from iree_gauntlet.running.run_server import RunJob, RunVerdict
 
@@ -86,7 +85,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         return _asked_again(step, processes)
     ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
     if answer.message and not answer.logged:
-        result = replace(result, log=write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
+        result = replace(result, log=_write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
     return replace(
         result,
         verdict=ended.verdict,
@@ -207,7 +206,7 @@ def _mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes
         reason=shorten(lines[0].removeprefix("[FAILED] ")) if lines else "an output is not as expected",
         outputs=tuple(comparisons),
         tail=tuple(lines),
-        log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+        log=result.log or _write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
     )
 
 
@@ -221,3 +220,17 @@ def _kept_output(record: Mapping[str, Any]) -> Tensor:
     if path.suffix == ".npy":
         return read_npy(path).with_element_type(tensor_type.element_type)
     return read_raw(path, tensor_type)
+
+
+def _write_log(path: Path, lines: Sequence[str], processes: Processes, step: Step) -> str:
+    """Writes what there is to say of a failure; the file's path for the journal.
+
+    Raises:
+        GauntletError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise GauntletError(f"{path}: cannot write the log: {error.strerror}", "make room there") from error
+    return processes.log(step, path.name)

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.cpu_times import CpuTimes, CpuUse, cpu_use, read_cpu_times
-from iree_gauntlet.measuring.disturbance import RoundState, RoundWatch
+from iree_gauntlet.measuring.disturbance import Limits, RoundState, RoundWatch
 from iree_gauntlet.measuring.gpu_state import GpuState, Slowdown
-from iree_gauntlet.measuring.limits import Limits
 from iree_gauntlet.measuring.machine import MachineState
 
 if TYPE_CHECKING:

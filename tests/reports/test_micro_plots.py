@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plot_bars import speedup_bars
 from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.micro.plot_style import (
     STATUS_MARKS,
@@ -24,7 +23,7 @@ from iree_gauntlet.micro.plot_style import (
     scale_ticks,
     tick_text,
 )
-from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots
+from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots, speedup_bars
 from iree_gauntlet.micro.report_rows import Entry, entries, read_rows
 from iree_gauntlet.micro.results_figures import times
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant

@@ -17,12 +17,13 @@ from iree_gauntlet.micro.module_facts import (
     ModuleFacts,
     ReadParameter,
     dispatch_types,
+    name_tables,
     prove,
     read_module_facts,
     shows,
+    span_lengths,
     widened_at_load,
 )
-from iree_gauntlet.micro.module_segments import name_tables, span_lengths
 from iree_gauntlet.micro.registry import Proof
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, with_fields
