@@ -111,7 +111,7 @@ def test_a_comparison_is_resumed(project: Project) -> None:
 def test_a_bisection_is_resumed(project: Project) -> None:
     recorded("bisect", project.folder, ("bisect.jsonl", '"candidate":"env"'))
     done = project.gauntlet("bisect", "--resume")
-    # How large this machine's module is, and whether `path` names an IREE, decides how it ends: with an answer each time.
+    # How large this machine's module is, and whether `path` names an IREE, decides how it ends.
     assert done.code in (0, 1, 4), done.text
     assert "installed (good end): 10,276 bytes" in done.out
     assert "installed (good end) …" not in done.out
