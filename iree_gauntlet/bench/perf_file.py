@@ -14,7 +14,7 @@ import math
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from iree_gauntlet.file_lock import file_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Appended", "append_result", "check_output", "failed_result", "measured_result", "result_path"]
+__all__ = ["About", "Appended", "append_result", "check_output", "failed_result", "measured_result", "result_path"]
 
 _LOCK_SECONDS = 60.0
 _MOST_NAMES = 1000
@@ -53,27 +53,32 @@ def result_path(output: str | Path) -> Path:
     return path if path.name.endswith(".json") else path.with_name(f"{path.name}.json")
 
 
-def measured_result(
-    *,
-    total_time: float,
-    total_samples: int,
-    args: Mapping[str, Any],
-    arch: str,
-    machine_name: str,
-    source_hash: str,
-    date: str,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    """One entry of a run that was measured.
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a result is of.
 
-    Args:
-        total_time: seconds from the first input pushed to the last output received.
-        total_samples: what went through in that time.
+    Attributes:
         args: the options.
         arch: what it ran on.
         machine_name: the host.
-        source_hash: short hash of what was measured, the document's `hash`.
+        hash: short hash of what was measured.
         date: of that.
+    """
+
+    args: Mapping[str, Any]
+    arch: str
+    machine_name: str
+    hash: str
+    date: str
+
+
+def measured_result(about: About, *, total_time: float, total_samples: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry of a run that was measured.
+
+    Args:
+        about: what it is of.
+        total_time: seconds from the first input pushed to the last output received.
+        total_samples: what went through in that time.
         more: our own fields, which come after the document's; they may not take their names.
 
     Raises:
@@ -86,20 +91,10 @@ def measured_result(
         "total_samples": total_samples,
         "samples_per_sec": total_samples / total_time,
     }
-    about = {"args": dict(args), "arch": arch, "machine_name": machine_name, "hash": source_hash, "date": date}
-    return _with_more({**speed, **about}, more)
+    return _with_more({**speed, **asdict(about)}, more)
 
 
-def failed_result(
-    *,
-    error: str,
-    args: Mapping[str, Any],
-    arch: str,
-    machine_name: str,
-    source_hash: str,
-    date: str,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
+def failed_result(about: About, *, error: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """One entry of a run that failed: `error`, and no speed; the rest as in `measured_result`.
 
     Raises:
@@ -107,8 +102,7 @@ def failed_result(
     """
     if not error:
         raise ValueError("a failed run without an error")
-    about = {"args": dict(args), "arch": arch, "machine_name": machine_name, "hash": source_hash, "date": date}
-    return _with_more({**about, "error": error}, more)
+    return _with_more({**asdict(about), "error": error}, more)
 
 
 def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) -> Appended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.chain import AGAINST, TRACE
-from iree_gauntlet.bench.perf_file import failed_result, measured_result
+from iree_gauntlet.bench.perf_file import About, failed_result, measured_result
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.reporting.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.running.steps import step_id
@@ -40,22 +40,16 @@ def perf_entry(
     """
     run = record.runs[-1]
     machine, toolchain = run["machine"], chain.toolchain
-    about: dict[str, Any] = {
-        "args": chain.options.as_args(),
-        "arch": chain.target.name,
-        "machine_name": str(machine["host"]),
-        "source_hash": (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH],
-        "date": date,
-    }
+    source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
+    about = About(chain.options.as_args(), chain.target.name, str(machine["host"]), source, date)
     benchmark = _result(record, chain, Stage.BENCHMARK)
     more = _more(record, chain, build, notes)
     problem = _problem(record)
     if problem or benchmark is None:
-        return failed_result(error=problem or "interrupted", more=more, **about)
+        return failed_result(about, error=problem or "interrupted", more=more)
     figures = benchmark.statistics
-    return measured_result(
-        total_time=figures["total_s"], total_samples=figures["total_samples"], more=more | _measured(figures), **about
-    )
+    samples = figures["total_samples"]
+    return measured_result(about, total_time=figures["total_s"], total_samples=samples, more=more | _measured(figures))
 
 
 def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:

@@ -114,8 +114,8 @@ class PointMeasurement:
             blocks,
             trial.first_call_ms,
             time.monotonic() - self.began,
-            notes,
         )
+        record["notes"] = list(notes)
         verdict, reason = self._verdict(blocks)
         return Result(verdict, reason, statistics={"micro": record}, notes=notes)
 

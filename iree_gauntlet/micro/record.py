@@ -58,9 +58,8 @@ def point_record(
     blocks: Blocks,
     first_call_ms: Mapping[str, float],
     seconds: float,
-    notes: tuple[str, ...],
 ) -> dict[str, Any]:
-    """The record.
+    """The record, but for its notes.
 
     Args:
         point: what was measured.
@@ -70,7 +69,6 @@ def point_record(
         blocks: programs of IREE by that label, those of torch by `torch_name`.
         first_call_ms: of the programs of torch.
         seconds: that the point took.
-        notes: what a person should know of all of it.
     """
     model, shape = point.model, point.shape
     return {
@@ -91,7 +89,6 @@ def point_record(
         "blocks": blocks.count,
         "replaced": blocks.replaced,
         "seconds": round(seconds, 3),
-        "notes": list(notes),
     }
 
 

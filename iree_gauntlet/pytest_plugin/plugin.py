@@ -15,7 +15,7 @@ from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
-from iree_gauntlet.pytest_plugin.session import ModelTestSession
+from iree_gauntlet.pytest_plugin.session import ModelTestSession, SessionSettings
 from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
 from iree_gauntlet.reporting.report import write_job_summary, write_reports
 from iree_gauntlet.running.confirming import confirm_rules
@@ -143,10 +143,7 @@ class ModelTestPlugin:
         if not tests or stopped or self._config.option.collectonly or sys.exc_info()[0] is not None:
             return
         try:
-            self.session = ModelTestSession(
-                [test.test for test in tests],
-                self.run_folder(),
-                self._artifacts,
+            settings = SessionSettings(
                 journal=f"journal-{self._worker['workerid']}.jsonl" if self._worker else JOURNAL,
                 processes=int(self._worker.get("workercount", 1)),
                 force_recompile=bool(self._config.getoption("force_recompile")),
@@ -154,6 +151,8 @@ class ModelTestPlugin:
                 markers=self._config.getoption("markexpr") or "",
                 command=self._command,
             )
+            chosen = [test.test for test in tests]
+            self.session = ModelTestSession(chosen, self.run_folder(), self._artifacts, settings)
         except GauntletError as error:
             if self._worker:
                 raise

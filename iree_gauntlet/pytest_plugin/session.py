@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["CheckFailure", "ModelTestSession", "StepError", "TestFailure", "failure_text"]
+__all__ = ["CheckFailure", "ModelTestSession", "SessionSettings", "StepError", "TestFailure", "failure_text"]
 
 _LOG = logging.getLogger("iree_gauntlet")
 _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
@@ -102,6 +102,27 @@ class _Log(PlainProgress):
         """A log of pytest has no heartbeat."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How the tests of one process are run.
+
+    Attributes:
+        journal: name of this process's journal in the session's folder.
+        processes: how many share this machine.
+        force_recompile: whether modules are made again, once for all processes.
+        confirm: how a broken golden time is confirmed; None to fail at once.
+        markers: the expression that the tests were selected by.
+        command: of the pytest that the user started.
+    """
+
+    journal: str
+    processes: int
+    force_recompile: bool
+    confirm: ConfirmRules | None
+    markers: str
+    command: Sequence[str]
+
+
 class ModelTestSession:
     """The selected tests of one process: one plan and one journal, of which each test does its part.
 
@@ -109,50 +130,33 @@ class ModelTestSession:
         tests: what was selected.
         run_dir: the session's folder, shared with other processes.
         artifacts: folder of downloads and modules.
-        journal: name of this process's journal in the session's folder.
-        processes: how many share this machine.
-        force_recompile: whether modules are made again, once for all processes.
-        confirm: how a broken golden time is confirmed; None to fail at once.
-        markers: the expression that the tests were selected by.
-        command: of the pytest that the user started.
+        settings: how they are run.
 
     Raises:
         GauntletError: there is no IREE, its tools do not know a flag, or a folder cannot be written.
     """
 
-    def __init__(
-        self,
-        tests: Sequence[TorchTest],
-        run_dir: Path,
-        artifacts: Path,
-        *,
-        journal: str,
-        processes: int,
-        force_recompile: bool,
-        confirm: ConfirmRules | None,
-        markers: str,
-        command: Sequence[str],
-    ) -> None:
+    def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
         self.run_dir = run_dir
         self._log = _Log()
         self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
-        conduct = ConductRequest(force_recompile=force_recompile)
+        conduct = ConductRequest(force_recompile=settings.force_recompile)
         plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = without_missing_devices(plan, self._machine)
         self._steps = {step.id: step for step in plan.steps}
         self._verdicts: dict[str, Verdict] = {}
-        self._jobs = max(1, machine_facts().cores // processes)
-        self._made_again = run_dir / "made-again" if force_recompile else None
-        self._confirm = confirm
+        self._jobs = max(1, machine_facts().cores // settings.processes)
+        self._made_again = run_dir / "made-again" if settings.force_recompile else None
+        self._confirm = settings.confirm
         self._began = datetime.now(UTC)
-        self._journal = Journal(run_dir / journal, lambda: datetime.now(UTC))
+        self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
         targets = sorted({test.case.target for test in tests})
-        event = run_event(plan, run_dir, self._machine, "pytest", targets, command)
-        self._journal.run(event | {"markers": markers})
+        event = run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
+        self._journal.run(event | {"markers": settings.markers})
         self._session: Session[Journal] | None = None
         self._opened = ExitStack()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.measuring.comparison_verdict import Comparison
+    from iree_gauntlet.measuring.midpoint import Placing
     from iree_gauntlet.measuring.rounds import Block
     from iree_gauntlet.tasks.bisect_probe import Run
     from iree_gauntlet.toolchains.candidates import Candidate
@@ -70,7 +71,8 @@ class RoundsJudge:
         if run.reading.reason:
             return _unmeasured(run, run.reading.reason, began)
         if not bad:
-            return _measured(run, began, bad=False, ratio=1.0, text="1", bounds=None, confidence=1.0)
+            seconds = time.monotonic() - began
+            return Judged(False, 1.0, "1", folder=run.folder, toolchain=run.toolchain, seconds=seconds)
         blocks: list[Block] = []
         while True:
             more = self._to_next_look(candidate, blocks)
@@ -82,18 +84,7 @@ class RoundsJudge:
                 break
         reason = "" if found.differs else f"the ends do not differ for certain: {found.verdict}: {found.reason}"
         reason = self._source.trouble(candidate) or reason
-        text = _ratio_text(found.ratio, found.low, found.high)
-        bounds = (found.low, found.high)
-        return _measured(
-            run,
-            began,
-            bad=True,
-            ratio=found.ratio,
-            text=text,
-            bounds=bounds,
-            confidence=found.confidence,
-            reason=reason,
-        )
+        return _measured(run, began, found, bad=True, reason=reason)
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the middle of the ends."""
@@ -121,23 +112,12 @@ class RoundsJudge:
             found = place(log_ratios(blocks), self._plan, self._middle)
             if found.next_look is None or not more:
                 break
-        text = _ratio_text(found.ratio, found.low, found.high)
-        bounds = (found.low, found.high)
         trouble = self._source.trouble(candidate)
         bad = None if trouble else found.bad
         reason = "" if bad is not None else trouble or found.reason
         if not trouble and bad is None and found.next_look is not None:
             reason += "; the time is up"
-        return _measured(
-            run,
-            began,
-            bad=bad,
-            ratio=found.ratio,
-            text=text,
-            bounds=bounds,
-            confidence=found.confidence,
-            reason=reason,
-        )
+        return _measured(run, began, found, bad=bad, reason=reason)
 
     def _to_next_look(self, candidate: Candidate, blocks: list[Block]) -> bool:
         """Takes blocks up to the plan's next look, as far as they can be had; whether there were any."""
@@ -157,30 +137,16 @@ def _unmeasured(run: Run, reason: str, began: float) -> Judged:
     return Judged(None, None, "", reason, folder=run.folder, toolchain=run.toolchain, seconds=seconds)
 
 
-def _measured(
-    run: Run,
-    began: float,
-    *,
-    bad: bool | None,
-    ratio: float,
-    text: str,
-    bounds: tuple[float, float] | None,
-    confidence: float,
-    reason: str = "",
-) -> Judged:
+def _measured(run: Run, began: float, found: Comparison | Placing, *, bad: bool | None, reason: str) -> Judged:
     return Judged(
         bad,
-        ratio,
-        text,
+        found.ratio,
+        f"{found.ratio:.3f} × the good end's time ({found.low:.3f} to {found.high:.3f})",
         reason,
-        confidence=confidence,
-        low=bounds[0] if bounds else None,
-        high=bounds[1] if bounds else None,
+        confidence=found.confidence,
+        low=found.low,
+        high=found.high,
         folder=run.folder,
         toolchain=run.toolchain,
         seconds=time.monotonic() - began,
     )
-
-
-def _ratio_text(ratio: float, low: float, high: float) -> str:
-    return f"{ratio:.3f} × the good end's time ({low:.3f} to {high:.3f})"

@@ -14,20 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.bench import perf_file
-from iree_gauntlet.bench.perf_file import Appended, failed_result, measured_result, result_path
+from iree_gauntlet.bench.perf_file import About, Appended, failed_result, measured_result, result_path
 from iree_gauntlet.errors import GauntletError
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
 
-ABOUT: dict[str, Any] = {
-    "args": {"model": "bert", "config": "tiny"},
-    "arch": "llvm-cpu",
-    "machine_name": "box",
-    "source_hash": "89ece87b",
-    "date": "26-10-16",
-}
+ABOUT = About({"model": "bert", "config": "tiny"}, "llvm-cpu", "box", "89ece87b", "26-10-16")
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -102,7 +96,7 @@ def check_output(output: str | Path) -> None:
 
 
 def result(**more: Any) -> dict[str, Any]:
-    return measured_result(total_time=2.0, total_samples=50, more=more, **ABOUT)
+    return measured_result(ABOUT, total_time=2.0, total_samples=50, more=more)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -136,9 +130,7 @@ def test_an_entry_has_the_documents_fields_and_ours_beside_them(tmp_path: Path) 
 
 def test_a_failed_run_has_its_error_and_no_speed(tmp_path: Path) -> None:
     append_result(tmp_path / "perf.json", result())
-    append_result(
-        tmp_path / "perf.json", failed_result(error="outputs differ from torch", more={"cosine": 0.2}, **ABOUT)
-    )
+    append_result(tmp_path / "perf.json", failed_result(ABOUT, error="outputs differ from torch", more={"cosine": 0.2}))
     good, bad = read(tmp_path / "perf.json")
     assert bad["error"] == "outputs differ from torch"
     assert set(good) - set(bad) == {"total_time", "total_samples", "samples_per_sec"}
@@ -148,7 +140,7 @@ def test_a_failed_run_has_its_error_and_no_speed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seconds", "samples"), [(0.0, 1), (-1.0, 1), (float("nan"), 1), (float("inf"), 1), (1.0, 0)])
 def test_what_gives_no_speed_is_no_measured_result(seconds: float, samples: int) -> None:
     with pytest.raises(ValueError, match="are no speed"):
-        measured_result(total_time=seconds, total_samples=samples, more={}, **ABOUT)
+        measured_result(ABOUT, total_time=seconds, total_samples=samples, more={})
 
 
 def test_results_are_a_speed_or_an_error(tmp_path: Path) -> None:
@@ -158,9 +150,9 @@ def test_results_are_a_speed_or_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fields of the document: args, error"):
         result(args=1, error="x")
     with pytest.raises(ValueError, match="fields of the document: samples_per_sec"):
-        failed_result(error="x", more={"samples_per_sec": 0.0}, **ABOUT)
+        failed_result(ABOUT, error="x", more={"samples_per_sec": 0.0})
     with pytest.raises(ValueError, match="without an error"):
-        failed_result(error="", more={}, **ABOUT)
+        failed_result(ABOUT, error="", more={})
     assert not list(tmp_path.iterdir())
 
 
