@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_SUITE",
     "BisectRequest",
+    "CacheRequest",
     "CompareRequest",
     "ConductRequest",
     "Defaults",
     "FolderRequest",
+    "FormatRequest",
     "MicroRequest",
     "NetworkRequest",
     "Option",
@@ -89,13 +91,17 @@ def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
     Raises:
         UsageError: a value is none that its option can have.
     """
-    known = [item for item in options_of(request) if item.name in values]
-    return request(**{item.name: _checked(item, values[item.name]) for item in known})
+    return request(**_checked(request, values))
 
 
-def _checked(item: Option, value: Any) -> Any:
-    if item.choices and value not in item.choices:
-        raise UsageError(f"{dashed(item.name)} {value}: unknown", f"Known: {', '.join(item.choices)}.")
+def _checked(request: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: _value(item, values[item.name]) for item in options_of(request) if item.name in values}
+
+
+def _value(item: Option, value: Any) -> Any:
+    for word in (value if isinstance(item.default, list) else [value]) if item.choices else ():
+        if word not in item.choices:
+            raise UsageError(f"{dashed(item.name)} {word}: unknown", f"Known: {', '.join(item.choices)}.")
     # 0 stands for an option that is left out.
     if item.unit and (value or item.default) and not 0 < value < math.inf:
         hint = f"Leave it out for {item.default:g}." if item.default else "Leave it out, or give 0, for the default."
@@ -159,10 +165,16 @@ class SelectionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolchainRequest:
-    """Which IREE, and the folder where it is installed and everything else is kept."""
+class CacheRequest:
+    """The folder where all that is fetched, installed and compiled is kept."""
 
     cache_dir: str = option("", "Folder of downloads and modules (default: cache/ of the project).")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolchainRequest(CacheRequest):
+    """Which IREE, and the folder where it is installed."""
+
     iree: str = option(
         "",
         "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
@@ -170,6 +182,18 @@ class ToolchainRequest:
     )
     iree_compiler: str = option("", "The compiler, where it is not that of --iree.")
     iree_runtime: str = option("", "The runtime, where it is not that of --iree.")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRequest:
+    """How something is shown."""
+
+    format: str = option("text", "Output format: text or json.", choices=("text", "json"))
+
+    @property
+    def as_json(self) -> bool:
+        """Whether for programs, not for people."""
+        return self.format == "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +283,7 @@ class RunRequest:
     Attributes:
         selection, toolchain, network, shard, folder, conduct: see there.
         defaults: what is selected where the selection does not say.
-        stages: what is done; None for what the suite says.
+        stages: what is done; empty for what the suite says.
         chains: the only chains that are wanted, with what they need; None for all.
     """
 
@@ -270,12 +294,16 @@ class RunRequest:
     folder: FolderRequest = FolderRequest()
     conduct: ConductRequest = ConductRequest()
     defaults: Defaults = Defaults()
-    stages: tuple[Stage, ...] | None = None
+    stages: tuple[Stage, ...] = option(
+        (),
+        "Only these stages (repeatable): fetch, import, compile, threshold, compstat, benchmark.",
+        choices=SPEC_STAGES,
+    )
     chains: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> RunRequest:
-        """What a command line asks for.
+    def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] = ()) -> RunRequest:
+        """What a command line asks for, or a task by itself: `stages`.
 
         Raises:
             UsageError: a value is none that its option can have.
@@ -288,7 +316,7 @@ class RunRequest:
             folder=read(FolderRequest, values),
             conduct=read(ConductRequest, values),
             defaults=defaults,
-            stages=stages,
+            stages=stages or tuple(map(Stage, _checked(cls, values).get("stages", ()))),
         )
 
     @property

@@ -62,6 +62,7 @@ class Module:
         documented: whether it has a docstring.
         imports: every module that it imports, also inside functions and for types alone.
         relative: whether an import is relative.
+        untyped: its functions, but for tasks as Invoke has them, that take the options of a command line as a mapping.
         listed: its `__all__`; None where it has none.
         defined: names of its public functions and classes, and of its variables.
     """
@@ -71,6 +72,7 @@ class Module:
     documented: bool
     imports: tuple[str, ...]
     relative: bool
+    untyped: tuple[str, ...]
     listed: frozenset[str] | None
     defined: frozenset[str]
 
@@ -90,12 +92,15 @@ def read_module(path: Path) -> Module:
     tree = ast.parse(text)
     imports: list[str] = []
     relative = False
+    untyped: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             relative = relative or node.level > 0
             imports += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.FunctionDef) and takes_a_mapping_of_options(node):
+            untyped.append(node.name)
     listed: frozenset[str] | None = None
     defined: set[str] = set()
     for node in tree.body:
@@ -113,9 +118,18 @@ def read_module(path: Path) -> Module:
         documented=bool(ast.get_docstring(tree)),
         imports=tuple(imports),
         relative=relative,
+        untyped=tuple(untyped),
         listed=listed,
         defined=frozenset(defined),
     )
+
+
+def takes_a_mapping_of_options(function: ast.FunctionDef) -> bool:
+    """Whether it is given `options: dict[str, Any]` or the like, and is no task of the command line."""
+    given = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    of_options = [ast.unparse(item.annotation) for item in given if item.arg == "options" and item.annotation]
+    task = any(ast.unparse(decorator).startswith("gauntlet_task(") for decorator in function.decorator_list)
+    return not task and any(kind.startswith(("dict[", "Mapping[")) and "Any" in kind for kind in of_options)
 
 
 def test_imports_follow_the_arrows() -> None:
@@ -162,6 +176,22 @@ def test_modules_say_what_they_are_for_and_what_they_offer() -> None:
 def test_modules_have_one_job_and_are_not_large() -> None:
     vague = {"utils", "util", "helpers", "common", "misc"}
     assert [module.path for module in modules() if module.path.stem in vague or module.lines > 450] == []
+
+
+def test_tasks_alone_see_options_by_their_names() -> None:
+    # What they call takes requests, whose fields a type checker knows.
+    tasks = [module.path for module in modules() if "iree_gauntlet.tasks.options.gauntlet_task" in module.imports]
+    assert len(tasks) > 5
+    assert [f"{module.path}: {name}" for module in modules() for name in module.untyped] == []
+    untyped, task = ast.parse(
+        "def show(*, options: Mapping[str, Any]) -> None: ...\n"
+        "@gauntlet_task('show', ())\n"
+        "def show_task(options: dict[str, Any]) -> None: ..."
+    ).body
+    assert isinstance(untyped, ast.FunctionDef)
+    assert isinstance(task, ast.FunctionDef)
+    assert takes_a_mapping_of_options(untyped)
+    assert not takes_a_mapping_of_options(task)
 
 
 def imported_by(statement: str) -> set[str]:

@@ -199,12 +199,12 @@ def _allow_http(client: dict[str, Any], endpoint: str) -> None:
 
 
 def _made(
-    kind: Any, name: str, options: Mapping[str, Any], client: Mapping[str, Any], url: str, **extra: Any
+    kind: Any, name: str, config: Mapping[str, Any], client: Mapping[str, Any], url: str, **extra: Any
 ) -> ObjectStore:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
     try:
-        store: ObjectStore = kind(name, config=dict(options), **client, **extra)
+        store: ObjectStore = kind(name, config=dict(config), **client, **extra)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
         hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/artifacts.md)."

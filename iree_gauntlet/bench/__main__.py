@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from invoke.exceptions import Exit
 
 from iree_gauntlet.bench.front import parse
-from iree_gauntlet.tasks.ending import finish
+from iree_gauntlet.tasks.options import finish
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

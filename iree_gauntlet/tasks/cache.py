@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
@@ -16,10 +16,10 @@ from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource
 from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.tasks.cache_place import age_text, open_cache, refusals_explained
-from iree_gauntlet.tasks.output import asked_format, print_table
+from iree_gauntlet.tasks.output import print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.artifacts.sources import Source
     from iree_gauntlet.settings import Configuration
@@ -30,15 +30,19 @@ __all__ = ["list_cache", "where"]
 _SCHEMA = 1
 
 
-def list_cache(options: Mapping[str, Any]) -> ExitCode:
+def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
     """Prints what is in the cache, the largest first.
+
+    Args:
+        cache_dir: its folder; empty for the project's.
+        match: glob over names; empty for all.
+        as_json: for programs.
 
     Raises:
         NothingSelectedError: `--match` matches nothing.
         GauntletError: the cache cannot be read.
     """
-    wanted, match = asked_format(options), str(options["match"])
-    place = open_cache(options)
+    place = open_cache(cache_dir)
     with refusals_explained(place.root):
         items = take_inventory(place.root, place.pins)
     items.sort(key=lambda item: (-item.bytes, item.path))
@@ -48,7 +52,7 @@ def list_cache(options: Mapping[str, Any]) -> ExitCode:
             raise NothingSelectedError(
                 f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
             )
-    if wanted == "json":
+    if as_json:
         document = {
             "schema": _SCHEMA,
             "cache": str(place.root),
@@ -66,21 +70,25 @@ def list_cache(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def where(options: Mapping[str, Any]) -> ExitCode:
+def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints where the file of a URL is or will be; ERROR where it is not there.
+
+    Args:
+        url: as it stands in a spec.
+        cache_dir: folder of the cache; empty for the project's.
+        as_json: for programs.
 
     Raises:
         UsageError: the URL means no source.
         GauntletError: a registry or a settings file is wrong.
     """
-    wanted, url = asked_format(options), str(options["url"])
     try:
         name, source = local_name(url), parse_source(url)
     except ArtifactError as error:
         raise UsageError(error.what, error.hint) from error
-    place = open_cache(options)
+    place = open_cache(cache_dir)
     with refusals_explained(place.root):
-        return _tell_where(place, url, name, source, as_json=wanted == "json")
+        return _tell_where(place, url, name, source, as_json=as_json)
 
 
 def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:

@@ -28,7 +28,6 @@ from iree_gauntlet.atomic import sync_folder
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_entry import DamageError
@@ -50,10 +49,11 @@ from iree_gauntlet.tasks.output import open_progress, write_line
 from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.running.steps import Step
 
@@ -62,24 +62,27 @@ __all__ = ["export_cache", "import_cache"]
 _SHOWN_PROBLEMS = 20
 
 
-def export_cache(options: Mapping[str, Any]) -> ExitCode:
+def export_cache(request: RunRequest, archive: str) -> ExitCode:
     """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules.
+
+    Args:
+        request: what is selected, by which IREE, and how it is fetched.
+        archive: the file to write.
 
     Raises:
         GauntletError: a file cannot be had, or the archive cannot be written.
     """
-    if not options["output"]:
+    if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
-    output = Path(options["output"])
+    output = Path(archive)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: no file can be written there", "Name a file in a folder that is there.")
-    selection = select(read(SelectionRequest, options), Defaults(suite=DEFAULT_SUITE))
+    selection = select(request.selection, request.defaults)
     selection.require_sound()
-    network = read(NetworkRequest, options)
     with open_progress(sys.stderr) as progress:
-        machine = open_workbench(read(ToolchainRequest, options), progress, network, need_toolchain=False)
+        machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
         steps = _planned(selection, machine)
-        if network.offline:
+        if request.network.offline:
             missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
             if missing:
                 raise GauntletError(missing_text(missing))
@@ -108,14 +111,18 @@ def export_cache(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def import_cache(options: Mapping[str, Any]) -> ExitCode:
+def import_cache(archive: Path, cache_dir: str) -> ExitCode:
     """Puts what an archive holds into the cache; a file that is wrong is left out, and the rest is put there.
+
+    Args:
+        archive: as `export_cache` writes it.
+        cache_dir: folder of the cache; empty for the project's.
 
     Raises:
         GauntletError: something of the archive is not in the cache now.
     """
-    archive = Path(options["archive"])
-    place = open_cache(options)
+    # It may be the first thing that a new cache gets.
+    place = open_cache(cache_dir, may_be_new=True)
     try:
         stream = archive.open("rb", buffering=0)
     except OSError as error:

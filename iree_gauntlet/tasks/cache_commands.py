@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Option
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.requests import (
+    DEFAULT_SUITE,
+    Defaults,
+    FormatRequest,
+    NetworkRequest,
+    Option,
+    RunRequest,
+    options_of,
+    read,
+)
+from iree_gauntlet.tasks.options import CACHE, FORMAT, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.tasks.upkeep_requests import CollectRequest, LockRequest, VerifyRequest
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -17,7 +28,7 @@ __all__ = ["cache_collection"]
 
 @gauntlet_task(
     "list",
-    (*CACHE, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
+    (*CACHE, *FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
 )
 def list_task(options: dict[str, Any]) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
@@ -26,33 +37,18 @@ def list_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.cache import list_cache  # noqa: PLC0415
 
-    return list_cache(options)
+    return list_cache(options["cache_dir"], options["match"], as_json=read(FormatRequest, options).as_json)
 
 
-@gauntlet_task(
-    "verify",
-    (
-        *CACHE,
-        Option("check_only", False, "Say what is damaged, and change nothing."),
-        Option("offline", False, "Never touch the network: what is damaged stays, unless it can be made here."),
-    ),
-)
+@gauntlet_task("verify", options_of(VerifyRequest))
 def verify_task(options: dict[str, Any]) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
     from iree_gauntlet.tasks.cache_verify import verify  # noqa: PLC0415
 
-    return verify(options)
+    return verify(read(VerifyRequest, options))
 
 
-@gauntlet_task(
-    "gc",
-    (
-        *CACHE,
-        Option("older_than", "", "What was not used for so long goes: 12h, 30d, 8w."),
-        Option("max_size", "", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB."),
-        Option("delete", False, "Delete it; without this, only show what would go."),
-    ),
-)
+@gauntlet_task("gc", options_of(CollectRequest))
 def gc_task(options: dict[str, Any]) -> ExitCode:
     """Make room: what was not used for long goes, never what a running process uses.
 
@@ -60,27 +56,22 @@ def gc_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.cache_gc import collect_garbage  # noqa: PLC0415
 
-    return collect_garbage(options)
+    return collect_garbage(read(CollectRequest, options))
 
 
-@gauntlet_task(
-    "lock",
-    (
-        *CACHE,
-        Option("refresh", [], "Fetch this URL anew although it is pinned, and pin what it has now (repeatable)."),
-        Option("prune", False, "Drop entries that no spec of the project names."),
-        Option("dry_run", False, "Show what would change, and change nothing."),
-    ),
-)
+@gauntlet_task("lock", options_of(LockRequest))
 def lock_task(options: dict[str, Any]) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
     from iree_gauntlet.tasks.cache_lock import lock_hashes  # noqa: PLC0415
 
-    return lock_hashes(options)
+    return lock_hashes(read(LockRequest, options))
 
 
 @gauntlet_task(
-    "where", (Option("url", None, "As it stands in a spec."), *CACHE, FORMAT), positional="url", usage="cache.where URL"
+    "where",
+    (Option("url", None, "As it stands in a spec."), *CACHE, *FORMAT),
+    positional="url",
+    usage="cache.where URL",
 )
 def where_task(options: dict[str, Any]) -> ExitCode:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
@@ -89,7 +80,7 @@ def where_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.cache import where  # noqa: PLC0415
 
-    return where(options)
+    return where(options["url"], options["cache_dir"], as_json=read(FormatRequest, options).as_json)
 
 
 @gauntlet_task(
@@ -97,7 +88,7 @@ def where_task(options: dict[str, Any]) -> ExitCode:
     (
         *SELECTION,
         *TOOLCHAIN,
-        *(option for option in RUNNING if option.name in ("offline", "timeout_stall")),
+        *options_of(NetworkRequest),
         Option("output", "", "The archive to write."),
     ),
 )
@@ -108,7 +99,7 @@ def export_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.cache_archive import export_cache  # noqa: PLC0415
 
-    return export_cache(options)
+    return export_cache(RunRequest.of(options, Defaults(suite=DEFAULT_SUITE)), options["output"])
 
 
 @gauntlet_task(
@@ -121,7 +112,7 @@ def import_task(options: dict[str, Any]) -> ExitCode:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
     from iree_gauntlet.tasks.cache_archive import import_cache  # noqa: PLC0415
 
-    return import_cache(options)
+    return import_cache(Path(options["archive"]), options["cache_dir"])
 
 
 def cache_collection() -> Collection:

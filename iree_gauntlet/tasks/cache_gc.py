@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.collection import Users, collect, leftovers, plan_collection, remove_leftovers
 from iree_gauntlet.artifacts.inventory import take_inventory
@@ -15,30 +15,31 @@ from iree_gauntlet.tasks.cache_place import age_text, open_cache, refusals_expla
 from iree_gauntlet.tasks.output import print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.artifacts.collection import Collection
     from iree_gauntlet.artifacts.inventory import Item
     from iree_gauntlet.tasks.cache_place import CachePlace
+    from iree_gauntlet.tasks.upkeep_requests import CollectRequest
 
 __all__ = ["collect_garbage"]
 
 
-def collect_garbage(options: Mapping[str, Any]) -> ExitCode:
+def collect_garbage(asked: CollectRequest) -> ExitCode:
     """Shows what would go, and deletes it with `--delete`.
 
     Raises:
         UsageError: no limit is given, or one that is none; the folder is no cache.
         GauntletError: something cannot be read or deleted.
     """
-    age, size = str(options["older_than"]), str(options["max_size"])
+    age, size = asked.older_than, asked.max_size
     if not age and not size:
         raise UsageError("cache.gc needs to know what may stay", "Give --older-than 30d, --max-size 50GB, or both.")
     limits = Limits(parse_age(age, "--older-than") if age else None, parse_bytes(size, "--max-size") if size else None)
-    place = open_cache(options)
+    place = open_cache(asked.cache_dir)
     place.require_cache()
     with refusals_explained(place.root):
-        return _collect(place, limits, delete=bool(options["delete"]))
+        return _collect(place, limits, delete=asked.delete)
 
 
 def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:

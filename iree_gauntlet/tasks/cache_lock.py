@@ -26,17 +26,18 @@ from iree_gauntlet.tasks.cache_place import open_cache, refusals_explained
 from iree_gauntlet.tasks.output import open_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.tasks.cache_place import CachePlace
+    from iree_gauntlet.tasks.upkeep_requests import LockRequest
 
 __all__ = ["lock_hashes"]
 # Also behind a flag's name: `--parameters=model=https://…`.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
-def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
+def lock_hashes(asked: LockRequest) -> ExitCode:
     """Writes what was learnt into the registry, and shows what changes there.
 
     Raises:
@@ -44,28 +45,27 @@ def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
         SpecError: the specs say which entries are needed, and one cannot be read.
         GauntletError: something cannot be fetched or written.
     """
-    urls = list(dict.fromkeys(map(str, options["refresh"])))
+    urls = list(dict.fromkeys(asked.refresh))
     for url in urls:
         _require_pinnable(url)
-    place = open_cache(options)
+    place = open_cache(asked.cache_dir)
     if not ((place.project / "specs").is_dir() and (place.project / "suites").is_dir()):
         raise UsageError(
             f"there is no project here: {Path.cwd()} is not inside a folder with specs/ and suites/",
             "Run it inside the project whose cache/registry.txt is to be written.",
         )
-    dry, prune = bool(options["dry_run"]), bool(options["prune"])
     shared = place.root.resolve() != (place.project / "cache").resolve()
     # What other projects have learnt in a shared cache is theirs.
-    named = _named_artifacts(place.project) if prune or shared else None
+    named = _named_artifacts(place.project) if asked.prune or shared else None
     with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
         fresh = stack.enter_context(_fetched_anew(place, urls, progress)) if urls else []
         refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
-        if dry:
-            relock = plan_relock(*_read(place), refreshed, named=named, prune=prune)
+        if asked.dry_run:
+            relock = plan_relock(*_read(place), refreshed, named=named, prune=asked.prune)
         else:
             with _both_locked(place, progress):
                 registry, learnt = _read(place)
-                relock = plan_relock(registry, learnt, refreshed, named=named, prune=prune)
+                relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
                 # In this order: a kill between the two leaves a hash in both, which the next time mends.
                 if relock.changes:
                     write_registry(registry.path, relock.entries)
@@ -75,7 +75,7 @@ def lock_hashes(options: Mapping[str, Any]) -> ExitCode:
                     )
             for item in fresh:
                 _take_over(place, item, progress)
-    _show(place, relock, refreshed, dry=dry)
+    _show(place, relock, refreshed, dry=asked.dry_run)
     return ExitCode.OK
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.inventory import Pins
 from iree_gauntlet.artifacts.leases import Leases
@@ -16,7 +16,7 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from iree_gauntlet.progress import Progress
@@ -66,18 +66,18 @@ class CachePlace:
             )
 
 
-def open_cache(options: Mapping[str, Any]) -> CachePlace:
-    """The cache that the options and the environment name.
+def open_cache(cache_dir: str, *, may_be_new: bool = False) -> CachePlace:
+    """The cache that `--cache-dir` or the environment names.
 
     Raises:
+        UsageError: there is no such folder.
         GauntletError: a registry or a settings file is wrong.
     """
-    root, project = cache_folder(options["cache_dir"]), project_folder()
+    root, project = cache_folder(cache_dir), project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
-    if options.get("cache_dir") and not root.exists() and "archive" not in options:
-        # An archive may be the first thing that a new cache gets.
-        raise UsageError(f"--cache-dir {options['cache_dir']}: there is no such folder", "Check the path.")
+    if cache_dir and not root.exists() and not may_be_new:
+        raise UsageError(f"--cache-dir {cache_dir}: there is no such folder", "Check the path.")
     pins = Pins(
         Registry.read(shown(project / "cache" / "registry.txt")), Registry.read(shown(root / "registry.lock.txt"))
     )

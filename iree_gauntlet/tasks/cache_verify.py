@@ -7,7 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
@@ -20,10 +20,11 @@ from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_exp
 from iree_gauntlet.tasks.output import open_progress, write_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from iree_gauntlet.artifacts.inventory import Item
     from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.tasks.upkeep_requests import VerifyRequest
 
 __all__ = ["verify"]
 
@@ -32,13 +33,13 @@ _CHECKED = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
 _MOST_THREADS = 4
 
 
-def verify(options: Mapping[str, Any]) -> ExitCode:
+def verify(asked: VerifyRequest) -> ExitCode:
     """Hashes all artifacts, modules and wheels; ERROR where damage stays.
 
     Raises:
         GauntletError: the cache cannot be read.
     """
-    place = open_cache(options)
+    place = open_cache(asked.cache_dir)
     started = time.perf_counter()
     with refusals_explained(place.root):
         items = [item for item in take_inventory(place.root, place.pins) if item.kind in _CHECKED]
@@ -53,11 +54,11 @@ def verify(options: Mapping[str, Any]) -> ExitCode:
         seconds = time.perf_counter() - started
         damaged = [finding for finding in findings if finding.condition is Condition.DAMAGED]
         mended = 0
-        if damaged and options["check_only"]:
+        if damaged and asked.check_only:
             sys.stdout.write("nothing was changed (--check-only)\n")
         elif damaged:
             with open_progress(sys.stderr) as progress:
-                mended = sum(_mend(place, finding, progress, offline=bool(options["offline"])) for finding in damaged)
+                mended = sum(_mend(place, finding, progress, offline=asked.offline) for finding in damaged)
     _summary(findings, mended, seconds)
     return ExitCode.ERROR if mended < len(damaged) else ExitCode.OK
 

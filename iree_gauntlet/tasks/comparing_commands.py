@@ -13,18 +13,18 @@ from iree_gauntlet.requests import (
     Defaults,
     Option,
     RunRequest,
+    ToolchainRequest,
     options_of,
     read,
 )
-from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, gauntlet_task
-from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
+from iree_gauntlet.tasks.options import CACHE, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 __all__ = ["bisect_task", "compare_task", "matrix_task"]
 
-_SIDES = tuple(option for option in IREE if option.name != "iree")
+_SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))
 
 
@@ -88,7 +88,7 @@ _IREES = Option(
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed goes on.",
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
-        STAGES,
+        *options_of(RunRequest),
     ),
 )
 def matrix_task(options: dict[str, Any]) -> ExitCode:
@@ -102,8 +102,7 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
 
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
-    request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE), asked_stages(options))
-    return matrix(options[_IREES.name], request, options)
+    return matrix(options[_IREES.name], RunRequest.of(values, Defaults(suite=DEFAULT_SUITE)))
 
 
 @gauntlet_task(

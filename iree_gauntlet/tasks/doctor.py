@@ -7,14 +7,13 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.requests import ToolchainRequest, read
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.find import find_toolchain
@@ -22,8 +21,9 @@ from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["doctor"]
@@ -48,10 +48,10 @@ def _configuration() -> Iterator[Finding]:
         yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
-def _asked_toolchain(options: Mapping[str, Any]) -> Toolchain:
+def _asked_toolchain(request: ToolchainRequest) -> Toolchain:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
-    root = cache_folder(options["cache_dir"])
-    compiler, runtime = chosen(read(ToolchainRequest, options), os.environ)
+    root = cache_folder(request.cache_dir)
+    compiler, runtime = chosen(request, os.environ)
     try:
         configuration = read_configuration(project_folder(), os.environ)
     except GauntletError:
@@ -61,14 +61,14 @@ def _asked_toolchain(options: Mapping[str, Any]) -> Toolchain:
     return find_toolchain(compiler, runtime, place)
 
 
-def doctor(options: Mapping[str, Any]) -> ExitCode:
+def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     try:
-        toolchain = _asked_toolchain(options)
-        findings = diagnose(toolchain, cache_folder(options["cache_dir"]))
+        toolchain = _asked_toolchain(request)
+        findings = diagnose(toolchain, cache_folder(request.cache_dir))
         broken = False
     except ToolchainError as error:
-        findings = diagnose(error, cache_folder(options["cache_dir"]))
+        findings = diagnose(error, cache_folder(request.cache_dir))
         broken = True
     findings += _configuration()
     facts = machine_facts()
@@ -81,13 +81,11 @@ def doctor(options: Mapping[str, Any]) -> ExitCode:
     findings += [Finding("benchmarking", "warn", warning) for warning in warnings]
     if not warnings:
         findings.append(Finding("benchmarking", "ok", "nothing here would spoil a benchmark"))
-    if options["format"] == "json":
+    if as_json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
-    elif options["format"] == "text":
+    else:
         for finding in findings:
             sys.stdout.write(f"{finding.status:<8} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 sys.stdout.write(f"{'':<25} {finding.hint}\n")
-    else:
-        raise UsageError(f"--format {options['format']}: unknown format", "Known: text, json.")
     return ExitCode.ERROR if broken else ExitCode.OK

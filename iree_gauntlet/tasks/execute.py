@@ -200,7 +200,7 @@ def _run(
         "markers": request.selection.markers,
         "resumed": folder.resume,
         "last_failed": folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
-        "asked": asdict(Asked(request.kept, asdict(request.defaults), request.stages)),
+        "asked": asdict(Asked(request.kept, asdict(request.defaults), request.stages or None)),
         "shard": shard,
         "batch": conduct.batch,
     }
@@ -260,7 +260,7 @@ def _as_before(request: RunRequest) -> RunRequest:
     changed = {name: value for name, value in now.items() if name in asked.selection}
     if folder.last_failed and given([request.selection]):
         return request
-    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages)
+    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages or ())
     if folder.last_failed:
         # Another IREE may be tried on what failed.
         return as_asked.with_kept(asked.selection | changed)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import worker
 from iree_gauntlet.atomic import write_atomic
@@ -15,7 +15,6 @@ from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.requests import Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.recording import output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.running.supervisor import Supervisor
 from iree_gauntlet.running.workbench import open_workbench
@@ -23,11 +22,12 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.spec import Spec
+    from iree_gauntlet.requests import RunRequest, SelectionRequest
     from iree_gauntlet.running.recording import Recorded
 
 __all__ = ["record", "sensitivity"]
@@ -36,15 +36,15 @@ _RECORDER = str(Path(worker.__file__).with_name("record_golden.py"))
 _MOST_SHOWN = 10
 
 
-def record(options: Mapping[str, Any]) -> ExitCode:
+def record(request: RunRequest) -> ExitCode:
     """Records expected outputs of the selected ONNX models; says which of the selected cases are of none.
 
     Raises:
         UsageError: no model was named.
         GauntletError: what keeps an output from being recorded.
     """
-    _require_named(options, "golden.record rewrites expected outputs")
-    with _chosen(options) as (store, cases, supervisor, logs):
+    _require_named(request.selection, "golden.record rewrites expected outputs")
+    with _chosen(request) as (store, cases, supervisor, logs):
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: running onnxruntime\n")
             sys.stdout.flush()
@@ -55,15 +55,19 @@ def record(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def sensitivity(options: Mapping[str, Any]) -> ExitCode:
+def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
     """Says which weights of the selected ONNX models the tolerance could see if they were 1 % wrong.
+
+    Args:
+        request: what is selected, and how it is fetched.
+        write: the share goes into the provenance of the outputs.
 
     Raises:
         UsageError: no model was named, or there is no provenance to write into.
         GauntletError: what keeps a model from being run.
     """
-    _require_named(options, "golden.sensitivity runs a model once for each of its weights")
-    with _chosen(options) as (store, cases, supervisor, logs):
+    _require_named(request.selection, "golden.sensitivity runs a model once for each of its weights")
+    with _chosen(request) as (store, cases, supervisor, logs):
         for case, spec in cases:
             sys.stdout.write(f"{case.origin.file}: scaling one weight after the other\n")
             sys.stdout.flush()
@@ -80,7 +84,7 @@ def sensitivity(options: Mapping[str, Any]) -> ExitCode:
                 sys.stdout.write(f"  not seen: {item.name} ({size}): {item.effect:.2g} of the tolerance\n")
             if len(lost) > _MOST_SHOWN:
                 sys.stdout.write(f"  and {len(lost) - _MOST_SHOWN} more\n")
-            if options["write"]:
+            if write:
                 path = output_folder(case, spec) / "provenance.json"
                 _note(
                     path, {"scaled_by": 1.01, "weights": len(effects), "seen": len(seen), "without_effect": len(idle)}
@@ -89,17 +93,15 @@ def sensitivity(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def _require_named(options: Mapping[str, Any], what: str) -> None:
-    if not (options["model"] or options["filename"] or options["suite"]):
+def _require_named(asked: SelectionRequest, what: str) -> None:
+    if not (asked.model or asked.filename or asked.suite):
         raise UsageError(f"{what}: name the models", "Give --model NAME or --suite FILE.")
 
 
 @contextmanager
-def _chosen(
-    options: Mapping[str, Any],
-) -> Iterator[tuple[ArtifactStore, list[tuple[Case, Spec]], Supervisor, Path]]:
+def _chosen(request: RunRequest) -> Iterator[tuple[ArtifactStore, list[tuple[Case, Spec]], Supervisor, Path]]:
     """The store, the quality cases that onnxruntime can run with their specs, and where to run it."""
-    selection = select(read(SelectionRequest, options), Defaults())
+    selection = select(request.selection, request.defaults)
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
     if not cases:
@@ -112,9 +114,7 @@ def _chosen(
     if not chosen and cases[0].origin.file not in specs:
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
-    store = open_workbench(
-        read(ToolchainRequest, options), Progress(), read(NetworkRequest, options), need_toolchain=False
-    ).store
+    store = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
         yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)
 

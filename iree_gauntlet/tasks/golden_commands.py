@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import NetworkRequest, Option, options_of
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, gauntlet_task
+from iree_gauntlet.requests import Defaults, NetworkRequest, Option, RunRequest, SelectionRequest, options_of, read
+from iree_gauntlet.tasks.options import CACHE, RUNNING, SELECTION, gauntlet_task
+from iree_gauntlet.tasks.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest, XfailUpdateRequest
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -24,7 +25,7 @@ def record_task(options: dict[str, Any]) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
     from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
 
-    return record(options)
+    return record(RunRequest.of(options, Defaults()))
 
 
 @gauntlet_task(
@@ -41,21 +42,10 @@ def sensitivity_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.golden import sensitivity  # noqa: PLC0415
 
-    return sensitivity(options)
+    return sensitivity(RunRequest.of(options, Defaults()), write=options["write"])
 
 
-@gauntlet_task(
-    "update",
-    (
-        Option("run", [], "Run whose figures count: its folder or name (repeatable; default: the newest)."),
-        Option("last", 1, "How many of the newest runs count."),
-        Option("match", "", "Only chains that fit this glob, such as 'dtln/*@cpu'."),
-        Option("size_headroom", 0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter."),
-        Option("to_release", False, "Move counts and sizes to the release that was measured."),
-        Option("output", "", "Write the diff to this file, to apply it later."),
-        Option("write", False, "Change the spec files."),
-    ),
-)
+@gauntlet_task("update", options_of(GoldenUpdateRequest))
 def update_task(options: dict[str, Any]) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
@@ -66,25 +56,12 @@ def update_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
 
-    return update(options)
+    return update(read(GoldenUpdateRequest, options))
 
 
 @gauntlet_task(
     "update",
-    (
-        Option("run", "", "Run that counts: its folder or name (default: the newest)."),
-        Option("suite", "", "Suite to change (default: the run's)."),
-        Option(
-            "rerun",
-            3,
-            "How often cases of operator suites that came out otherwise than expected are run again; what does not "
-            "come out the same every time is reported and left as it is. 0 trusts the run.",
-        ),
-        Option("output", "", "Write the diff to this file, to apply it later."),
-        Option("write", False, "Change the suite or the configs."),
-        *CACHE,
-        *(option for option in RUNNING if option.name in _AGAIN),
-    ),
+    (*options_of(XfailUpdateRequest), *CACHE, *(option for option in RUNNING if option.name in _AGAIN)),
 )
 def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
@@ -96,10 +73,11 @@ def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
 
-    return update(options)
+    # Its suite is the one that changes; what is selected, the run says.
+    return update(read(XfailUpdateRequest, options), RunRequest.of(options, Defaults()))
 
 
-@gauntlet_task("show", (*SELECTION, FORMAT, Option("last", 20, "How many of the newest runs are looked through.")))
+@gauntlet_task("show", (*SELECTION, *options_of(GoldenShowRequest)))
 def golden_show_task(options: dict[str, Any]) -> ExitCode:
     """Show every golden of the selection, beside the newest figure that was measured for it.
 
@@ -107,7 +85,7 @@ def golden_show_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.golden_show import show  # noqa: PLC0415
 
-    return show(options)
+    return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
 
 
 def golden_collection() -> Collection:

@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Statistic
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.reporting.figures import milliseconds, whole
-from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.requests import Defaults
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.tasks.output import asked_format, print_table
+from iree_gauntlet.tasks.output import print_table
 from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.cases import Golden
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.requests import SelectionRequest
+    from iree_gauntlet.tasks.upkeep_requests import GoldenShowRequest
     from iree_gauntlet.tasks.workspace import Selection
 
 __all__ = ["show"]
@@ -45,18 +47,18 @@ _HEAD = (
 )
 
 
-def show(options: Mapping[str, Any]) -> ExitCode:
+def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     """Prints the goldens of the selection, of all SKUs and releases unless `--sku` names one.
 
+    Args:
+        request: the selection.
+        asked: beside which runs, and in which form.
+
     Raises:
-        UsageError: an option is out of range, or names what does not exist.
+        UsageError: an option names what does not exist.
         NothingSelectedError: nothing matches, or what matches has no golden.
         GauntletError: a suite cannot be read.
     """
-    wanted, last = asked_format(options), options["last"]
-    if last < 1:
-        raise UsageError(f"--last {last}: expected 1 or more", "It is the number of runs to look at.")
-    request = read(SelectionRequest, options)
     selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
@@ -66,8 +68,8 @@ def show(options: Mapping[str, Any]) -> ExitCode:
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/goldens.md says how to set one.",
         )
-    standings = golden_standings(goldens, list(_records(runs_folder(), last)))
-    if wanted == "json":
+    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)))
+    if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     elif standings:

@@ -23,13 +23,14 @@ from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from iree_gauntlet.tasks.upkeep_requests import GoldenUpdateRequest
 
 __all__ = ["update"]
 
 _COMPILER_FIELD = "golden_compiler"
 
 
-def update(options: Mapping[str, Any]) -> ExitCode:
+def update(asked: GoldenUpdateRequest) -> ExitCode:
     """Shows, and with `write` makes, the goldens that runs speak for.
 
     Raises:
@@ -37,24 +38,23 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         NothingSelectedError: the runs hold nothing against goldens.
         GauntletError: a journal or a spec cannot be read, or a spec has changed since.
     """
-    headroom = _headroom(options["size_headroom"])
-    records = [read_journal(run / JOURNAL) for run in _runs(options)]
+    headroom = _headroom(asked.size_headroom)
+    records = [read_journal(run / JOURNAL) for run in _runs(asked)]
     evidence = collect_evidence([record for record in records if record.runs])
     names = ", ".join(record.path.parent.name for record in records)
     wanted = {
         golden: items
         for golden, items in evidence.items()
-        if not options["match"] or fnmatch.fnmatch(items[0].chain, options["match"])
+        if not asked.match or fnmatch.fnmatch(items[0].chain, asked.match)
     }
     if not wanted:
         raise NothingSelectedError(
-            f"no golden was measured in {names}"
-            + (f" that fits --match {options['match']}" if options["match"] else ""),
+            f"no golden was measured in {names}{f' that fits --match {asked.match}' if asked.match else ''}",
             "A golden must stand in the spec to be updated (docs/goldens.md); times only with their --sku.",
         )
     proposals: list[Proposal] = []
     for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):
-        outcome = propose(golden, wanted[golden], size_headroom=headroom, to_release=options["to_release"])
+        outcome = propose(golden, wanted[golden], size_headroom=headroom, to_release=asked.to_release)
         where = f"{golden.origin.file}: {golden.origin.field}"
         if isinstance(outcome, str):
             sys.stderr.write(f"stays    {where} {_number(golden.value)}: {outcome}\n")
@@ -68,24 +68,22 @@ def update(options: Mapping[str, Any]) -> ExitCode:
         _changed(file, [item for item in proposals if item.golden.origin.file == file])
         for file in dict.fromkeys(item.golden.origin.file for item in proposals)
     ]
-    hand_out(changes, options)
+    hand_out(changes, asked.output, write=asked.write)
     return ExitCode.OK
 
 
-def _runs(options: Mapping[str, Any]) -> list[Path]:
+def _runs(asked: GoldenUpdateRequest) -> list[Path]:
     """Folders of the runs that are asked, the oldest first."""
-    if options["run"] and options["last"] != 1:
+    if asked.run and asked.last != 1:
         raise UsageError("--run beside --last: which runs?", "Give one of the two.")
-    if options["run"]:
-        folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in options["run"]]
-        for text, folder in zip(options["run"], folders, strict=True):
+    if asked.run:
+        folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in asked.run]
+        for text, folder in zip(asked.run, folders, strict=True):
             if not (folder / JOURNAL).is_file():
                 raise UsageError(f"there is no run {text}", f"Runs are folders, such as those below {runs_folder()}/.")
         return folders
-    if options["last"] < 1:
-        raise UsageError(f"--last {options['last']}: expected 1 or more", "It is the number of runs to look at.")
     newest_run(runs_folder())
-    return [*itertools.islice(runs_of_specs(runs_folder()), options["last"])][::-1]
+    return [*itertools.islice(runs_of_specs(runs_folder()), asked.last)][::-1]
 
 
 def _headroom(text: float) -> float | None:

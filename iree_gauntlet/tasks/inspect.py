@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError, UsageError
-from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
+from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
+from iree_gauntlet.requests import Defaults
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.output import print_table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.requests import RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.steps import Step
 
@@ -45,17 +45,17 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def list_cases(options: Mapping[str, Any]) -> ExitCode:
+def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
-    selection = select(read(SelectionRequest, options), Defaults(targets=FAMILIES))
+    selection = select(request, Defaults(targets=FAMILIES))
     _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    for case in only_shard_of_cases(selection.cases, read(ShardRequest, options)):
+    for case in only_shard_of_cases(selection.cases, shard):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
-    if _format(options["format"]) == "json":
+    if as_json:
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
@@ -69,7 +69,7 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
 
 
 @_uncollected()
-def show_plan(request: RunRequest, form: str) -> ExitCode:
+def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
@@ -89,7 +89,7 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
-    if _format(form) == "json":
+    if as_json:
         head = {
             "schema": 1,
             "suite": name,
@@ -109,9 +109,9 @@ def show_plan(request: RunRequest, form: str) -> ExitCode:
 
 
 @_uncollected()
-def lint(options: Mapping[str, Any]) -> ExitCode:
-    """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
-    selection = select(read(SelectionRequest, options), Defaults(targets=FAMILIES), for_problems=True)
+def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
+    """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
+    selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
@@ -122,9 +122,9 @@ def lint(options: Mapping[str, Any]) -> ExitCode:
     texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
     warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
-    if options["toolchain"]:
+    if toolchain:
         try:
-            more, notes = _flag_problems(options, selection)
+            more, notes = _flag_problems(toolchain, selection)
         except ToolchainError as error:
             if not problems:
                 raise
@@ -167,7 +167,7 @@ def _warn(warnings: Iterable[str]) -> None:
         sys.stderr.write(f"warning: {text}\n")
 
 
-def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[list[Problem], list[str]]:
+def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[list[Problem], list[str]]:
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from pathlib import Path  # noqa: PLC0415
 
@@ -175,7 +175,7 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
-    machine = open_workbench(read(ToolchainRequest, options), Progress(), need_toolchain=True)
+    machine = open_workbench(toolchain, Progress(), need_toolchain=True)
     surroundings = make_surroundings(machine, runs_folder() / "lint")
     # What is wrong with a source is said without it, and is nothing to a flag.
     surroundings = replace(surroundings, artifact_path=Path, artifact_hash=lambda _url: "")
@@ -283,12 +283,6 @@ def _print_plan(plan: Plan) -> None:
 def _report_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
-
-
-def _format(wanted: str) -> str:
-    if wanted not in ("text", "json"):
-        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
-    return wanted
 
 
 def _print_json(document: object) -> None:

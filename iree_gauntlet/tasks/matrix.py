@@ -52,13 +52,12 @@ _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 _KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime")
 
 
-def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]) -> ExitCode:
+def matrix(irees: Sequence[str], request: RunRequest) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
     Args:
         irees: which, as for `--iree`.
         request: what is run with each.
-        options: of the command line, for the record.
 
     Raises:
         GauntletError: what keeps the matrix from starting.
@@ -74,7 +73,7 @@ def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, chosen.selection.name, options))
+            log.write("matrix", _opening(folder, asked, chosen.selection.name))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         outcome = write_matrix_reports(folder, environ=os.environ)
         print_matrix(outcome, shown(folder), MATRIX_REPORTS, output.stream, environ=os.environ)
@@ -203,10 +202,13 @@ class _Runs:
         return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
 
 
-def _opening(folder: Path, asked: _AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
-    kept, request = {"iree", "stages", *asked.kept}, asked.request
+    request = asked.request
+    others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
+    for part in (request.conduct, request.folder, request.network):
+        others |= asdict(part)
     return {
         "matrix": folder.name,
         "version": __version__,
@@ -217,7 +219,7 @@ def _opening(folder: Path, asked: _AskedMatrix, suite: str, options: Mapping[str
         "selection": asked.kept,
         "defaults": asdict(request.defaults),
         "stages": [str(stage) for stage in request.stages] if request.stages else None,
-        "options": {name: value for name, value in options.items() if name not in kept},
+        "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
     }
 
 
@@ -273,10 +275,9 @@ def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunReques
     last = record.parts[-1]
     known = tuple(AskedIree(item["iree"], item["label"], item["folder"]) for item in last["irees"])
     before = {**last["selection"], "iree": [iree.text for iree in known], "stages": last["stages"] or []}
-    now = given((request.selection, request.toolchain))
+    now = given((request.selection, request.toolchain, request))
     now |= {"iree": irees} if irees else {}
-    now |= {"stages": request.stages} if request.stages else {}
     require_as_begun("matrix", folder, now, before)
-    stages = tuple(Stage(stage) for stage in last["stages"]) if last["stages"] else None
+    stages = tuple(map(Stage, last["stages"] or ()))
     request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
     return _AskedMatrix(known, request.with_kept(last["selection"]))

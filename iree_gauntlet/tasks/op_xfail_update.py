@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.op_config_edit import with_changes
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
-from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.requests import Defaults, FolderRequest
 from iree_gauntlet.running.run_folder import free_folder
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.earlier_runs import asked_for
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.op_config_edit import Addition, Removal
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.tasks.earlier_runs import Asked
+    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.tasks.op_xfail import Found, Listed
 
 __all__ = ["config_changes"]
@@ -48,7 +48,7 @@ class _Candidate:
 
 
 def config_changes(
-    run: Path, record: JournalRecord, suite: Path | None, options: Mapping[str, Any]
+    run: Path, record: JournalRecord, suite: Path | None, count: int, request: RunRequest
 ) -> list[FileChange]:
     """What the configs of a run's operator suites are to become, by the run and by running again what differs.
 
@@ -56,7 +56,8 @@ def config_changes(
         run: its folder.
         record: of the run.
         suite: file of its suite; None where it was none's.
-        options: of `xfail.update`; `rerun` says how often it is run again, 0 trusts the run.
+        count: how often it is run again; 0 trusts the run.
+        request: how it is run again.
 
     Raises:
         UsageError: what the run was about is not there any more, or another IREE is.
@@ -65,11 +66,13 @@ def config_changes(
     asked = asked_for(run)
     release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
     candidates = _candidates(found_in(record), listed_cases(asked, suite), release)
-    count = int(options["rerun"])
     if count < 0:
         raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
     if candidates and count:
-        candidates = _steady(run, record, asked, candidates, options)
+        # Each by itself, as it is judged.
+        kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
+        request = replace(request, defaults=Defaults.of(asked.defaults), stages=asked.stages or ()).with_kept(kept)
+        candidates = _steady(run, record, candidates, count, request)
     by_config: dict[Path, list[Removal | Addition]] = {}
     for candidate in candidates.values():
         sys.stderr.write(f"{candidate.words}  [{shown(candidate.listed.config).name}]\n")
@@ -95,10 +98,9 @@ def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], releas
 
 
 def _steady(
-    run: Path, record: JournalRecord, asked: Asked, candidates: Mapping[str, _Candidate], options: Mapping[str, Any]
+    run: Path, record: JournalRecord, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
     """Those that come out the same every time; the others are told."""
-    count = int(options["rerun"])
     words = f"{len(candidates)} case{'s' if len(candidates) > 1 else ''}, {count} time{'s' if count > 1 else ''}"
     sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
     # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
@@ -110,7 +112,7 @@ def _steady(
     for _ in range(count):
         for compiles, chains in parts.items():
             if chains:
-                again = _run_again(run, record, asked, chains, options, forced=compiles)
+                again = _run_again(run, record, chains, request, forced=compiles)
                 for chain in chains:
                     if chain in again:
                         outcomes[chain].append(again[chain])
@@ -130,13 +132,7 @@ def _steady(
 
 
 def _run_again(
-    run: Path,
-    record: JournalRecord,
-    asked: Asked,
-    chains: Collection[str],
-    options: Mapping[str, Any],
-    *,
-    forced: bool,
+    run: Path, record: JournalRecord, chains: Collection[str], request: RunRequest, *, forced: bool
 ) -> dict[str, Found]:
     """What some chains of a run come to in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
@@ -145,9 +141,6 @@ def _run_again(
 
     # Inside of the run, so that it stays the newest one.
     folder = free_folder(run.resolve() / _AGAIN / "1")
-    # Each by itself, as it is judged.
-    kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
-    request = RunRequest.of(options, Defaults.of(asked.defaults), asked.stages).with_kept(kept)
     request = replace(
         request,
         folder=FolderRequest(run_dir=str(folder)),

@@ -1,17 +1,22 @@
-"""Options as Invoke has them: the tables of tasks, and tasks made of functions."""
+"""Tasks as Invoke has them: tables of options, tasks made of functions, and how they end."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.requests import (
+    CacheRequest,
     ConductRequest,
     FolderRequest,
+    FormatRequest,
     NetworkRequest,
     Option,
     SelectionRequest,
@@ -19,22 +24,19 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
     options_of,
 )
-from iree_gauntlet.tasks.ending import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from iree_gauntlet.errors import ExitCode
 
 __all__ = [
     "BATCH",
     "CACHE",
     "FORMAT",
-    "IREE",
     "RUNNING",
     "SELECTION",
     "SHARD",
     "TOOLCHAIN",
+    "finish",
     "gauntlet_task",
     "with_defaults",
 ]
@@ -42,11 +44,9 @@ __all__ = [
 
 SELECTION = options_of(SelectionRequest)
 
-CACHE = options_of(ToolchainRequest, "cache_dir")
+CACHE = options_of(CacheRequest)
 
-IREE = options_of(ToolchainRequest, "iree", "iree_compiler", "iree_runtime")
-
-TOOLCHAIN = (*CACHE, *IREE)
+TOOLCHAIN = options_of(ToolchainRequest)
 
 BATCH = options_of(ConductRequest, "batch")
 
@@ -58,7 +58,7 @@ RUNNING = (
     *options_of(NetworkRequest),
 )
 
-FORMAT = Option("format", "text", "Output format: text or json.")
+FORMAT = options_of(FormatRequest)
 
 
 def with_defaults(options: tuple[Option, ...], **defaults: str) -> tuple[Option, ...]:
@@ -130,3 +130,22 @@ def gauntlet_task(
         return made
 
     return decorate
+
+
+def finish(work: Callable[[], ExitCode]) -> None:
+    """Runs a command; a mistake of the user becomes a message, and every end its exit code."""
+    try:
+        code = work()
+    except GauntletError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.OK
+    sys.stdout.flush()
+    if code is not ExitCode.OK:
+        raise Exit(code=int(code))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
-
-from iree_gauntlet.errors import UsageError
+from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.reporting.painter import Painter
 
-__all__ = ["Output", "asked_format", "open_progress", "print_table", "write_line"]
+__all__ = ["Output", "open_progress", "print_table", "write_line"]
 
 
 def open_progress(stream: TextIO) -> Painter:
@@ -35,18 +33,6 @@ def write_line(text: str) -> None:
 
     sys.stdout.write(f"{one_line(text)}\n")
     sys.stdout.flush()
-
-
-def asked_format(options: Mapping[str, Any]) -> str:
-    """The value of `--format`.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    wanted = str(options["format"])
-    if wanted not in ("text", "json"):
-        raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
-    return wanted
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:

@@ -17,7 +17,18 @@ from iree_gauntlet import __version__
 from iree_gauntlet.bench.options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
+from iree_gauntlet.requests import (
+    DEFAULT_SUITE,
+    Defaults,
+    FormatRequest,
+    Option,
+    RunRequest,
+    SelectionRequest,
+    ShardRequest,
+    ToolchainRequest,
+    options_of,
+    read,
+)
 from iree_gauntlet.tasks.cache_commands import cache_collection
 from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task
 from iree_gauntlet.tasks.golden_commands import golden_collection, xfail_collection
@@ -33,11 +44,10 @@ from iree_gauntlet.tasks.options import (
     with_defaults,
 )
 from iree_gauntlet.tasks.report_commands import report_task, shard_collection
-from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
 from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["main", "namespace"]
 
@@ -53,24 +63,26 @@ _FOLDERS = frozenset({"report", "shard.costs"})
 _TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
+_STAGES = options_of(RunRequest)
 
 
-def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> ExitCode:
+def _execute(request: RunRequest) -> ExitCode:
     from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
     from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
 
-    return execute(RunRequest.of(options, defaults, stages or asked_stages(options)), ConsolePresenter(sys.stdout))
+    return execute(request, ConsolePresenter(sys.stdout))
 
 
-@gauntlet_task("list", (*SELECTION, *SHARD, FORMAT))
+@gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))
 def list_task(options: dict[str, Any]) -> ExitCode:
     """Show which models, submodels, targets and markers there are."""
     from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
 
-    return list_cases(options)
+    shard = read(ShardRequest, options)
+    return list_cases(read(SelectionRequest, options), shard, as_json=read(FormatRequest, options).as_json)
 
 
-@gauntlet_task("plan", (*_RUN_OPTIONS, STAGES, FORMAT))
+@gauntlet_task("plan", (*_RUN_OPTIONS, *_STAGES, *FORMAT))
 def plan_task(options: dict[str, Any]) -> ExitCode:
     """Show what `run` would do, and why each step would or would not come from the cache.
 
@@ -78,7 +90,7 @@ def plan_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
 
-    return show_plan(RunRequest.of(options, _ALL, asked_stages(options)), options["format"])
+    return show_plan(RunRequest.of(options, _ALL), as_json=read(FormatRequest, options).as_json)
 
 
 @gauntlet_task(
@@ -89,19 +101,20 @@ def lint_task(options: dict[str, Any]) -> ExitCode:
     """Check spec files: reads everything that is selected and reports all problems at once."""
     from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
 
-    return lint(options)
+    toolchain = read(ToolchainRequest, options) if options["toolchain"] else None
+    return lint(read(SelectionRequest, options), toolchain)
 
 
 @gauntlet_task("fetch", _RUN_OPTIONS)
 def fetch_task(options: dict[str, Any]) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _execute(options, _ALL, (Stage.FETCH,))
+    return _execute(RunRequest.of(options, _ALL, (Stage.FETCH,)))
 
 
 @gauntlet_task("compile", _RUN_OPTIONS)
 def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
-    return _execute(options, _ALL, (Stage.COMPILE,))
+    return _execute(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
 
 
 @gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
@@ -110,7 +123,7 @@ def threshold_task(options: dict[str, Any]) -> ExitCode:
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    return _execute(options, _THRESHOLD, (Stage.THRESHOLD,))
+    return _execute(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
 
 
 @gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
@@ -119,10 +132,10 @@ def benchmark_task(options: dict[str, Any]) -> ExitCode:
 
     Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
     """
-    return _execute(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK))
+    return _execute(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
 
 
-@gauntlet_task("run", (*_RUN_OPTIONS, STAGES))
+@gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES))
 def run_task(options: dict[str, Any]) -> ExitCode:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
@@ -130,15 +143,15 @@ def run_task(options: dict[str, Any]) -> ExitCode:
               run --model rapidocr --submodel 'det*' --force-recompile
               run --resume
     """
-    return _execute(options, _ALL)
+    return _execute(RunRequest.of(options, _ALL))
 
 
-@gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))
+@gauntlet_task("doctor", (*TOOLCHAIN, *FORMAT))
 def doctor_task(options: dict[str, Any]) -> ExitCode:
     """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
     from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
 
-    return doctor(options)
+    return doctor(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
 def _namespace() -> Collection:

@@ -7,14 +7,14 @@ import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["FileChange", "hand_out"]
 
@@ -36,10 +36,13 @@ class FileChange:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def hand_out(changes: Sequence[FileChange], options: Mapping[str, Any]) -> None:
-    """Does with changes what the options `output` and `write` say; without either, shows them.
+def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None:
+    """Shows changes as a diff on standard output, keeps it, or makes them; words about it go to standard error.
 
-    The diff goes to standard output, words about it to standard error.
+    Args:
+        changes: those that change nothing are left out.
+        output: the file that keeps the diff; empty to show it.
+        write: the changes are made.
 
     Raises:
         UsageError: there is no folder for the diff.
@@ -50,17 +53,17 @@ def hand_out(changes: Sequence[FileChange], options: Mapping[str, Any]) -> None:
         sys.stderr.write("nothing to change\n")
         return
     patch = "".join(change.diff() for change in changes)
-    if options["output"]:
-        path = Path(options["output"])
+    if output:
+        path = Path(output)
         if not path.parent.is_dir():
             raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
         write_atomic(path, patch.encode())
         sys.stderr.write(f"wrote {path}: apply it with `git apply {path}`\n")
     else:
         sys.stdout.write(patch)
-    if options["write"]:
+    if write:
         for change in changes:
             write_atomic(change.path, change.after.encode())
         sys.stderr.write(f"changed {len(changes)} file{'s' if len(changes) != 1 else ''}\n")
-    elif not options["output"]:
+    elif not output:
         sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")

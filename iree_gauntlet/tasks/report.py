@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
@@ -26,26 +26,29 @@ from iree_gauntlet.tasks.matrix import report_matrix
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["report", "show_comparison"]
 
 _LATEST = "latest"
 
 
-def report(options: Mapping[str, Any]) -> ExitCode:
+def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
     """Makes the reports of a run, a comparison, a matrix or a bisection again; exits as that did.
 
-    With `merge`, of one run that is made of several.
+    Args:
+        runs: folders or names, as words of a shell.
+        merge: folder of the run that is made of several; empty for none.
+        lenient: runs of different IREEs may be merged.
 
     Raises:
         UsageError: there is no such run, or several that cannot be merged.
         GauntletError: its record cannot be read.
     """
-    named = _names(str(options["run"]))
-    if options.get("merge"):
-        into = Path(options["merge"])
-        _merge_runs([_folder(name) for name in named], into, lenient=bool(options.get("lenient")))
+    named = _names(runs)
+    if merge:
+        into = Path(merge)
+        _merge_runs([_folder(name) for name in named], into, lenient=lenient)
         return _run(into)
     if len(named) > 1:
         raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")

@@ -36,7 +36,7 @@ def report_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.report import report  # noqa: PLC0415
 
-    return report(options)
+    return report(options["run"], options["merge"], lenient=options["lenient"])
 
 
 @gauntlet_task(
@@ -55,7 +55,7 @@ def costs_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.shards import record_costs  # noqa: PLC0415
 
-    return record_costs(options)
+    return record_costs(options["runs"], options["output"])
 
 
 def shard_collection() -> Collection:

@@ -215,22 +215,26 @@ def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
     return seconds, served
 
 
-def record_costs(options: Mapping[str, Any]) -> ExitCode:
+def record_costs(named: str, output: str) -> ExitCode:
     """Writes what the chains of some runs have cost.
+
+    Args:
+        named: folders or names of the runs, as words of a shell.
+        output: the file; empty for standard output.
 
     Raises:
         UsageError: there is no such run, nothing ran in it, or there is no place for the file.
         GauntletError: a journal cannot be read.
     """
-    runs = [run_named(name, "shard.costs") for name in shlex.split(str(options["runs"]))]
+    runs = [run_named(name, "shard.costs") for name in shlex.split(named)]
     costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
     if not costs:
         raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that came to their end.")
     text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"
-    if not options["output"]:
+    if not output:
         sys.stdout.write(text)
         return ExitCode.OK
-    path = Path(options["output"])
+    path = Path(output)
     if not path.parent.is_dir():
         raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
     write_atomic(path, text)

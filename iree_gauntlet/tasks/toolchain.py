@@ -13,10 +13,9 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.requests import ToolchainRequest, read
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.tasks.cache_place import age_text
-from iree_gauntlet.tasks.output import asked_format, print_table
+from iree_gauntlet.tasks.output import print_table
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
@@ -24,9 +23,9 @@ from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
 from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
+    from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment
     from iree_gauntlet.toolchains.find import Place
@@ -37,15 +36,20 @@ __all__ = ["install", "list_toolchains", "remove", "show"]
 _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.WHEELS)
 
 
-def install(options: Mapping[str, Any]) -> ExitCode:
+def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     """Installs releases into the cache, each into an environment of its own.
+
+    Args:
+        versions: words that name releases, ranges, nightlies; or the path of a folder of wheels.
+        cache_dir: folder of the cache; empty for the project's.
+        offline: what is not in the cache cannot be had.
 
     Raises:
         UsageError: a name means nothing that can be installed.
         ToolchainError: one cannot be had; those before it stay.
     """
-    choices = [_installable(text) for text in _names(options, "install")]
-    place, _leases = _open(options, offline=bool(options["offline"]))
+    choices = [_installable(text) for text in _names(versions, "install")]
+    place, _leases = _open(cache_dir, offline=offline)
     for choice in choices:
         found = environment_for(choice, place)
         sys.stdout.write(f"{_title(found)}: {found.path} ({human_bytes(found.bytes)})\n")
@@ -53,10 +57,9 @@ def install(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def list_toolchains(options: Mapping[str, Any]) -> ExitCode:
+def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
-    wanted = asked_format(options)
-    place, _leases = _open(options, offline=True)
+    place, _leases = _open(cache_dir, offline=True)
     here: Toolchain | None = None
     missing: ToolchainError | None = None
     try:
@@ -64,7 +67,7 @@ def list_toolchains(options: Mapping[str, Any]) -> ExitCode:
     except ToolchainError as error:
         missing = error
     rows = place.environments.all()
-    if wanted == "json":
+    if as_json:
         document = {
             "installed": _flat(here) if here else None,
             "environments": [
@@ -92,17 +95,16 @@ def list_toolchains(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def show(options: Mapping[str, Any]) -> ExitCode:
+def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what `--iree` would use; installs nothing.
 
     Raises:
         ToolchainError: it is not there.
         UsageError: the value names no IREE.
     """
-    wanted = asked_format(options)
-    place, _leases = _open(options, offline=True)
-    found = find_toolchain(*chosen(read(ToolchainRequest, options), os.environ), place)
-    if wanted == "json":
+    place, _leases = _open(request.cache_dir, offline=True)
+    found = find_toolchain(*chosen(request, os.environ), place)
+    if as_json:
         sys.stdout.write(json.dumps(_flat(found), indent=2) + "\n")
         return ExitCode.OK
     compiler, runtime = found.compiler, found.runtime
@@ -125,16 +127,16 @@ def show(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def remove(options: Mapping[str, Any]) -> ExitCode:
+def remove(versions: str, cache_dir: str) -> ExitCode:
     """Deletes environments of the cache, but none that a running process uses.
 
     Raises:
         UsageError: there is no such environment.
         ToolchainError: one is in use, or cannot be deleted.
     """
-    names = _names(options, "remove")
-    place, leases = _open(options, offline=True)
-    root = cache_folder(options["cache_dir"])
+    names = _names(versions, "remove")
+    place, leases = _open(cache_dir, offline=True)
+    root = cache_folder(cache_dir)
     chosen_paths = [_removable(name, place) for name in names]
     for path, label, size in chosen_paths:
         relative = path.relative_to(root).as_posix()
@@ -146,17 +148,17 @@ def remove(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.OK
 
 
-def _open(options: Mapping[str, Any], *, offline: bool) -> tuple[Place, Leases]:
+def _open(cache_dir: str, *, offline: bool) -> tuple[Place, Leases]:
     """The place, and the leases that must live as long as what is found in it is used."""
-    root = (cache_folder if offline else made_cache_folder)(options["cache_dir"])
+    root = (cache_folder if offline else made_cache_folder)(cache_dir)
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)
     return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
 
 
-def _names(options: Mapping[str, Any], task: str) -> list[str]:
-    text = str(options["version"] or "").strip()
+def _names(text: str, task: str) -> list[str]:
+    text = text.strip()
     # A folder's name may have spaces.
     names = [text] if text.startswith("wheels:") else text.split()
     if not names:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Option
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.requests import FormatRequest, NetworkRequest, Option, ToolchainRequest, options_of, read
+from iree_gauntlet.tasks.options import CACHE, FORMAT, TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -23,7 +23,7 @@ TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})
     (
         Option("version", None, "Releases, ranges, nightlies or wheels:DIR; several in quotes with `inv`."),
         *CACHE,
-        *(option for option in RUNNING if option.name == "offline"),
+        *options_of(NetworkRequest, "offline"),
     ),
     positional="version",
     usage="toolchain.install VERSION…",
@@ -37,18 +37,18 @@ def install_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.toolchain import install  # noqa: PLC0415
 
-    return install(options)
+    return install(options["version"], options["cache_dir"], offline=options["offline"])
 
 
-@gauntlet_task("list", (*CACHE, FORMAT))
+@gauntlet_task("list", (*CACHE, *FORMAT))
 def list_task(options: dict[str, Any]) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
     from iree_gauntlet.tasks.toolchain import list_toolchains  # noqa: PLC0415
 
-    return list_toolchains(options)
+    return list_toolchains(options["cache_dir"], as_json=read(FormatRequest, options).as_json)
 
 
-@gauntlet_task("show", (*TOOLCHAIN, FORMAT))
+@gauntlet_task("show", (*TOOLCHAIN, *FORMAT))
 def show_task(options: dict[str, Any]) -> ExitCode:
     """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
 
@@ -56,7 +56,7 @@ def show_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.toolchain import show  # noqa: PLC0415
 
-    return show(options)
+    return show(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
 
 @gauntlet_task(
@@ -72,7 +72,7 @@ def remove_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.tasks.toolchain import remove  # noqa: PLC0415
 
-    return remove(options)
+    return remove(options["version"], options["cache_dir"])
 
 
 def toolchain_collection() -> Collection:

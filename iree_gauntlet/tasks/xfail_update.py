@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
@@ -23,10 +23,10 @@ from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 from iree_gauntlet.tasks.workspace import suite_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.tasks.upkeep_requests import XfailUpdateRequest
 
 __all__ = ["update"]
 
@@ -37,29 +37,33 @@ _LONGEST_REASON = 160
 _NO_SUITE = "custom"
 
 
-def update(options: Mapping[str, Any]) -> ExitCode:
+def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
     """Shows, and with `write` makes, the expected failures that a run speaks for.
 
     Those of operator suites are in their configs, all others in the suite.
+
+    Args:
+        asked: which run, and what becomes of the diff.
+        request: how it is run again.
 
     Raises:
         UsageError: there is no such run, it did not come to its end, or it was not a suite's.
         SpecError: the suite cannot be read.
         GauntletError: the journal cannot be read.
     """
-    run = _run(options)
+    run = _run(asked.run)
     record = read_journal(run / JOURNAL)
     if record.end is None or record.end.get("interrupted"):
         raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
     changes: list[FileChange] = []
-    suite = _suite_of(run, record, options)
+    suite = _suite_of(run, record, asked.suite)
     if is_operator_run(record):
-        changes += config_changes(run, record, suite, options)
+        changes += config_changes(run, record, suite, asked.rerun, request)
     elif suite is None:
         raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
     if suite is not None:
         changes.append(_suite_change(run, record, suite))
-    hand_out(changes, options)
+    hand_out(changes, asked.output, write=asked.write)
     return ExitCode.OK
 
 
@@ -75,19 +79,19 @@ def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
 
 
-def _run(options: Mapping[str, Any]) -> Path:
-    if not options["run"]:
+def _run(text: str) -> Path:
+    if not text:
         return newest_run(runs_folder())
-    named = Path(options["run"])
+    named = Path(text)
     folder = named if named.is_dir() else runs_folder() / named
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"there is no run {named}", f"Runs are folders, such as those below {runs_folder()}/.")
     return folder
 
 
-def _suite_of(run: Path, record: JournalRecord, options: Mapping[str, Any]) -> Path | None:
+def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:
     asked = asked_for(run)
-    named = options["suite"] or asked.selection.get("suite")
+    named = suite or asked.selection.get("suite")
     if not named and not (is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
         named = asked.defaults.get("suite")
     return suite_path(str(named)) if named else None

@@ -236,7 +236,7 @@ def test_a_flag_that_one_iree_lacks_is_its_problem_alone(project: Project) -> No
         (["--iree", "3.9", "--iree", "3.9.0"], 2, "one IREE is named twice"),
         ([*BOTH, "--model", "zzz"], 5, "No model 'zzz'"),
         ([*BOTH, "--suite", "nowhere"], 2, "nowhere"),
-        ([*BOTH, "--stages", "cook"], 2, "--stages cook: unknown stage"),
+        ([*BOTH, "--stages", "cook"], 2, "--stages cook: unknown\n  Known: fetch, import, "),
         ([*BOTH, "--jobs", "-1"], 2, "--jobs -1: expected a number above 0"),
         ([*BOTH, "--timeout-compile", "-1"], 2, "--timeout-compile -1"),
         ([*BOTH, "--run-dir", "a@b"], 2, "misread a path with '@'"),

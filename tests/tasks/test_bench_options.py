@@ -23,7 +23,7 @@ from iree_gauntlet.bench.front import build_parser, parse
 from iree_gauntlet.bench.options import OPTIONS, BenchOptions, nearest_option, read_options, spelled_out
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.requests import Option
-from iree_gauntlet.tasks.options import CACHE, IREE, gauntlet_task
+from iree_gauntlet.tasks.options import TOOLCHAIN, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
 from iree_gauntlet.toolchains.known_flags import KnownFlags
 from tests.support.places import ROOT
@@ -247,7 +247,7 @@ def test_help_has_the_documents_usage(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_what_the_other_commands_have_is_called_the_same() -> None:
     ours = {option.name: option for option in OPTIONS}
-    for other in (*IREE, *CACHE):
+    for other in TOOLCHAIN:
         assert (ours[other.name].default, ours[other.name].help) == (other.default, other.help)
 
 

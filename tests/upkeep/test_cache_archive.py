@@ -58,7 +58,7 @@ def taken(folder: Path, content: bytes) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "x.tar").write_bytes(content)
     try:
-        import_cache({"archive": str(folder / "x.tar"), "cache_dir": str(folder / "cache")})
+        import_cache(folder / "x.tar", str(folder / "cache"))
     except UsageError:
         raise
     except GauntletError as error:
@@ -154,9 +154,9 @@ def test_other_files_are_no_archives(tmp_path: Path) -> None:
     assert "it ends after 0 bytes" in taken(tmp_path, b"")
     assert "does not begin with manifest.json" in taken(tmp_path, b"no archive" * 100)
     with pytest.raises(UsageError, match="No such file"):
-        import_cache({"archive": str(tmp_path / "none.tar"), "cache_dir": ""})
+        import_cache(tmp_path / "none.tar", "")
     with pytest.raises(UsageError, match="Is a directory"):
-        import_cache({"archive": str(tmp_path), "cache_dir": ""})
+        import_cache(tmp_path, "")
 
 
 def outside(folder: Path) -> set[str]:

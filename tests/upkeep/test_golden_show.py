@@ -16,8 +16,9 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
+from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.tasks.golden_show import show
-from iree_gauntlet.tasks.options import SELECTION
+from iree_gauntlet.tasks.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, check, samples
 from tests.support.made_up_times import made_up_times
@@ -181,8 +182,8 @@ def test_the_verdict_is_the_plain_rule(value: int, factor: float, dispatches: in
 # The task.
 
 
-def _options(**changes: Any) -> dict[str, Any]:
-    return {option.name: option.default for option in SELECTION} | {"format": "text", "last": 20} | changes
+def _show(**asked: Any) -> ExitCode:
+    return show(read(SelectionRequest, asked), read(GoldenShowRequest, asked))
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 def _json(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[dict[str, Any]]:
-    assert show(_options(format="json", **changes)) is ExitCode.OK
+    assert _show(format="json", **changes) is ExitCode.OK
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
     return list(document["goldens"])
@@ -281,7 +282,7 @@ def test_the_table(project: Project, capsys: pytest.CaptureFixture[str]) -> None
     builder.write(runs / "20261121-matrix" / "3.13.0")
     (runs / "broken").mkdir()
     (runs / "broken/journal.jsonl").write_text('rubbish\n{"event": "end"}\n')
-    assert show(_options()) is ExitCode.OK
+    assert _show() is ExitCode.OK
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split() == [
@@ -299,13 +300,13 @@ def test_the_table(project: Project, capsys: pytest.CaptureFixture[str]) -> None
 def test_colours_on_a_terminal_alone(
     project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert show(_options()) is ExitCode.OK
+    assert _show() is ExitCode.OK
     assert "\x1b" not in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for name, value in {"COLUMNS": "200", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert show(_options()) is ExitCode.OK
+    assert _show() is ExitCode.OK
     out = capsys.readouterr().out
     assert "\x1b[2mnot measured\x1b[0m" in out
     assert "golden_time_ms.desk" in out
@@ -314,12 +315,12 @@ def test_colours_on_a_terminal_alone(
 def test_mistakes_of_the_command_line(project: Project) -> None:
     for changes in ({"last": 0}, {"format": "xml"}, {"target": ["nowhere"]}):
         with pytest.raises(UsageError):
-            show(_options(**changes))
+            _show(**changes)
     with pytest.raises(NothingSelectedError):
-        show(_options(model="nope"))
+        _show(model="nope")
     project.benchmark()
     with pytest.raises(NothingSelectedError, match="no golden"):
-        show(_options())
+        _show()
 
 
 def test_a_spec_that_cannot_be_read_is_told_and_the_others_are_shown(
@@ -327,7 +328,7 @@ def test_a_spec_that_cannot_be_read_is_told_and_the_others_are_shown(
 ) -> None:
     project.add("neg", "arith.negf %a : tensor<4xf32>")
     project.benchmark("neg", golden_size={"cpu": "large"})
-    assert show(_options()) is ExitCode.USAGE
+    assert _show() is ExitCode.USAGE
     captured = capsys.readouterr()
     assert "golden_size" in captured.err
     assert "golden_dispatch.cpu" in captured.out

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.measuring.golden_proposals import Evidence, Proposal, propose
+from iree_gauntlet.requests import read
 from iree_gauntlet.tasks.golden_update import update
+from iree_gauntlet.tasks.upkeep_requests import GoldenUpdateRequest
 from tests.support.journal_builder import JournalBuilder, samples
 from tests.support.unified_diff import apply_diff
 
@@ -87,22 +89,13 @@ def _run(
     os.utime(folder / "journal.jsonl", (number, number))
 
 
-def _options(**changes: Any) -> dict[str, Any]:
-    return {
-        "run": [],
-        "last": 1,
-        "match": "",
-        "size_headroom": 0.0,
-        "to_release": False,
-        "output": "",
-        "write": False,
-        **changes,
-    }
+def _update(**asked: Any) -> ExitCode:
+    return update(read(GoldenUpdateRequest, asked))
 
 
 def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, "run-1")
-    assert update(_options()) is ExitCode.OK
+    assert _update() is ExitCode.OK
     captured = capsys.readouterr()
     assert (project / _FILE).read_text() == _SPEC, "nothing is written unless it is asked for"
     changed = [line for line in captured.out.splitlines() if line[:1] in "+-" and line[:3] not in ("---", "+++")]
@@ -119,11 +112,11 @@ def test_the_diff_changes_the_values_alone(project: Path, capsys: pytest.Capture
 
 def test_the_diff_is_one_that_git_applies(project: Path) -> None:
     _run(project, "run-1")
-    update(_options(output="goldens.patch"))
+    _update(output="goldens.patch")
     apply_diff(project, (project / "goldens.patch").read_text())
     patched = (project / _FILE).read_text()
     (project / _FILE).write_text(_SPEC)
-    update(_options(write=True))
+    _update(write=True)
     assert (project / _FILE).read_text() == patched
     assert json.loads(patched)["golden_time_ms"] == {"desk": 3.1}
 
@@ -132,7 +125,7 @@ def test_comments_and_line_ends_stay(project: Path) -> None:
     commented = _SPEC.replace("2.50}", "2.50}  // on my desk: 2.50").replace("\n", "\r\n")
     (project / _FILE).write_bytes(commented.encode())
     _run(project, "run-1")
-    update(_options(write=True))
+    _update(write=True)
     expected = commented.replace("2.50}", "3.1}").replace('{"cpu": 19', '{"cpu": 20')
     assert (project / _FILE).read_bytes().decode() == expected
 
@@ -140,7 +133,7 @@ def test_comments_and_line_ends_stay(project: Path) -> None:
 def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, time in enumerate((2.0, 2.2, 2.1), start=1):
         _run(project, f"run-{number}", times=(time, time))
-    update(_options(last=3))
+    _update(last=3)
     captured = capsys.readouterr()
     assert '"golden_time_ms": {"desk": 2.1}' in captured.out
     assert "3 runs (run-1 … run-3)" in captured.err
@@ -160,7 +153,7 @@ def test_what_does_not_count_is_told(
     project: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], reason: str
 ) -> None:
     _run(project, "run-1", **changes)
-    update(_options())
+    _update()
     captured = capsys.readouterr()
     assert '"desk": 3.1' not in captured.out
     assert any("golden_time_ms.desk" in line and reason in line for line in captured.err.splitlines())
@@ -171,18 +164,18 @@ def test_what_does_not_count_is_told(
 def test_counts_that_differ_between_runs_are_no_golden(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, "run-1", dispatches=20)
     _run(project, "run-2", dispatches=21)
-    update(_options(last=2))
+    _update(last=2)
     assert "the counts differ: 20, 21" in capsys.readouterr().err
 
 
 def test_sizes_are_proposed_with_the_room_that_is_asked_for(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, "run-1", size=600)
-    update(_options(size_headroom=1.25))
+    _update(size_headroom=1.25)
     assert '"golden_size": {"cpu":750}' in capsys.readouterr().out
-    update(_options(size_headroom=2.0))
+    _update(size_headroom=2.0)
     assert "within the headroom" in capsys.readouterr().err
     _run(project, "run-2", size=1200)
-    update(_options())
+    _update()
     assert '"golden_size": {"cpu":1200}' in capsys.readouterr().out
 
 
@@ -190,12 +183,12 @@ def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run(project, "run-1", release="3.14.0")
-    update(_options(match="toy/*"))
+    _update(match="toy/*")
     assert "belongs to release 3.13.0, measured was 3.14.0" in capsys.readouterr().err
     with pytest.raises(GauntletError, match=r"golden_dispatch\.other would come to belong to a release"):
-        update(_options(to_release=True))
+        _update(to_release=True)
     (project / _FILE).write_text(_SPEC.replace(', "other": 7', ""))
-    update(_options(to_release=True, write=True))
+    _update(to_release=True, write=True)
     assert json.loads((project / _FILE).read_text()) == {
         "golden_compiler": "3.14.0",
         "golden_dispatch": {"cpu": 20},
@@ -208,27 +201,27 @@ def test_a_spec_that_has_changed_since_is_not_overwritten(project: Path) -> None
     _run(project, "run-1")
     (project / _FILE).write_text(_SPEC.replace("19", "18"))
     with pytest.raises(GauntletError, match=r"golden_dispatch\.cpu is 18, and was 19 when it was measured"):
-        update(_options(write=True))
+        _update(write=True)
     (project / _FILE).write_text("{")
     with pytest.raises(GauntletError, match=_FILE):
-        update(_options(write=True))
+        _update(write=True)
     (project / _FILE).unlink()
     with pytest.raises(GauntletError, match=_FILE):
-        update(_options(write=True))
+        _update(write=True)
 
 
 def test_mistakes_of_the_command_line(project: Path) -> None:
     with pytest.raises(UsageError, match="there is no run in"):
-        update(_options())
+        _update()
     _run(project, "run-1")
     for changes in ({"run": ["nope"]}, {"last": 0}, {"size_headroom": 0.5}, {"run": ["run-1"], "last": 2}):
         with pytest.raises(UsageError):
-            update(_options(**changes))
+            _update(**changes)
     with pytest.raises(UsageError, match="no folder"):
-        update(_options(output="nowhere/x.patch"))
+        _update(output="nowhere/x.patch")
     with pytest.raises(NothingSelectedError, match="run-1"):
-        update(_options(match="other/*"))
-    assert update(_options(run=["run-1"])) is ExitCode.OK
+        _update(match="other/*")
+    assert _update(run=["run-1"]) is ExitCode.OK
 
 
 _PLACES = st.builds(
@@ -287,7 +280,7 @@ def test_a_bench_is_no_newest_run(project: Path, capsys: pytest.CaptureFixture[s
     builder.begin(bench={"model": "perceptron"})
     bench = builder.write(project / "runs" / "bench-3")
     os.utime(bench / "journal.jsonl", (3, 3))
-    assert update(_options()) is ExitCode.OK
+    assert _update() is ExitCode.OK
     assert '"golden_dispatch": {"cpu": 20' in capsys.readouterr().out
-    assert update(_options(last=2)) is ExitCode.OK
+    assert _update(last=2) is ExitCode.OK
     assert "2 runs (run-1 … run-2)" in capsys.readouterr().err

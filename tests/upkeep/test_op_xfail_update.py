@@ -10,8 +10,10 @@ import pytest
 
 from iree_gauntlet.dialects.json5_text import plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.requests import ConductRequest, RunRequest
 from iree_gauntlet.tasks import execute
 from iree_gauntlet.tasks.execute import Ran
+from iree_gauntlet.tasks.upkeep_requests import XfailUpdateRequest
 from iree_gauntlet.tasks.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
 from tests.support.operator_suite import OperatorSuite
@@ -85,8 +87,9 @@ def _journal(folder: Path, results: Results, **changes: Any) -> None:
     builder.write(folder)
 
 
-def _options(**changes: Any) -> dict[str, Any]:
-    return {"run": "", "suite": "", "output": "", "write": True, "rerun": 0, "cache_dir": "", "jobs": 2, **changes}
+def _update(*, write: bool = True, rerun: int = 0) -> ExitCode:
+    asked = XfailUpdateRequest(write=write, rerun=rerun)
+    return update(asked, RunRequest(conduct=ConductRequest(jobs=2)))
 
 
 def _config(project: Path) -> str:
@@ -115,7 +118,7 @@ def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.Capture
         ),
     }
     _journal(project / "runs" / "one", results)
-    assert update(_options()) is ExitCode.OK
+    assert _update() is ExitCode.OK
     told = capsys.readouterr().err
     assert _lists(project) == {
         "compile_failures": [f"node/{name}" for name in ("both", "half", "new", "skipped", "still")],
@@ -133,7 +136,7 @@ def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.Capture
 
 def test_a_diff_is_shown_and_nothing_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _journal(project / "runs" / "one", {"mended": (XPASSED, PASSED)})
-    update(_options(write=False))
+    _update(write=False)
     captured = capsys.readouterr()
     assert '-    "node/mended", // needs scatter\n' in captured.out
     assert "+++ b/ops/configs/cpu.json" in captured.out
@@ -144,7 +147,7 @@ def test_a_stage_that_was_not_judged_keeps_its_list(project: Path, capsys: pytes
     nothing: dict[str, Any] = {"verdict": "skipped", "reason": "not asked for"}
     lenient = {"verdict": "passed", "notes": ["passed although expected to fail: needs scatter"]}
     _journal(project / "runs" / "one", {"half": (PASSED, nothing), "mended": (lenient, nothing)})
-    update(_options())
+    _update()
     assert _lists(project)["run_failures"] == ["node/half"]
     assert "node/mended" not in _lists(project)["compile_failures"]
 
@@ -153,7 +156,7 @@ def test_an_ordinary_failure_where_a_crash_is_listed(project: Path) -> None:
     words = ", but a crash is expected (in expected_compile_crashes): list it as an ordinary failure"
     result = {"verdict": "failed", "reason": f"{LEGALIZE}{words}"}
     _journal(project / "runs" / "one", {"both": (result, SKIPPED)})
-    update(_options())
+    _update()
     assert _lists(project)["compile_crashes"] == []
     assert "node/both" in _lists(project)["compile_failures"]
 
@@ -187,7 +190,7 @@ def test_only_what_comes_out_the_same_every_time_is_proposed(
     steady: Results = {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
     again = _Again(steady, {**steady, "new": (CRASH, SKIPPED), "wrong": (PASSED, PASSED)}, steady)
     monkeypatch.setattr(execute, "run", again)
-    update(_options(rerun=3))
+    _update(rerun=3)
     captured = capsys.readouterr()
     assert [forced for _, forced in again.asked] == [True, False] * 3
     assert again.asked[:2] == [(["node/mended@cpu", "node/new@cpu"], True), (["node/wrong@cpu"], False)]
@@ -213,19 +216,19 @@ def test_a_rerun_by_another_iree_says_nothing(project: Path, monkeypatch: pytest
     )
     monkeypatch.setattr(execute, "run", _Again({"new": (FAILED, SKIPPED)}))
     with pytest.raises(UsageError, match="another IREE than the one that is here now"):
-        update(_options(rerun=1))
+        _update(rerun=1)
 
 
 def test_mistakes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _journal(project / "runs" / "one", {"new": (FAILED, SKIPPED), "gone": (FAILED, SKIPPED)})
     with pytest.raises(UsageError, match="--rerun -1"):
-        update(_options(rerun=-1))
-    update(_options(write=False))
+        _update(rerun=-1)
+    _update(write=False)
     assert "left out  node/gone@cpu: its case or config is not there any more" in capsys.readouterr().err
     config = project / "ops" / "configs" / "cpu.json"
     config.write_text(_CONFIG.replace('"skip_run_tests"', '"skip_runs"'))
     with pytest.raises(SpecError, match=r"cpu\.json:5: skip_runs"):
-        update(_options())
+        _update()
 
 
 def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(project: Path) -> None:
@@ -249,7 +252,7 @@ def test_entries_of_the_torch_variant_are_written_as_the_config_writes_them(proj
     builder.result(steps[1], "failed", "output 0 differs")
     builder.end(1)
     builder.write(project / "runs" / "one")
-    update(_options())
+    _update()
     assert _lists(project)["run_failures"] == ["AB/two"]
 
 
@@ -270,7 +273,7 @@ def test_configs_of_one_name_each_follow_their_own_outcome(project: Path) -> Non
     builder.result(steps[1], "xpassed", "passed, but is expected to fail")
     builder.end(1)
     builder.write(project / "runs" / "one")
-    update(_options())
+    _update()
     assert (configs / "cpu_O0.json").read_text() == text
     assert (configs / "cpu_O2.json").read_text() == text.replace('["node/half"]', "[]")
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.requests import RunRequest
+from iree_gauntlet.tasks.upkeep_requests import XfailUpdateRequest
 from iree_gauntlet.tasks.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
 
@@ -66,8 +68,8 @@ def _run(project: Path, verdicts: dict[tuple[str, str], str], *, ended: bool = T
     builder.write(project / "runs" / "run-1")
 
 
-def _options(**changes: Any) -> dict[str, Any]:
-    return {"run": "", "suite": "", "output": "", "write": False, **changes}
+def _update(**asked: Any) -> ExitCode:
+    return update(XfailUpdateRequest(**asked), RunRequest())
 
 
 def _failures(project: Path) -> list[tuple[str, str, str]]:
@@ -77,7 +79,7 @@ def _failures(project: Path) -> list[tuple[str, str, str]]:
 
 def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, {("toy/gru", "compile"): "xpassed", ("toy/lstm", "compile"): "failed"})
-    assert update(_options(write=True)) is ExitCode.OK
+    assert _update(write=True) is ExitCode.OK
     told = capsys.readouterr().err
     assert "passes now; the reason was: no bidirectional GRU (issue 7)" in told
     assert "stays    suites/ours.toml: expect_failure[1] (wide/*, threshold): was not run" in told
@@ -93,7 +95,7 @@ def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: 
 
 def test_a_glob_of_which_some_pass_stays(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, {("wide/a", "threshold"): "xpassed", ("wide/b", "threshold"): "xfailed"})
-    update(_options(write=True))
+    _update(write=True)
     assert "1 of 2 pass now: write a narrower case" in capsys.readouterr().err
     assert (project / "suites" / "ours.toml").read_text() == _SUITE
 
@@ -109,7 +111,7 @@ def test_what_is_no_expected_failure_is_told_and_not_added(
     project: Path, capsys: pytest.CaptureFixture[str], stage: str, verdict: str, told: str
 ) -> None:
     _run(project, {("toy/x", stage): verdict})
-    update(_options())
+    _update()
     captured = capsys.readouterr()
     assert told in captured.err
     assert captured.out == ""
@@ -118,22 +120,22 @@ def test_what_is_no_expected_failure_is_told_and_not_added(
 
 def test_mistakes(project: Path) -> None:
     with pytest.raises(UsageError, match="there is no run in"):
-        update(_options())
+        _update()
     with pytest.raises(UsageError, match="there is no run nope"):
-        update(_options(run="nope"))
+        _update(run="nope")
     _run(project, {("toy/x", "compile"): "failed"}, ended=False)
     with pytest.raises(UsageError, match="did not come to its end"):
-        update(_options())
+        _update()
     _run(project, {("toy/x", "compile"): "failed"}, suite="other")
     with pytest.raises(UsageError, match="is a run of the suite 'other'"):
-        update(_options())
+        _update()
     _run(project, {("toy/x", "compile"): "failed"}, suite="custom")
     journal = project / "runs" / "run-1" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     lines[0]["asked"]["selection"]["suite"] = ""
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match="was not a suite's"):
-        update(_options())
+        _update()
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -1,0 +1,79 @@
+"""Requests to keep caches, goldens and expected failures in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iree_gauntlet.requests import CacheRequest, FormatRequest, option
+
+__all__ = [
+    "CollectRequest",
+    "GoldenShowRequest",
+    "GoldenUpdateRequest",
+    "LockRequest",
+    "VerifyRequest",
+    "XfailUpdateRequest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest(CacheRequest):
+    """Which damage of a cache is mended."""
+
+    check_only: bool = option(False, "Say what is damaged, and change nothing.")
+    offline: bool = option(False, "Never touch the network: what is damaged stays, unless it can be made here.")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectRequest(CacheRequest):
+    """What goes from a cache."""
+
+    older_than: str = option("", "What was not used for so long goes: 12h, 30d, 8w.")
+    max_size: str = option("", "The least recently used goes until the rest fits: 500MB, 50GB, 1.5TiB.")
+    delete: bool = option(False, "Delete it; without this, only show what would go.")
+
+
+@dataclass(frozen=True, slots=True)
+class LockRequest(CacheRequest):
+    """Which hashes a project's registry gets and loses."""
+
+    refresh: tuple[str, ...] = option(
+        (), "Fetch this URL anew although it is pinned, and pin what it has now (repeatable)."
+    )
+    prune: bool = option(False, "Drop entries that no spec of the project names.")
+    dry_run: bool = option(False, "Show what would change, and change nothing.")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenShowRequest(FormatRequest):
+    """Which runs goldens are shown beside."""
+
+    last: int = option(20, "How many of the newest runs are looked through.", unit="a number of runs")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenUpdateRequest:
+    """Which goldens are proposed from which runs, and what becomes of the diff."""
+
+    run: tuple[str, ...] = option((), "Run whose figures count: its folder or name (repeatable; default: the newest).")
+    last: int = option(1, "How many of the newest runs count.", unit="a number of runs")
+    match: str = option("", "Only chains that fit this glob, such as 'dtln/*@cpu'.")
+    size_headroom: float = option(0.0, "Room to leave in sizes, for the code of other CPUs: 1.25 for a quarter.")
+    to_release: bool = option(False, "Move counts and sizes to the release that was measured.")
+    output: str = option("", "Write the diff to this file, to apply it later.")
+    write: bool = option(False, "Change the spec files.")
+
+
+@dataclass(frozen=True, slots=True)
+class XfailUpdateRequest:
+    """Which run's expected failures are proposed, and what becomes of the diff."""
+
+    run: str = option("", "Run that counts: its folder or name (default: the newest).")
+    suite: str = option("", "Suite to change (default: the run's).")
+    rerun: int = option(
+        3,
+        "How often cases of operator suites that came out otherwise than expected are run again; what does not "
+        "come out the same every time is reported and left as it is. 0 trusts the run.",
+    )
+    output: str = option("", "Write the diff to this file, to apply it later.")
+    write: bool = option(False, "Change the suite or the configs.")
