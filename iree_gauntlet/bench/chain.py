@@ -17,9 +17,9 @@ from iree_gauntlet.bench.module_steps import ModuleSteps
 from iree_gauntlet.bench.registry import shown
 from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.running.plan_context import DEFAULT_TIMEOUTS
 from iree_gauntlet.running.plan_places import Places
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
-from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.bench.registry import BenchmarkModel
     from iree_gauntlet.bench.torch_python import TorchPython
-    from iree_gauntlet.running.surroundings import Surroundings
+    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -67,7 +67,7 @@ class Chain:
         target: what it is compiled for.
         device: what it runs on.
         flags: for the compiler.
-        world: what planning knows of the machine.
+        context: what planning knows of the machine.
         toolchain: compiler and runtime.
         torch: what builds the model.
     """
@@ -78,7 +78,7 @@ class Chain:
     target: Target
     device: str
     flags: tuple[str, ...]
-    world: Surroundings
+    context: PlanContext
     toolchain: Toolchain
     torch: TorchPython
 
@@ -97,7 +97,7 @@ class Chain:
         step = self._step(Stage.EXPORT)
         ingredients = self._export_ingredients()
         argv = (self.torch.path, "-B", str(_OWN_CODE / "build_model.py"), f"{step.folder}/{PLAN_FILE}")
-        found = self.world.lookup(step.id, ingredients)
+        found = self.context.lookup(step.id, ingredients)
         return replace(
             step,
             command=Command(argv, step.folder, self.options.env),
@@ -128,7 +128,7 @@ class Chain:
             hashes: SHA-256 of its programs and their weights, by file name.
         """
         exported = Path(self.export().folder)
-        made = ModuleSteps(self.world, self.toolchain, self.target, self.options.env)
+        made = ModuleSteps(self.context, self.toolchain, self.target, self.options.env)
         steps: list[Step] = []
         needs = (step_id(self.id, Stage.EXPORT),)
         runnable: list[StepInput] = []
@@ -166,7 +166,7 @@ class Chain:
         return replace(step, cache=CacheLookup(reason="runs every time"), resources=resources)
 
     def _step(self, stage: Stage, role: str = MAIN) -> Step:
-        places = Places(self.world.run_dir, {})
+        places = Places(self.context.run_dir, {})
         return Step(
             id=step_id(self.id, stage, role),
             chain=self.id,

@@ -117,7 +117,7 @@ class Workers:
     @property
     def exported(self) -> Path:
         """The folder of what the builder made."""
-        return Path(Places(self.chain.world.run_dir, {}).folder(self.chain.id, Stage.EXPORT))
+        return Path(Places(self.chain.context.run_dir, {}).folder(self.chain.id, Stage.EXPORT))
 
     def single_call(self, number: int, outputs: Path) -> dict[str, Any]:
         """A plan for one call of a program, which keeps its outputs."""
@@ -169,7 +169,7 @@ class Workers:
 
     def _folder(self, stage: Stage, number: int) -> str:
         role = self.build.programs[number].name if number else "main"
-        return Places(self.chain.world.run_dir, {}).folder(self.chain.id, stage, role)
+        return Places(self.chain.context.run_dir, {}).folder(self.chain.id, stage, role)
 
     def _arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
         return [{"file": str(self.exported / array.file), "type": array.type} for array in arrays]

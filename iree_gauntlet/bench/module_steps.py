@@ -13,8 +13,8 @@ from iree_gauntlet.running.steps import Command, StepInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.toolchains.translate import Translation
@@ -28,16 +28,16 @@ class ModuleSteps:
     """Completes the steps of one benchmark.
 
     Args:
-        world: what planning knows of the machine.
+        context: what planning knows of the machine.
         toolchain: compiler and importer.
         target: what is compiled for.
         env: variables of their processes.
     """
 
     def __init__(
-        self, world: Surroundings, toolchain: Toolchain, target: Target, env: tuple[tuple[str, str], ...] = ()
+        self, context: PlanContext, toolchain: Toolchain, target: Target, env: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        self._world = world
+        self._context = context
         self._toolchain = toolchain
         self._target = target
         self._env = env
@@ -54,8 +54,8 @@ class ModuleSteps:
         externals = ("--externalize-params", "--save-params-to", parameters)
         argv = (*self._toolchain.compiler.import_onnx, str(onnx), "-o", program, *externals)
         # The importer writes the parameters' scope into the program, and nothing of where they lie.
-        ingredients = {"kind": "import with parameters", "program": content, "importer": self._world.importer}
-        found = self._world.lookup(step.id, ingredients)
+        ingredients = {"kind": "import with parameters", "program": content, "importer": self._context.importer}
+        found = self._context.lookup(step.id, ingredients)
         return replace(
             step,
             command=Command(argv, step.folder, self._env),
@@ -80,16 +80,16 @@ class ModuleSteps:
         """
         program = Program(str(onnx), OnnxImport())
         module = Module(name=name, role=role, target=self._target, program=program, flags=flags, origin=step.origin)
-        world = replace(self._world, artifact_path=Path, artifact_hash=lambda _: content)
-        done = compile_step(step, module, imported.output("program"), step.folder, world, self._translated)
+        context = replace(self._context, artifact_path=Path, artifact_hash=lambda _: content)
+        done = compile_step(step, module, imported.output("program"), step.folder, context, self._translated)
         assert done.command is not None, "a compile step has one"
         done = replace(done, needs=(imported.id,), command=replace(done.command, env=self._env))
         if not self._env:
             return done
         environment = " ".join(f"{name}={value}" for name, value in self._env)
         ingredients = {**dict(done.cache.ingredients), "environment": environment}
-        found = self._world.lookup(step.id, ingredients)
+        found = self._context.lookup(step.id, ingredients)
         return replace(done, cache=replace(found, ingredients=tuple(ingredients.items())))
 
     def _translated(self, flags: Sequence[str], tool: str) -> Translation:
-        return self._world.translate(flags, tool)
+        return self._context.translate(flags, tool)

@@ -15,9 +15,9 @@ from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.micro.points import torch_side, torch_sides
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.plan import blocked
+from iree_gauntlet.running.plan_context import DEFAULT_TIMEOUTS
 from iree_gauntlet.running.plan_places import Places
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
-from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.torch_python import TorchPython
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.points import Point
-    from iree_gauntlet.running.surroundings import Surroundings
+    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -57,7 +57,7 @@ class PointChain:
         target: what it is compiled for.
         device: what it runs on.
         flags: for the compiler, whatever the recipe.
-        world: what planning knows of the machine.
+        context: what planning knows of the machine.
         toolchain: compiler and runtime.
         torch: what makes the models.
         builder: identity of the code that makes them (`builder_identity`).
@@ -69,7 +69,7 @@ class PointChain:
     target: Target
     device: str
     flags: tuple[str, ...]
-    world: Surroundings
+    context: PlanContext
     toolchain: Toolchain
     torch: TorchPython
     builder: str
@@ -114,7 +114,7 @@ class PointChain:
         Args:
             hashes: SHA-256 of the program and its weights by file name, by label of what torch made.
         """
-        made = ModuleSteps(self.world, self.toolchain, self.target)
+        made = ModuleSteps(self.context, self.toolchain, self.target)
         steps: list[Step] = []
         imports: dict[str, Step] = {}
         for variant in self.point.variants:
@@ -131,7 +131,7 @@ class PointChain:
             name = f"{self.point.model.name}_{variant.label}"
             planned = self.step(Stage.COMPILE, variant.label)
             compiled = made.compiling(planned, name, variant.label, flags, onnx, content, imports[label])
-            lacking = self.world.translate(flags, COMPILE).unknown
+            lacking = self.context.translate(flags, COMPILE).unknown
             if lacking:
                 # The recipe's flag and not the program is what this compiler cannot read.
                 compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
@@ -173,7 +173,7 @@ class PointChain:
             sku="",
             stage=stage,
             role=role,
-            folder=Places(self.world.run_dir, {}).folder(self.id, stage, role),
+            folder=Places(self.context.run_dir, {}).folder(self.id, stage, role),
             timeout=DEFAULT_TIMEOUTS[stage],
             origin=Origin(f"{shown(self.config)}:{entry.line}", entry.name),
         )
@@ -192,7 +192,7 @@ class PointChain:
             "torch": self.torch.identity,
         }
         argv = (self.torch.path, "-B", str(_OWN_CODE[0] / _BUILDER), f"{step.folder}/{PLAN_FILE}")
-        found = self.world.lookup(step.id, ingredients)
+        found = self.context.lookup(step.id, ingredients)
         return replace(
             step,
             command=Command(argv, step.folder),

@@ -26,7 +26,7 @@ from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.steps import step_id
-from iree_gauntlet.running.workbench import make_surroundings, open_workbench
+from iree_gauntlet.running.workbench import open_workbench, plan_context
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ModelTestSession:
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
         conduct = ConductRequest(force_recompile=settings.force_recompile)
-        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, conduct))
+        plan = make_plan(cases, _STAGES, plan_context(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = without_missing_devices(plan, self._machine)

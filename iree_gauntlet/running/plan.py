@@ -1,6 +1,6 @@
 """Cases → steps: a pure function of the cases and of what is known about this machine.
 
-Everything that it needs to know comes in through `Surroundings`: no network, no process, no clock.
+Everything that it needs to know comes in through `PlanContext`: no network, no process, no clock.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.running.commands import Paths, benchmark_argv, threshold_argv
+from iree_gauntlet.running.plan_context import DEFAULT_TIMEOUTS
 from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
 from iree_gauntlet.running.plan_places import Places, parameters_role
 from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
-from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.running.surroundings import Surroundings
+    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.toolchains.translate import Translation
 
 __all__ = ["Plan", "blocked", "make_plan"]
@@ -66,9 +66,9 @@ class Plan:
     broken: tuple[Problem, ...] = ()
 
 
-def make_plan(cases: CaseSet, stages: Iterable[Stage], surroundings: Surroundings) -> Plan:
+def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> Plan:
     """Plans the steps of some stages, and of the stages before them, for the selected cases."""
-    return _Planner(cases, frozenset(stages), surroundings).plan()
+    return _Planner(cases, frozenset(stages), context).plan()
 
 
 def blocked(step: Step, reason: str) -> Step:
@@ -87,9 +87,9 @@ def _makes_modules(case: Case) -> bool:
 
 
 class _Planner:
-    def __init__(self, cases: CaseSet, stages: frozenset[Stage], surroundings: Surroundings) -> None:
+    def __init__(self, cases: CaseSet, stages: frozenset[Stage], context: PlanContext) -> None:
         self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
-        self._world = surroundings
+        self._context = context
         self._selected = [case for case in cases.cases if stages & _work(case)]
         self._active = [case for case in self._selected if not _is_idle(case)]
         self._used = {module.id for case in self._active for module in case.modules}
@@ -111,7 +111,7 @@ class _Planner:
         self._problems: set[Problem] = set()
         self._broken: set[Problem] = set()
         self._steps: dict[str, Step] = {}
-        self._places = Places(surroundings.run_dir, self._owners)
+        self._places = Places(context.run_dir, self._owners)
         self._files: dict[str, StepInput] = {}
         self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
         self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
@@ -170,13 +170,13 @@ class _Planner:
         return tuple(step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
 
     def _timeout(self, case: Case, stage: Stage) -> float:
-        return self._world.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
+        return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
 
     def _artifact(self, url: str) -> StepInput:
         """What is known of a URL's file, asked once however many steps read it."""
         found = self._files.get(url)
         if found is None:
-            path, sha256 = str(self._world.artifact_path(url)), self._world.artifact_hash(url)
+            path, sha256 = str(self._context.artifact_path(url)), self._context.artifact_hash(url)
             found = self._files[url] = StepInput("input", path, url, sha256)
         return found
 
@@ -230,7 +230,7 @@ class _Planner:
         key = (tool, tuple(flags))
         result = self._translations.get(key)
         if result is None:
-            result = self._translations[key] = self._world.translate(flags, tool)
+            result = self._translations[key] = self._context.translate(flags, tool)
         for unknown in result.unknown:
             problem = Problem(origin.file, 0, "", unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)
@@ -294,7 +294,7 @@ class _Planner:
         needs = self._fetch_needs([case.chain])
         imported = ""
         if module.program.onnx is not None and Stage.IMPORT in self._stages:
-            step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._world)
+            step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._context)
             self._add(replace(step, needs=needs))
             needs, imported = (step.id,), step.output("program")
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
@@ -314,7 +314,7 @@ class _Planner:
             module,
             imported,
             case.working_directory or step.folder,
-            self._world,
+            self._context,
             lambda flags, tool: self._translated(flags, tool, module.flags_origin or module.origin),
         )
         self._add(step)
@@ -328,7 +328,7 @@ class _Planner:
         if step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
             return
         imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
-        step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._world)
+        step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._context)
         needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
         # A program that does not compile needs no weights: its failure is said once, by the compiler.
         compiled = step_id(owner.chain, Stage.COMPILE, made.module.role)
@@ -348,7 +348,7 @@ class _Planner:
         """Has onnxruntime run a program that compiles: one that does not is told once, by the compiler."""
         compiled = self._module_needs(case.modules)
         step = self._step(case, Stage.REFERENCE, needs=compiled, resources=Resources(cores=1))
-        self._add(reference_step(step, case.modules[-1], self._world))
+        self._add(reference_step(step, case.modules[-1], self._context))
 
     def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
         modules = [
@@ -366,7 +366,7 @@ class _Planner:
     def _threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
-        argv = threshold_argv(self._world.run_module, case, flags, self._paths, folder)
+        argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
             notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
         actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
@@ -417,7 +417,7 @@ class _Planner:
 
     def _benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
-        argv = benchmark_argv(self._world.benchmark_module, case, flags, self._paths)
+        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
         step = self._step(case, Stage.BENCHMARK)
         self._add(
             replace(

@@ -18,9 +18,9 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.requests import ConductRequest, NetworkRequest
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_key import flag_ingredients, make_key
+from iree_gauntlet.running.plan_context import PlanContext
 from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
-from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["Workbench", "make_surroundings", "open_workbench"]
+__all__ = ["Workbench", "open_workbench", "plan_context"]
 
 _REGISTRY = "cache/registry.txt"
 
@@ -126,7 +126,7 @@ def open_workbench(
     return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
 
-def make_surroundings(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> Surroundings:
+def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
     """What planning has to know, from the parts and how steps are to be run."""
     toolchain = machine.toolchain
 
@@ -149,7 +149,7 @@ def make_surroundings(machine: Workbench, run_dir: Path, conduct: ConductRequest
         return CacheLookup(key, reason=found.reason if damaged else machine.modules.explain_miss(name, ingredients))
 
     compiler = toolchain.compiler.identity if toolchain else ""
-    return Surroundings(
+    return PlanContext(
         run_dir=run_dir,
         compile=toolchain.compiler.compile if toolchain else "iree-compile",
         run_module=toolchain.runtime.run_module if toolchain else "iree-run-module",

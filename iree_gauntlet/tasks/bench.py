@@ -31,7 +31,7 @@ from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.workbench import make_surroundings, open_workbench
+from iree_gauntlet.running.workbench import open_workbench, plan_context
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.output import Output, open_progress
@@ -103,7 +103,7 @@ def bench(options: BenchOptions) -> ExitCode:
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            world=make_surroundings(machine, run_dir),
+            context=plan_context(machine, run_dir),
             toolchain=toolchain,
             torch=torch,
         )
@@ -208,7 +208,7 @@ def _with_config(options: BenchOptions, found: BuildOptions) -> BenchOptions:
 
 def _require_flags(chain: Chain) -> None:
     """Raises where the compiler lacks a flag."""
-    for unknown in chain.world.translate(chain.flags, COMPILE).unknown:
+    for unknown in chain.context.translate(chain.flags, COMPILE).unknown:
         raise ToolchainError(unknown.message, unknown.hint)
 
 

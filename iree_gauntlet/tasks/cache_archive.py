@@ -32,7 +32,7 @@ from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_entry import DamageError
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.running.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.archive_manifest import (
     LONGEST_MANIFEST,
@@ -132,8 +132,8 @@ def import_cache(archive: Path, cache_dir: str) -> ExitCode:
 
 
 def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
-    surroundings = make_surroundings(machine, runs_folder() / f"next-{selection.name}")
-    plan = make_plan(selection.cases, selection.stages, surroundings)
+    context = plan_context(machine, runs_folder() / f"next-{selection.name}")
+    plan = make_plan(selection.cases, selection.stages, context)
     if plan.problems:
         raise SpecError(list(plan.problems))
     return [step for step in plan.steps if not (step.skip or step.blocked)]

@@ -20,7 +20,7 @@ from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import make_plan
 from iree_gauntlet.running.run_folder import asked_folder, make_folder
 from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.running.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
 from iree_gauntlet.tasks.offline import missing_files, missing_text
@@ -157,7 +157,7 @@ def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None
 def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
-    plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, request.conduct))
+    plan = make_plan(selection.cases, stages, plan_context(machine, run_dir, request.conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
     if request.chains is not None:

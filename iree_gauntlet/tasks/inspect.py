@@ -71,12 +71,12 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
 @_uncollected()
 def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
-    # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
+    # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
@@ -88,7 +88,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=False, look_only=True)
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
-    plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
+    plan, _ = only_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
     if as_json:
         head = {
             "schema": 1,
@@ -173,13 +173,13 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
 
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import open_workbench, plan_context  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
-    surroundings = make_surroundings(machine, runs_folder() / "lint")
+    context = plan_context(machine, runs_folder() / "lint")
     # What is wrong with a source is said without it, and is nothing to a flag.
-    surroundings = replace(surroundings, artifact_path=Path, artifact_hash=lambda _url: "")
-    plan = make_plan(selection.cases, selection.stages, surroundings)
+    context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
+    plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
     return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
 

@@ -30,7 +30,7 @@ from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.run_folder import make_folder
 from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.workbench import make_surroundings
+from iree_gauntlet.running.workbench import plan_context
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
 from iree_gauntlet.tasks.run_event import run_event
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.running.engine import Engine
+    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.surroundings import Surroundings
     from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.micro_resume import Earlier
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -101,8 +101,8 @@ class MicroRun:
             chosen_devices(device, 1, toolchain)
         self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(toolchain.compiler.identity)
-        world, builder = make_surroundings(self.workbench, self.run_dir), builder_identity()
-        chains = {point.name: self._chain(point, world, builder) for point in points}
+        context, builder = plan_context(self.workbench, self.run_dir), builder_identity()
+        chains = {point.name: self._chain(point, context, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
         with (
             Journal(self.run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
@@ -196,7 +196,7 @@ class MicroRun:
             self.progress.message(f"no shares of the machine's peak: {error.what} ({error.hint})")
             return None
 
-    def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
+    def _chain(self, point: Point, context: PlanContext, builder: str) -> PointChain:
         toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         device = iree_device(point.model.device)
@@ -208,7 +208,7 @@ class MicroRun:
             target=target,
             device=device,
             flags=target_flags(target),
-            world=world,
+            context=context,
             toolchain=toolchain,
             torch=self.torch,
             builder=builder,

@@ -1,4 +1,4 @@
-"""Planning: which steps, on what they wait, what they read, and nothing of the world touched."""
+"""Planning: which steps, on what they wait, what they read, and nothing of the context touched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.steps import CacheLookup
-from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.running.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
@@ -382,7 +382,7 @@ def test_planning_starts_nothing_and_writes_nothing(
     monkeypatch.setattr(os, "fork", refuse)
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
 
-    made = [make_plan(cases, ALL, make_surroundings(machine, tmp_path / "run")) for _ in range(2)]
+    made = [make_plan(cases, ALL, plan_context(machine, tmp_path / "run")) for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].steps
     assert sorted(path for path in tmp_path.rglob("*")) == before
@@ -395,7 +395,7 @@ def test_planning_needs_no_cache_folder(tree: Path, tmp_path: Path) -> None:
     machine = machine_of(tmp_path / "file" / "cache")
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
 
-    made = make_plan(load(tree, MI300), (Stage.FETCH,), make_surroundings(machine, tmp_path / "run"))
+    made = make_plan(load(tree, MI300), (Stage.FETCH,), plan_context(machine, tmp_path / "run"))
     assert len(made.steps) == 4
 
 

@@ -1,4 +1,4 @@
-"""Small spec trees, and plans of them in surroundings that hold no real machine."""
+"""Small spec trees, and plans of them in a context that holds no real machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.running.plan import Plan, make_plan
+from iree_gauntlet.running.plan_context import PlanContext
 from iree_gauntlet.running.steps import CacheLookup
-from iree_gauntlet.running.surroundings import Surroundings
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation
 
@@ -105,7 +105,7 @@ def problems_of_tree(folder: Path, content: Any, name: str = "regression_tests/m
     return list(load(folder, CPU, Target("rocm", "gfx942", "mi300")).problems)
 
 
-def surroundings(**changes: Any) -> Surroundings:
+def context(**changes: Any) -> PlanContext:
     def artifact(url: str) -> Path:
         return Path("/cache", url.removeprefix("https://")) if url.startswith("https:") else Path(url[7:])
 
@@ -129,11 +129,11 @@ def surroundings(**changes: Any) -> Surroundings:
         "host_of": lambda _flags: "",
         "lookup": lambda name, _ingredients: CacheLookup(key="00", reason=f"looked for {name}"),
     }
-    return Surroundings(**(known | changes))
+    return PlanContext(**(known | changes))
 
 
 def plan(cases: CaseSet, stages: Iterable[Stage], **changes: Any) -> Plan:
-    return make_plan(cases, stages, surroundings(**changes))
+    return make_plan(cases, stages, context(**changes))
 
 
 def step_of(made: Plan, step_id: str) -> Step:

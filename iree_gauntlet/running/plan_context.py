@@ -1,4 +1,4 @@
-"""What planning has to know of the world, handed in as plain values and functions."""
+"""What planning has to know of the machine, handed in as plain values and functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.running.steps import CacheLookup
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["DEFAULT_TIMEOUTS", "Surroundings"]
+__all__ = ["DEFAULT_TIMEOUTS", "PlanContext"]
 
 # Seconds. A fetch is bounded by its stall timeout, not by its size.
 DEFAULT_TIMEOUTS: dict[Stage, float] = {
@@ -31,8 +31,8 @@ DEFAULT_TIMEOUTS: dict[Stage, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What planning has to know of the world.
+class PlanContext:
+    """What planning has to know of the machine.
 
     Attributes:
         run_dir: the run's folder, absolute.
