@@ -13,7 +13,7 @@ from iree_gauntlet.bench.chain import AGAINST, TRACE
 from iree_gauntlet.bench.checking import check_outputs
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
 from iree_gauntlet.bench.loop import run_loop
-from iree_gauntlet.bench.measuring_worker import FUNCTION, Workers
+from iree_gauntlet.bench.measuring_worker import Workers
 from iree_gauntlet.bench.peers import shown
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.results import Result
@@ -145,22 +145,20 @@ class BenchSession:
                 toolchain.runtime.benchmark_module,
                 folder,
                 module=Path(workers.module_path(number)),
-                parameters=[("model", Path(workers.parameters_path(number)))],
-                function=FUNCTION,
+                parameters=Path(workers.parameters_path(number)),
                 inputs=program.inputs,
                 inputs_folder=workers.exported,
                 device=self._devices[0],
-                env=self.chain.options.env,
             )
+            command = replace(command, env=self.chain.options.env)
             traces.append(
                 tracing.trace(
                     replace(step, command=command, folder=str(folder)),
                     self.chain.options.trace,
-                    Path(step.folder),
+                    Path(step.folder) / program.name,
                     toolchain,
                     processes,
                     workbench.flags_of(BENCHMARK_MODULE),
-                    name=program.name,
                     call_ms=self._call_ms,
                 )
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.bench.measuring_worker import FUNCTION
 from iree_gauntlet.bench.trace_table import table_lines, trace_table
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.perfetto import perfetto_trace
@@ -92,12 +93,10 @@ def benchmark_command(
     folder: Path,
     *,
     module: Path,
-    parameters: Sequence[tuple[str, Path]],
-    function: str,
+    parameters: Path,
     inputs: Sequence[Array],
     inputs_folder: Path,
     device: str,
-    env: tuple[tuple[str, str], ...] = (),
 ) -> Command:
     """`iree-benchmark-module` for a program of a model.
 
@@ -108,12 +107,10 @@ def benchmark_command(
         tool: path of the native program.
         folder: where the command runs; made where it is missing.
         module: the compiled program.
-        parameters: scope and file.
-        function: the program's.
+        parameters: its weights, of the scope `model`.
         inputs: in the order of the function's arguments.
         inputs_folder: where these files lie.
         device: the runtime's name of it.
-        env: changes of the environment.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
@@ -124,24 +121,22 @@ def benchmark_command(
             tool,
             f"--device={device}",
             f"--module={module}",
-            *(f"--parameters={scope}={file}" for scope, file in parameters),
-            f"--function={function}",
+            f"--parameters=model={parameters}",
+            f"--function={FUNCTION}",
             *given,
         ),
         str(folder),
-        env,
     )
 
 
 def trace(
     step: Step,
     level: str,
-    folder: Path,
+    path: Path,
     toolchain: Toolchain,
     processes: Processes,
     known: FlagSet,
     *,
-    name: str,
     call_ms: float | None = None,
 ) -> Trace:
     """Runs a program under the profiler and writes what it is made of.
@@ -151,12 +146,11 @@ def trace(
     Args:
         step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
         level: `light` or `verbose`.
-        folder: where `<name>.trace.txt`, `<name>.trace.json` and `<name>.perfetto.json` are written; made where it is
-            missing.
+        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
+            name. Its folder is made where it is missing.
         toolchain: whose runtime it is.
         processes: starts the tools.
         known: the flags of its `iree-benchmark-module`.
-        name: of the program.
         call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
 
     Raises:
@@ -164,6 +158,7 @@ def trace(
     """
     if level not in (LIGHT, VERBOSE):
         raise ValueError(f"{level!r} is no level of a trace")
+    folder, name = path.parent, path.name
     prefix = f"{name}.profile."
     profiling = profile_dispatches(step, toolchain, processes, known, invocation_ms=call_ms, name=prefix)
     table = None if profiling.profile is None else trace_table(profiling.profile)

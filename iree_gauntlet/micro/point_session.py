@@ -14,7 +14,7 @@ from iree_gauntlet import worker
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
-from iree_gauntlet.bench.measuring_worker import FUNCTION, ask, planned_command
+from iree_gauntlet.bench.measuring_worker import ask, planned_command
 from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
@@ -242,8 +242,7 @@ def _trace_variant(
         chain.toolchain.runtime.benchmark_module,
         Path(step.folder),
         module=chain.module(variant),
-        parameters=[("model", chain.imported(variant) / PARAMETERS)],
-        function=FUNCTION,
+        parameters=chain.imported(variant) / PARAMETERS,
         inputs=program.inputs,
         inputs_folder=chain.exported(torch_side(variant).label),
         device=chain.device,
@@ -251,11 +250,10 @@ def _trace_variant(
     made = tracing.trace(
         replace(step, command=command),
         tracing.VERBOSE,
-        Path(step.folder),
+        Path(step.folder) / variant.label,
         chain.toolchain,
         processes,
         flags,
-        name=variant.label,
         call_ms=call_ms,
     )
     return Result(

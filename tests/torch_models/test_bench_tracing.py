@@ -45,7 +45,7 @@ _NARROW = f"{_SIZE}xbf16"
 # Two products of one shape, and what bf16 is added to.
 _PROGRAM = f"""
 util.global private @weight = #flow.parameter.named<"model"::"weight"> : tensor<{_MATRIX}>
-func.func @main(%x: tensor<{_MATRIX}>, %narrow: tensor<{_NARROW}>, %flag: tensor<i1>) -> tensor<{_MATRIX}> {{
+func.func @main_graph(%x: tensor<{_MATRIX}>, %narrow: tensor<{_NARROW}>, %flag: tensor<i1>) -> tensor<{_MATRIX}> {{
   %weight = util.global.load @weight : tensor<{_MATRIX}>
   %zero = arith.constant dense<0.0> : tensor<{_MATRIX}>
   %a = linalg.matmul ins(%x, %weight : tensor<{_MATRIX}>, tensor<{_MATRIX}>) outs(%zero : tensor<{_MATRIX}>)
@@ -116,8 +116,7 @@ def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "loca
         toolchain.runtime.benchmark_module,
         folder,
         module=built / "main.vmfb",
-        parameters=[("model", built / "model.irpa")],
-        function="main",
+        parameters=built / "model.irpa",
         inputs=_INPUTS,
         inputs_folder=built,
         device=device,
@@ -156,7 +155,7 @@ def test_the_command_gives_the_program_its_own_inputs(toolchain: Toolchain, buil
         "--device=local-task",
         "--module=B/main.vmfb",
         "--parameters=model=B/model.irpa",
-        "--function=main",
+        "--function=main_graph",
         "--input=@B/main.input_0.npy",
         f"--input={_NARROW}=@T/trace/main.input_1.bin",
         "--input=@B/main.input_2.npy",
@@ -179,7 +178,7 @@ def test_light_gives_a_table(
     toolchain: Toolchain, known: FlagSet, built: Path, processes: Processes, tmp_path: Path, device: str
 ) -> None:
     made = step(command(toolchain, built, tmp_path / "run", device))
-    found = trace(made, LIGHT, tmp_path / "traces", toolchain, processes, known, name="main", call_ms=100.0)
+    found = trace(made, LIGHT, tmp_path / "traces" / "main", toolchain, processes, known, call_ms=100.0)
     table = without_reason(found)
     assert table.calls == 20
     matmul = [row for row in table.rows if row.kind == "matmul"]
@@ -207,7 +206,7 @@ def test_verbose_gives_a_file_for_perfetto_too(
     toolchain: Toolchain, known: FlagSet, built: Path, processes: Processes, tmp_path: Path
 ) -> None:
     made = step(command(toolchain, built, tmp_path / "run"))
-    found = trace(made, VERBOSE, tmp_path / "traces", toolchain, processes, known, name="decode")
+    found = trace(made, VERBOSE, tmp_path / "traces" / "decode", toolchain, processes, known)
     table = without_reason(found)
     assert table.calls == 5
     file = tmp_path / "traces" / "decode.perfetto.json"
@@ -237,7 +236,7 @@ def test_a_release_without_profiles_fails_nothing(
     made = step(command(toolchain, built, tmp_path / "run"))
     older = replace(toolchain, runtime=replace(toolchain.runtime, release="3.11.0"))
     flags = FlagSet(frozenset({"device_profiling_mode", "device_profiling_file"}))
-    found = trace(made, VERBOSE, tmp_path / "traces", older, processes, flags, name="main")
+    found = trace(made, VERBOSE, tmp_path / "traces" / "main", older, processes, flags)
     assert shown(found) == [
         f"no trace of main: {found.reason}",
     ]
@@ -263,7 +262,7 @@ def test_what_the_tool_says_is_the_reason(
 ) -> None:
     made = command(toolchain, built, tmp_path / "run")
     wrong = replace(made, argv=(*made.argv, "--input=4xf32"))
-    found = trace(step(wrong), LIGHT, tmp_path / "traces", toolchain, processes, known, name="main")
+    found = trace(step(wrong), LIGHT, tmp_path / "traces" / "main", toolchain, processes, known)
     assert found.table is None
     assert found.reason.startswith("iree-benchmark-module failed with exit code 1")
     assert found.log == "run/main.profile.stderr.txt"
@@ -275,7 +274,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_table(
 ) -> None:
     (tmp_path / "file").write_text("")
     made = step(command(toolchain, built, tmp_path / "run"))
-    found = trace(made, LIGHT, tmp_path / "file" / "traces", toolchain, processes, known, name="main")
+    found = trace(made, LIGHT, tmp_path / "file" / "traces" / "main", toolchain, processes, known)
     assert found.table is not None
     assert found.files == ()
     assert found.reason.endswith("Not a directory")
@@ -297,7 +296,7 @@ def test_an_export_that_fails_leaves_the_table(
     reader.chmod(0o755)
     lacking = with_fields(toolchain, {"benchmark_module": str(tools / real.name)})
     made = step(command(toolchain, built, tmp_path / "run"))
-    found = trace(made, VERBOSE, tmp_path / "traces", lacking, processes, known, name="main")
+    found = trace(made, VERBOSE, tmp_path / "traces" / "main", lacking, processes, known)
     assert found.table is not None
     assert found.reason == "no file for Perfetto: iree-profile failed with exit code 3: no such command"
     assert "perfetto" not in dict(found.files)
@@ -309,11 +308,10 @@ def test_another_level_is_a_mistake(tmp_path: Path) -> None:
         trace(
             step(Command(("true",), str(tmp_path))),
             "none",
-            tmp_path,
+            tmp_path / "main",
             find_installed(),
             Processes(supervisor, tmp_path),
             FlagSet(frozenset()),
-            name="main",
         )
 
 
