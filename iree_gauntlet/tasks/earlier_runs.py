@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.running.steps import Step
 
-__all__ = ["Asked", "asked_for", "begun_with", "failed_chains", "finished_verdicts", "newest_run", "runs_of_specs"]
+__all__ = [
+    "Asked",
+    "asked_for",
+    "begun_with",
+    "failed_chains",
+    "finished_verdicts",
+    "newest_run",
+    "run_named",
+    "runs_of_specs",
+]
 
 _BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
@@ -50,6 +60,21 @@ def newest_run(folder: Path) -> Path:
             raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
         raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
     return newest
+
+
+def run_named(text: str, where: str) -> Path:
+    """The folder of a run: a path, or its name in runs/; `where` says for the message what named it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for folder in (Path(text), runs_folder() / text):
+        if (folder / JOURNAL).is_file():
+            return folder
+    raise UsageError(
+        f"{where} {text}: there is no such run",
+        f"Runs are folders with a journal, such as those below {shown(runs_folder())}/.",
+    )
 
 
 def runs_of_specs(folder: Path) -> Iterator[Path]:

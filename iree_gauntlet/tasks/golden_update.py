@@ -17,7 +17,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
 from iree_gauntlet.settings import runs_folder
-from iree_gauntlet.tasks.earlier_runs import newest_run, runs_of_specs
+from iree_gauntlet.tasks.earlier_runs import newest_run, run_named, runs_of_specs
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
@@ -77,11 +77,7 @@ def _runs(asked: GoldenUpdateRequest) -> list[Path]:
     if asked.run and asked.last != 1:
         raise UsageError("--run beside --last: which runs?", "Give one of the two.")
     if asked.run:
-        folders = [Path(text) if Path(text).is_dir() else runs_folder() / text for text in asked.run]
-        for text, folder in zip(asked.run, folders, strict=True):
-            if not (folder / JOURNAL).is_file():
-                raise UsageError(f"there is no run {text}", f"Runs are folders, such as those below {runs_folder()}/.")
-        return folders
+        return [run_named(text, "--run") for text in asked.run]
     newest_run(runs_folder())
     return [*itertools.islice(runs_of_specs(runs_folder()), asked.last)][::-1]
 

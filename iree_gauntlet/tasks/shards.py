@@ -18,7 +18,7 @@ from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
-from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.tasks.earlier_runs import run_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,6 @@ __all__ = [
     "only_shard",
     "only_shard_of_cases",
     "record_costs",
-    "run_named",
     "shard_of",
     "shards_of_groups",
 ]
@@ -159,21 +158,6 @@ def _read_costs(path: Path) -> dict[str, float]:
 
 
 _COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
-
-
-def run_named(text: str, where: str) -> Path:
-    """The folder of a run: a path, or its name in runs/.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for folder in (Path(text), runs_folder() / text):
-        if (folder / JOURNAL).is_file():
-            return folder
-    raise UsageError(
-        f"{where} {text}: there is no such run".strip(),
-        f"Runs are folders with a journal, such as those below {shown(runs_folder())}/.",
-    )
 
 
 def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:

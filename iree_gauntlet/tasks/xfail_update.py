@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
@@ -16,13 +15,15 @@ from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens import release_of
 from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
+from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run, run_named
 from iree_gauntlet.tasks.op_xfail import is_operator_run
 from iree_gauntlet.tasks.op_xfail_update import config_changes
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
 from iree_gauntlet.tasks.workspace import suite_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import RunRequest
@@ -51,7 +52,7 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         SpecError: the suite cannot be read.
         GauntletError: the journal cannot be read.
     """
-    run = _run(asked.run)
+    run = run_named(asked.run, "--run") if asked.run else newest_run(runs_folder())
     record = read_journal(run / JOURNAL)
     if record.end is None or record.end.get("interrupted"):
         raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
@@ -77,16 +78,6 @@ def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
     added = _new_failures(record, release)
     text, _ = read_toml(path)
     return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
-
-
-def _run(text: str) -> Path:
-    if not text:
-        return newest_run(runs_folder())
-    named = Path(text)
-    folder = named if named.is_dir() else runs_folder() / named
-    if not (folder / JOURNAL).is_file():
-        raise UsageError(f"there is no run {named}", f"Runs are folders, such as those below {runs_folder()}/.")
-    return folder
 
 
 def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:

@@ -121,7 +121,7 @@ def test_what_is_no_expected_failure_is_told_and_not_added(
 def test_mistakes(project: Path) -> None:
     with pytest.raises(UsageError, match="there is no run in"):
         _update()
-    with pytest.raises(UsageError, match="there is no run nope"):
+    with pytest.raises(UsageError, match="--run nope: there is no such run"):
         _update(run="nope")
     _run(project, {("toy/x", "compile"): "failed"}, ended=False)
     with pytest.raises(UsageError, match="did not come to its end"):
