@@ -113,9 +113,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The title of what follows."""
+    """The title of what follows; in a part of its own at level 3."""
 
     text: str
+    level: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +128,19 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, an item a line."""
+    """A list, an item a line; `most` is how many a terminal shows, 0 for all."""
 
     items: tuple[Text, ...]
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, as many as there are columns."""
+    """Rows of cells, as many as there are columns; `most` is how many a terminal shows, 0 for all."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

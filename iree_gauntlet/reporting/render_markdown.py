@@ -24,8 +24,8 @@ def markdown(document: Document) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Heading(text):
-            return f"## {escape(text)}"
+        case Heading(text, level):
+            return f"{'#' * level} {escape(text)}"
         case Paragraph(text):
             return _text(text)
         case Items(items):
