@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.figures import STYLES, duration, milliseconds, whole
+from iree_gauntlet.reporting.outcome import exit_meaning
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -172,6 +173,7 @@ class Document:
         blocks: everything else, in reading order.
         details: what follows in files, where a terminal has no room for it.
         exit_code: of the command; None where it has not come to its end.
+        remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
     """
 
     title: str
@@ -180,3 +182,16 @@ class Document:
     blocks: tuple[Block, ...]
     details: tuple[Block, ...] = ()
     exit_code: ExitCode | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ending(self) -> str:
+        """`exit code 0: all as expected`; empty where the command has not come to its end."""
+        code = self.exit_code
+        return "" if code is None else f"exit code {int(code)}: {exit_meaning(code)}"
+
+    @property
+    def in_files(self) -> tuple[Block, ...]:
+        """All that files have below the answer."""
+        remarks = (Notes(self.remarks),) if self.remarks else ()
+        return (*remarks, *self.blocks, *self.details)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.document import Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.reporting.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.reporting.headline import version
 from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
@@ -69,7 +69,6 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
     good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
     suite = f": suite {matrix.suite}" if matrix.suite else ""
     hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
-    notes = (*matrix.remarks, *hints)
     irees = tuple(
         (
             *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
@@ -78,8 +77,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         )
         for iree in matrix.irees
     )
-    blocks: list[Block] = [Notes(notes)] if notes else []
-    blocks += [Table(_IREE_COLUMNS, irees)] if irees else []
+    blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
     blocks += [*_changes(matrix), *_failures(matrix), *_figures(matrix)] if matrix.rows else []
     return Document(
         f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
@@ -88,6 +86,7 @@ def matrix_document(matrix: MatrixOutcome) -> Document:
         tuple(blocks),
         tuple(_verdicts(matrix)) if matrix.rows else (),
         matrix.exit_code,
+        (*matrix.remarks, *hints),
     )
 
 

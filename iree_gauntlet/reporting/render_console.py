@@ -10,7 +10,7 @@ import rich.text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.document import Code, Document, Heading, Items, Kind, Link, Notes, Paragraph, Table
-from iree_gauntlet.reporting.outcome import exit_meaning
+from iree_gauntlet.reporting.figures import STYLES
 from iree_gauntlet.reporting.printing import printing
 
 if TYPE_CHECKING:
@@ -49,18 +49,19 @@ def print_document(
             _print(console, block)
             before = block
         _line(console, "")
+        _print(console, Notes(document.remarks))
         _line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
         if reports:
             _line(console, f"reports in {reports}")
-        code = document.exit_code
-        if code is not None:
-            _line(console, f"exit code {int(code)}: {exit_meaning(code)}", "bold red" if code else "bold green")
+        if document.ending:
+            _line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
 def _print(console: rich.console.Console, block: Block) -> None:
     match block:
         case Heading(text):
-            _line(console, text, "bold")
+            # What stands before a colon may be a verdict.
+            _line(console, text, STYLES.get(text.partition(":")[0], "bold"))
         case Paragraph(text):
             _line(console, _plain(text))
         case Items(items, most):

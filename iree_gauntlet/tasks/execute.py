@@ -14,9 +14,8 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
-from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
+from iree_gauntlet.reporting.report import append_to_step_summary, print_run, write_reports
 from iree_gauntlet.requests import Defaults, given, require_as_begun
 from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
@@ -143,7 +142,7 @@ def run(
     if brief:
         output.write(f"{headline(outcome)}; reports in {shown(run_dir)}\n")
     else:
-        print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
+        print_run(outcome, shown(run_dir), output.stream, environ=os.environ)
     if output.lost:
         sys.stderr.write(f"warning: standard output: {output.lost}; the run went on, see {shown(run_dir)}\n")
     # Last, so that a summary file that cannot be written hides no verdict.
