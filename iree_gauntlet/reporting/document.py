@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.figures import STYLES, duration, milliseconds, whole
+from iree_gauntlet.reporting.outcome import exit_meaning
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -113,9 +114,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The title of what follows."""
+    """The title of what follows; in a part of its own at level 3."""
 
     text: str
+    level: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +129,19 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, an item a line."""
+    """A list, an item a line; `most` is how many a terminal shows, 0 for all."""
 
     items: tuple[Text, ...]
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, as many as there are columns."""
+    """Rows of cells, as many as there are columns; `most` is how many a terminal shows, 0 for all."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ class Document:
         blocks: everything else, in reading order.
         details: what follows in files, where a terminal has no room for it.
         exit_code: of the command; None where it has not come to its end.
+        remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
     """
 
     title: str
@@ -177,3 +182,16 @@ class Document:
     blocks: tuple[Block, ...]
     details: tuple[Block, ...] = ()
     exit_code: ExitCode | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ending(self) -> str:
+        """`exit code 0: all as expected`; empty where the command has not come to its end."""
+        code = self.exit_code
+        return "" if code is None else f"exit code {int(code)}: {exit_meaning(code)}"
+
+    @property
+    def in_files(self) -> tuple[Block, ...]:
+        """All that files have below the answer."""
+        remarks = (Notes(self.remarks),) if self.remarks else ()
+        return (*remarks, *self.blocks, *self.details)

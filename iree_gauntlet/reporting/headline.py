@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from iree_gauntlet.reporting.outcome import RunOutcome
 
-__all__ = ["cache_line", "headline"]
+__all__ = ["cache_line", "headline", "version"]
 
 _ORDER = (
     Verdict.FAILED,
@@ -51,3 +53,10 @@ def cache_line(outcome: RunOutcome) -> str:
         parts.append(f"imports: {imports.hits} from cache, {imports.misses} made")
     parts.append(f"downloads: {downloads.hits} present, {downloads.misses} fetched")
     return "; ".join(parts)
+
+
+def version(toolchain: Mapping[str, Any], side: str) -> str | None:
+    """`3.12.0 at 1f2e3d4c5b6a`, of its compiler or runtime; None where it is not known."""
+    commit = str(toolchain.get(f"{side}_commit") or "")
+    told = str(toolchain.get(side) or "")
+    return f"{told}{f' at {commit[:12]}' if commit else ''}" if told else None

@@ -10,8 +10,10 @@ from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.junit_schema import schema_document
 from iree_gauntlet.reporting.matrix import matrix_outcome
+from iree_gauntlet.reporting.matrix_document import matrix_document
 from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reporting.matrix_markdown import matrix_markdown
+from iree_gauntlet.reporting.render_html import html_page
+from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.reporting.report_files import add_to_step_summary, write_report
 
 if TYPE_CHECKING:
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.matrix import MatrixIree, MatrixOutcome
 
-
 __all__ = ["MATRIX_REPORTS", "matrix_junit", "write_matrix_reports"]
 
-MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.json", "matrix.csv")
+MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
 _COUNTS = ("tests", "failures", "errors")
 
 
@@ -43,12 +44,13 @@ def write_matrix_reports(
         GauntletError: the record or a journal cannot be read, or the reports cannot be written.
     """
     outcome = matrix_outcome(folder)
-    markdown = matrix_markdown(outcome)
-    contents = (matrix_junit(outcome), markdown, matrix_json(outcome), matrix_csv(outcome))
+    document = matrix_document(outcome)
+    text = markdown(document)
+    contents = (matrix_junit(outcome), text, html_page(document), matrix_json(outcome), matrix_csv(outcome))
     for name, content in zip(MATRIX_REPORTS, contents, strict=True):
         write_report(folder / name, content, folder)
     if append_step_summary:
-        add_to_step_summary(environ, markdown)
+        add_to_step_summary(environ, text)
     return outcome
 
 

@@ -10,7 +10,7 @@ import rich.text
 
 from iree_gauntlet.reporting.cleaning import clean, one_line
 from iree_gauntlet.reporting.document import Code, Document, Heading, Items, Kind, Link, Notes, Paragraph, Table
-from iree_gauntlet.reporting.outcome import exit_meaning
+from iree_gauntlet.reporting.figures import STYLES
 from iree_gauntlet.reporting.printing import printing
 
 if TYPE_CHECKING:
@@ -43,29 +43,31 @@ def print_document(
         _line(console, document.title, "bold")
         before: Block | None = None
         for block in document.blocks:
-            # Tables and what has a heading stand apart.
-            if isinstance(block, Heading | Table) or isinstance(before, Table):
+            # Tables and what has a heading stand apart, a heading not from what it is of.
+            if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
                 _line(console, "")
             _print(console, block)
             before = block
         _line(console, "")
+        _print(console, Notes(document.remarks))
         _line(console, f"{one_line(document.answer, 400)}{facts}", "bold")
         if reports:
             _line(console, f"reports in {reports}")
-        code = document.exit_code
-        if code is not None:
-            _line(console, f"exit code {int(code)}: {exit_meaning(code)}", "bold red" if code else "bold green")
+        if document.ending:
+            _line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
 def _print(console: rich.console.Console, block: Block) -> None:
     match block:
         case Heading(text):
-            _line(console, text, "bold")
+            # What stands before a colon may be a verdict.
+            _line(console, text, STYLES.get(text.partition(":")[0], "bold"))
         case Paragraph(text):
             _line(console, _plain(text))
-        case Items(items):
-            for item in items:
+        case Items(items, most):
+            for item in items[: most or None]:
                 _line(console, f"  {_plain(item)}")
+            _rest(console, len(items), most)
         case Notes(lines):
             for line in lines:
                 _line(console, f"note: {one_line(line, 400)}", "yellow")
@@ -74,6 +76,12 @@ def _print(console: rich.console.Console, block: Block) -> None:
                 _line(console, f"    {line}")
         case Table():
             console.print(rich_table(block, console.width))
+            _rest(console, len(block.rows), block.most)
+
+
+def _rest(console: rich.console.Console, count: int, most: int) -> None:
+    if 0 < most < count:
+        _line(console, f"  and {count - most} more, in the reports")
 
 
 def _plain(text: Text) -> str:
@@ -83,7 +91,8 @@ def _plain(text: Text) -> str:
 
 def rich_table(table: Table, width: int) -> rich.table.Table:
     """A table for a console of so many columns."""
-    cells = [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows]
+    rows = table.rows[: table.most or None]
+    cells = [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in rows]
     needed = [
         _GAP + max(len(column.heading), *(min(len(row[index]), _most(column)) for row in cells), 0)
         for index, column in enumerate(table.columns)

@@ -23,7 +23,7 @@ def html_page(document: Document) -> str:
         autoescape=True, finalize=_cleaned, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string((files(__package__) / _TEMPLATE).read_text(encoding="utf-8"))
-    blocks = [(type(block).__name__, block) for block in (*document.blocks, *document.details)]
+    blocks = [(type(block).__name__, block) for block in document.in_files]
     return template.render(document=document, blocks=blocks) + "\n"
 
 

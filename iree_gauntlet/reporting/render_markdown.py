@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 
 __all__ = ["markdown"]
 
+_LONGEST = 1000
+
 
 def markdown(document: Document) -> str:
     """The whole document; ends with a newline."""
-    ended = () if document.exit_code is None else (f"exit code {int(document.exit_code)}",)
+    ended = (document.ending,) if document.ending else ()
     answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))
-    blocks = (_block(block) for block in (*document.blocks, *document.details))
+    blocks = (_block(block) for block in document.in_files)
     return "\n\n".join((f"# {escape(document.title)}", answer, *blocks)) + "\n"
 
 
 def _block(block: Block) -> str:
     match block:
-        case Heading(text):
-            return f"## {escape(text)}"
+        case Heading(text, level):
+            return f"{'#' * level} {escape(text)}"
         case Paragraph(text):
             return _text(text)
         case Items(items):
@@ -51,7 +53,8 @@ def _inline(part: str | Name | Link, *, first: bool) -> str:
         return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
     # Beside other parts, spaces at the ends count, and the beginning is not that of a line.
     before = "" if first else "!"
-    return escape(f"{before}{part}!")[len(before) : -1]
+    text = part if len(part) <= _LONGEST else f"{part[: _LONGEST - 1]}…"
+    return escape(f"{before}{text}!", 2 * _LONGEST)[len(before) : -1]
 
 
 def _cell(column: Column, cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.job_summary import (
@@ -15,8 +15,11 @@ from iree_gauntlet.reporting.job_summary import (
 )
 from iree_gauntlet.reporting.junit import junit_document
 from iree_gauntlet.reporting.outcome import outcome_of
+from iree_gauntlet.reporting.render_console import print_document
+from iree_gauntlet.reporting.render_html import html_page
+from iree_gauntlet.reporting.render_markdown import markdown
 from iree_gauntlet.reporting.report_files import STEP_SUMMARY, add_to_step_summary, write_report
-from iree_gauntlet.reporting.summary import summary_markdown
+from iree_gauntlet.reporting.summary import run_document
 from iree_gauntlet.reporting.summary_json import summary_json
 
 if TYPE_CHECKING:
@@ -25,13 +28,13 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reporting.outcome import RunOutcome
 
-__all__ = ["append_to_step_summary", "report_names", "write_job_summary", "write_reports"]
+__all__ = ["append_to_step_summary", "print_run", "report_names", "write_job_summary", "write_reports"]
 
-_REPORT_NAMES = ("junit.xml", "summary.md", "summary.json")
+_REPORT_NAMES = ("junit.xml", "summary.md", "summary.html", "summary.json")
 
 
 def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summary: bool = False) -> RunOutcome:
-    """Write `junit.xml`, `summary.md` and `summary.json` beside a run's journal.
+    """Write `junit.xml`, `summary.md`, `summary.html` and `summary.json` beside a run's journal.
 
     The same journal gives the same bytes each time.
 
@@ -46,12 +49,21 @@ def write_reports(run_dir: Path, *, environ: Mapping[str, str], append_step_summ
     with _uncollected():
         outcome = outcome_of(read_journal(run_dir / JOURNAL))
         # One after the other: of ten thousand cases each is large.
-        for name, document in zip(_REPORT_NAMES, (junit_document, summary_markdown, summary_json), strict=True):
-            write_report(run_dir / name, document(outcome), run_dir)
+        for name, content in zip(_REPORT_NAMES, _contents(outcome), strict=True):
+            write_report(run_dir / name, content, run_dir)
         write_job_summary(outcome, run_dir, run_dir)
     if append_step_summary:
         append_to_step_summary(outcome, environ)
     return outcome
+
+
+def _contents(outcome: RunOutcome) -> Iterator[str]:
+    """What stands in the reports, in the order of their names."""
+    document = run_document(outcome)
+    yield junit_document(outcome)
+    yield markdown(document)
+    yield html_page(document)
+    yield summary_json(outcome)
 
 
 @contextmanager
@@ -73,7 +85,23 @@ def append_to_step_summary(outcome: RunOutcome, environ: Mapping[str, str]) -> N
         GauntletError: it cannot be written.
     """
     if environ.get(STEP_SUMMARY):
-        add_to_step_summary(environ, summary_markdown(outcome))
+        add_to_step_summary(environ, markdown(run_document(outcome)))
+
+
+def print_run(
+    outcome: RunOutcome, run_dir: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None
+) -> None:
+    """Print the end of a run; what there is too much of is counted. Commands are never broken over lines.
+
+    Args:
+        outcome: what to print.
+        run_dir: the run's folder, as the user knows it.
+        stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
+        environ: the environment.
+        width: columns; None for the terminal's own, or 160 where there is none.
+    """
+    reports = f"{run_dir}: {', '.join(report_names(outcome))}"
+    print_document(run_document(outcome, run_dir), stream, reports, environ=environ, width=width)
 
 
 def report_names(outcome: RunOutcome) -> tuple[str, ...]:

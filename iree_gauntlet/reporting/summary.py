@@ -1,11 +1,11 @@
-"""`summary.md`: what a run came to, in tables, ready for a CI system's summary page.
+"""What people read of a run.
 
-Of a run with more than 200 chains (a suite of operators) it begins with what did not come out as expected, grouped by
-diagnostic, and its tables hold no more than that.
+Of a run with more than 200 chains (a suite of operators) its tables hold only what did not come out as expected.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
@@ -13,203 +13,212 @@ from iree_gauntlet.reporting.chain_figures import chain_figures
 from iree_gauntlet.reporting.cleaning import last_lines
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.diagnostic_groups import group_failures
+from iree_gauntlet.reporting.document import Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reporting.figures import byte_size, duration
-from iree_gauntlet.reporting.headline import cache_line, headline
-from iree_gauntlet.reporting.markdown import code, escape, fenced, shortened, table
-from iree_gauntlet.reporting.outcome import BAD_VERDICTS, exit_meaning
-from iree_gauntlet.reporting.speeds import speed_section
+from iree_gauntlet.reporting.headline import cache_line, headline, version
+from iree_gauntlet.reporting.outcome import BAD_VERDICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.reporting.outcome import ChainOutcome, RunOutcome
+    from iree_gauntlet.reporting.document import Block, Text
+    from iree_gauntlet.reporting.outcome import RunOutcome
     from iree_gauntlet.reporting.step_outcome import StepOutcome
 
-__all__ = ["STEP_SUMMARY_LIMIT", "append_step_summary", "summary_markdown"]
+__all__ = ["run_document"]
 
-# GitHub refuses a step's summary above 1 MiB as a whole:
-# docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
-STEP_SUMMARY_LIMIT = 1 << 20
-_SMALLEST_USEFUL = 4096
-_MOST_FAILURES = 200
-_MOST_ROWS = 500
-_MOST_GROUPS = 50
+# What files hold at most, and what of it a terminal shows.
+_MOST_FAILURES, _SHOWN_FAILURES = 200, 20
+_MOST_ROWS, _SHOWN_ROWS = 500, 60
+_MOST_GROUPS, _SHOWN_GROUPS = 50, 20
+_SHOWN_FINDINGS = 12
 _GROUPED_FROM = 20
-_CUT = "*Cut here: this page may not be longer. The whole summary is `summary.md` in the run's folder.*"
-
+_NAMED_STEPS = 8
 _COLUMNS = (
-    *("model", "submodel", "compile", "quality", "time ms (mean ± stdev)", "min", "golden"),
-    *("dispatches / limit", "bytes / limit", "verdict"),
+    Column("verdict", Kind.VERDICT),
+    Column("model", Kind.NAME),
+    Column("compile", Kind.DURATION, rank=3),
+    Column("time ms", Kind.NUMBER, rank=1),
+    Column("dispatches", Kind.NUMBER, rank=2),
+    Column("bytes", Kind.NUMBER, rank=4),
+    Column("quality", rank=5),
 )
-_RIGHT = frozenset({2, 4, 5, 7, 8})
+_TIME_COLUMNS = (
+    Column("model", Kind.NAME),
+    *(Column(title, Kind.NUMBER) for title in ("mean ± stdev ms", "min ms", "golden ms")),
+)
+_SPEED_COLUMNS = (
+    Column("model", Kind.NAME),
+    Column("samples/s", Kind.NUMBER),
+    Column("samples", Kind.NUMBER),
+    Column("in", Kind.DURATION),
+    *(Column(name, Kind.NUMBER, "ms") for name in ("p50", "p90", "p99")),
+    Column("tokens/s", Kind.NUMBER),
+)
+_GROUP_COLUMNS = (Column("cases", Kind.NUMBER), *(Column(title) for title in ("stage", "diagnostic", "for example")))
+_FACT_COLUMNS = (Column(""), Column("", Kind.NAME))
 
 
-def summary_markdown(outcome: RunOutcome) -> str:
-    """The summary of a run as GitHub-flavoured Markdown; ends with a newline."""
-    parts = [f"# IREE Gauntlet: {headline(outcome)}", _facts(outcome)]
-    parts += [f"> {escape(remark)}" for remark in outcome.remarks]
-    if not outcome.chains:
-        parts.append("No step was planned.")
-    failures = _failure_groups("What went wrong, by diagnostic", outcome.bad_steps) + _failures(outcome.bad_steps)
-    if outcome.many:
-        parts += failures
-    chains_of: dict[tuple[str, str], list[ChainOutcome]] = {}
-    for chain in outcome.chains:
-        chains_of.setdefault((chain.target, chain.sku), []).append(chain)
-    for target, chains in chains_of.items():
-        parts += _target_section(*target, chains, many=outcome.many)
-    parts += speed_section(outcome.steps)
-    if not outcome.many:
-        parts += failures
-    expected = [step for step in outcome.steps if step.verdict is Verdict.XFAILED]
-    if outcome.many:
-        parts += _failure_groups("Expected failures, by diagnostic", expected, least=1)
-    else:
-        parts += _grouped("Expected failures", [(step.reason, step) for step in expected])
-    parts += _grouped("Skipped", [(_why_skipped(step, outcome), step) for step in _skipped(outcome)])
-    parts += _grouped("Notes", [(note, step) for step in outcome.steps for note in step.notes])
-    parts += _environment(outcome)
-    return "\n\n".join(parts) + "\n"
+def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
+    """What went wrong and what to do about it, what was measured, and with what.
 
-
-def append_step_summary(path: Path, text: str) -> None:
-    """Append a summary to `$GITHUB_STEP_SUMMARY`, shortened to what GitHub takes.
-
-    The limit is one of the whole file, which earlier commands of the same CI step may have written to.
-    The file is the runner's, so it is appended to, not replaced; nothing is written where no room is left
-    for a useful part.
-
-    Raises:
-        OSError: the file cannot be written.
+    Args:
+        outcome: of the run.
+        folder: of the run, as the user knows it; None where the document lies in it.
     """
-    used = path.stat().st_size if path.exists() else 0
-    room = STEP_SUMMARY_LIMIT - used - 1
-    if room < _SMALLEST_USEFUL:
-        return
-    with path.open("ab") as stream:
-        stream.write(b"\n" * bool(used) + shortened(text, room, _CUT).encode())
+    bad = outcome.bad_steps
+    inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
+    blocks: list[Block] = []
+    if len(bad) >= _GROUPED_FROM:
+        blocks += _groups("What went wrong, by diagnostic", bad)
+    blocks += _failures("What went wrong", bad[:_SHOWN_FAILURES], folder)
+    if len(bad) > _SHOWN_FAILURES:
+        text = f"{len(bad) - _SHOWN_FAILURES} more went wrong; "
+        blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " have each of them.")))
+    blocks += [*_figures(outcome), Paragraph((cache_line(outcome),))]
+    blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
+    return Document(
+        f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
+        headline(outcome),
+        (),
+        tuple(blocks),
+        tuple(_details(outcome, folder)),
+        outcome.exit_code,
+        outcome.remarks,
+    )
 
 
-def _facts(outcome: RunOutcome) -> str:
-    code_number = int(outcome.exit_code)
-    facts = [
-        f"suite {code(outcome.suite)}" if outcome.suite else "",
-        f"run {code(outcome.run)}",
-        f"exit code {code_number} ({exit_meaning(outcome.exit_code)})",
-        f"{duration(outcome.seconds)}; IREE's tools ran for {duration(outcome.tool_seconds)} in all"
-        if outcome.tool_seconds
-        else duration(outcome.seconds),
-    ]
-    return f"{' · '.join(fact for fact in facts if fact)}\\\n{cache_line(outcome)}"
+def _details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
+    steps, many = outcome.steps, outcome.many
+    if not many:
+        yield from _times(outcome)
+    yield from _speeds(steps)
+    yield from _failures("What else went wrong", outcome.bad_steps[_SHOWN_FAILURES:_MOST_FAILURES], folder)
+    expected = [step for step in steps if step.verdict is Verdict.XFAILED]
+    if many:
+        yield from _groups("Expected failures, by diagnostic", expected)
+    else:
+        yield from _said("Expected failures", ((step.reason, step) for step in expected))
+    skipped = (step for step in steps if step.verdict is Verdict.SKIPPED)
+    yield from _said("Skipped", ((_why_skipped(step, many=many), step) for step in skipped))
+    yield from _said("Notes", ((note, step) for step in steps for note in step.notes))
+    yield Heading("Environment")
+    yield Table(_FACT_COLUMNS, tuple((name, str(value)) for name, value in _facts(outcome) if value))
 
 
-def _skipped(outcome: RunOutcome) -> list[StepOutcome]:
-    return [step for step in outcome.steps if step.verdict is Verdict.SKIPPED]
-
-
-def _why_skipped(step: StepOutcome, outcome: RunOutcome) -> str:
+def _why_skipped(step: StepOutcome, *, many: bool) -> str:
     if not step.behind:
         return step.reason
-    behind = "a step that" if outcome.many else f"{step.behind}, which"
-    return f"behind {behind} did not come out well"
+    return f"behind {'a step that' if many else f'{step.behind}, which'} did not come out well"
 
 
-def _target_section(target: str, sku: str, chains: list[ChainOutcome], *, many: bool) -> list[str]:
-    title = f"## {escape(target)}" + (f" ({escape(sku)})" if sku else "")
-    bad = [chain for chain in chains if chain.verdict in BAD_VERDICTS] if many else chains
-    left = len(chains) - len(bad[:_MOST_ROWS])
-    rest = [f"{left} more in `summary.json`, {len(chains) - len(bad)} of them as expected."] if left else []
-    if not bad:
-        return [title, f"All {len(chains)} as expected; each is in `summary.json`."]
+def _figures(outcome: RunOutcome) -> Iterator[Block]:
+    """A row for each chain; those that went wrong come first where a terminal has no room for all."""
+    chains, count = list(outcome.chains), len(outcome.chains)
+    if not chains:
+        yield Paragraph(("No step was planned.",))
+        return
+    if outcome.many:
+        chains = [chain for chain in chains if chain.verdict in BAD_VERDICTS]
+    elif count > _SHOWN_ROWS:
+        chains.sort(key=lambda chain: chain.verdict not in BAD_VERDICTS)
+    if not chains:
+        yield Paragraph((f"All {count} as expected; each is in ", Name("summary.json"), "."))
+        return
+    rows = tuple(
+        (own.verdict, chain.id, own.compile_cell, own.time_cell, own.dispatches_cell, own.size_cell, own.quality_cell)
+        for chain in chains[: _MOST_ROWS if outcome.many else None]
+        for own in (chain_figures(chain),)
+    )
+    yield Heading("Figures")
+    yield Table(_COLUMNS, rows, _SHOWN_ROWS)
+    if outcome.many and count > len(rows):
+        as_expected = f", {count - len(chains)} of them as expected."
+        yield Paragraph((f"{count - len(rows)} more in ", Name("summary.json"), as_expected))
+
+
+def _times(outcome: RunOutcome) -> Iterator[Block]:
+    found = ((chain.id, chain_figures(chain)) for chain in outcome.chains)
+    rows = tuple((name, own.time_cell, own.least_time_cell, own.golden_time_cell) for name, own in found if own.samples)
+    if rows:
+        yield Heading("Times")
+        yield Table(_TIME_COLUMNS, rows)
+
+
+def _speeds(steps: Iterable[StepOutcome]) -> Iterator[Block]:
+    """Of benchmarks that push inputs again and again from the host."""
     rows = []
-    for chain in bad[:_MOST_ROWS] if many else bad:
-        figures = chain_figures(chain)
-        verdict = escape(figures.verdict)
-        rows.append(
-            [
-                *(escape(chain.model), escape(chain.submodel), figures.compile_cell),
-                *(escape(figures.quality_cell), figures.time_cell, figures.least_time_cell),
-                *(escape(figures.golden_time_cell), figures.dispatches_cell, figures.size_cell),
-                f"**{verdict}**" if chain.verdict in BAD_VERDICTS else verdict,
-            ]
-        )
-    return [title, table(_COLUMNS, rows, _RIGHT), *(rest if many else [])]
+    for step in steps:
+        found = step.statistics
+        if {"samples_per_sec", "total_samples", "total_s", "latency_ms"} <= found.keys():
+            tokens = f"{float(found['tokens_per_sec']):.1f}" if "tokens_per_sec" in found else None
+            latencies = (float(found["latency_ms"][name]) for name in ("p50", "p90", "p99"))
+            speed, total = f"{float(found['samples_per_sec']):.2f}", float(found["total_samples"])
+            rows.append((step.chain, speed, total, float(found["total_s"]), *latencies, tokens))
+    if rows:
+        yield Heading("Speed")
+        yield Table(_SPEED_COLUMNS, tuple(rows))
 
 
-def _failure_groups(title: str, steps: Sequence[StepOutcome], *, least: int = _GROUPED_FROM) -> list[str]:
-    """A section that says what steps failed of, the most frequent first; nothing for fewer steps than `least`."""
-    if len(steps) < least:
-        return []
+def _groups(title: str, steps: Sequence[StepOutcome]) -> Iterator[Block]:
+    """What steps failed of, the most frequent first."""
     groups = group_failures((step.chain, step.name, step.reason) for step in steps)
-    rows = [
-        (
-            *(str(group.count), escape(group.stage), escape(group.text)),
-            ", ".join(map(escape, group.examples[:2])) + (", …" if group.count > 2 else ""),
-        )
+    if not groups:
+        return
+    rows = tuple(
+        (float(group.count), group.stage, group.text, ", ".join(group.examples[:2]) + ", …" * (group.count > 2))
         for group in groups[:_MOST_GROUPS]
-    ]
-    left = groups[_MOST_GROUPS:]
-    rest = [f"and {len(left)} more kinds, of {sum(group.count for group in left)} steps"] if left else []
-    return [f"## {title}", table(("cases", "stage", "diagnostic", "for example"), rows, frozenset({0})), *rest]
+    )
+    yield Heading(title)
+    yield Table(_GROUP_COLUMNS, rows, _SHOWN_GROUPS)
+    if left := groups[_MOST_GROUPS:]:
+        yield Paragraph((f"and {len(left)} more kinds, of {sum(group.count for group in left)} steps",))
 
 
-def _failures(steps: Sequence[StepOutcome]) -> list[str]:
-    if not steps:
-        return []
-    parts = ["## What went wrong"]
-    for step in steps[:_MOST_FAILURES]:
-        parts.append(f"### {step.verdict}: {escape(step.title)}")
-        parts.append(escape(step.reason, 1000))
-        found = finding_lines(step)
-        if found:
-            parts.append("\n".join(f"- {escape(line, 1000)}" for line in found))
-        tail = last_lines(step.tail)
-        if tail:
-            parts.append(fenced("\n".join(tail)))
+def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> Iterator[Block]:
+    if steps:
+        yield Heading(title)
+    for step in steps:
+        yield Heading(f"{step.verdict}: {step.title}", 3)
+        yield Paragraph((step.reason,))
+        if found := finding_lines(step):
+            yield Items(tuple((line,) for line in found), _SHOWN_FINDINGS)
+        if tail := last_lines(step.tail):
+            yield Code("\n".join(tail))
         if step.ran:
-            parts += ["Reproduce:", fenced(step.command, "sh")]
+            yield Paragraph(("Reproduce:",))
+            yield Code(step.command, "sh")
         where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
-        links = [
-            f"full log {code(step.log)}" if step.log else "",
-            f"written in {code(where)}" if where else "",
-        ]
-        if any(links):
-            parts.append(" · ".join(link for link in links if link))
-    if len(steps) > _MOST_FAILURES:
-        more = len(steps) - _MOST_FAILURES
-        parts.append(f"*{more} more went wrong; `junit.xml` and `summary.json` have each of them.*")
-    return parts
+        log: Text = ("full log ", Name(str((folder or Path()) / step.log))) if step.log else ()
+        written: Text = ("written in ", Name(where)) if where else ()
+        if log or written:
+            yield Paragraph((*log, *([" · "] if log and written else []), *written))
 
 
-def _grouped(title: str, said: list[tuple[str, StepOutcome]]) -> list[str]:
+def _said(title: str, said: Iterable[tuple[str, StepOutcome]]) -> Iterator[Block]:
     """What is said of several steps in the same words, said once."""
-    if not said:
-        return []
-    steps_of: dict[str, list[StepOutcome]] = {}
+    steps_of: dict[str, list[str]] = {}
     for text, step in said:
-        steps_of.setdefault(text, []).append(step)
-    lines = []
-    for text, steps in steps_of.items():
-        names = ", ".join(escape(step.title) for step in steps[:8])
-        more = f" and {len(steps) - 8} more" if len(steps) > 8 else ""
-        lines.append(f"- {escape(text)}: {names}{more}")
-    return [f"## {title}", "\n".join(lines)]
+        steps_of.setdefault(text, []).append(step.title)
+    if not steps_of:
+        return
+    yield Heading(title)
+    more = {text: f" and {len(names) - _NAMED_STEPS} more" for text, names in steps_of.items() if names[_NAMED_STEPS:]}
+    yield Items(
+        tuple((f"{text}: {', '.join(names[:_NAMED_STEPS])}{more.get(text, '')}",) for text, names in steps_of.items())
+    )
 
 
-def _environment(outcome: RunOutcome) -> list[str]:
+def _facts(outcome: RunOutcome) -> tuple[tuple[str, object], ...]:
     toolchain, machine = outcome.toolchain, outcome.machine
-
-    def version(name: str) -> str:
-        commit = str(toolchain.get(f"{name}_commit") or "")
-        return f"{toolchain.get(name) or 'unknown'}{f' at {commit[:12]}' if commit else ''}"
-
     memory = machine.get("memory_bytes")
-    rows = [
-        ("compiler", version("compiler")),
-        ("runtime", version("runtime")),
+    targets = dict.fromkeys(f"{chain.target} ({chain.sku})" if chain.sku else chain.target for chain in outcome.chains)
+    return (
+        ("compiler", version(toolchain, "compiler") or "unknown"),
+        ("runtime", version(toolchain, "runtime") or "unknown"),
         ("toolchain", toolchain.get("source")),
         ("gauntlet", outcome.version),
+        ("targets", ", ".join(targets)),
         ("host", machine.get("host")),
         ("CPU", machine.get("cpu")),
         ("cores", machine.get("cores")),
@@ -218,8 +227,4 @@ def _environment(outcome: RunOutcome) -> list[str]:
         ("Python", machine.get("python")),
         ("command", outcome.command),
         ("started", outcome.started),
-    ]
-    return [
-        "## Environment",
-        table(("", ""), [(name, code(str(value))) for name, value in rows if value not in (None, "")]),
-    ]
+    )

@@ -23,9 +23,8 @@ from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reporting.figures import whole
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.printing import write_text
-from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.reporting.report import print_run, write_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.plan import Plan
@@ -155,7 +154,7 @@ def _steps(session: BenchSession, engine: Engine, journal: Journal, progress: Pr
 def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
     """Reports, the entry of perf.json, and what was measured."""
     outcome = write_reports(run_dir, environ=os.environ)
-    print_final(outcome, shown(run_dir), output.stream, environ=os.environ)
+    print_run(outcome, shown(run_dir), output.stream, environ=os.environ)
     chain = session.chain
     record = read_journal(run_dir / JOURNAL)
     lines = result_lines(record, chain, session.build)

@@ -2,7 +2,7 @@
 
 <matrix>/matrix.jsonl              the record (`reporting/matrix_record.py` describes it)
 <matrix>/<label>/journal.jsonl     one run for each IREE, with its own reports
-<matrix>/matrix.md, .json, .csv, junit.xml
+<matrix>/matrix.md, .html, .json, .csv, junit.xml
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.reporting.matrix_document import matrix_document
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
-from iree_gauntlet.reporting.matrix_text import print_matrix
+from iree_gauntlet.reporting.render_console import print_document
 from iree_gauntlet.requests import Defaults, FolderRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.run_folder import asked_folder, is_begun, make_folder
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.reporting.matrix import MatrixOutcome
     from iree_gauntlet.reporting.matrix_record import MatrixRecord
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.running.workbench import Workbench
@@ -76,7 +78,7 @@ def matrix(irees: Sequence[str], request: RunRequest) -> ExitCode:
             log.write("matrix", _opening(folder, asked, chosen.selection.name))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         outcome = write_matrix_reports(folder, environ=os.environ)
-        print_matrix(outcome, shown(folder), MATRIX_REPORTS, output.stream, environ=os.environ)
+        _print(outcome, folder, output.stream)
         # Last, so that a summary file that cannot be written hides no verdict.
         write_matrix_reports(folder, environ=os.environ, append_step_summary=True)
     return outcome.exit_code
@@ -89,8 +91,13 @@ def report_matrix(folder: Path) -> ExitCode:
         GauntletError: its record cannot be read.
     """
     outcome = write_matrix_reports(folder, environ=os.environ)
-    print_matrix(outcome, shown(folder), MATRIX_REPORTS, sys.stdout, environ=os.environ)
+    _print(outcome, folder, sys.stdout)
     return outcome.exit_code
+
+
+def _print(outcome: MatrixOutcome, folder: Path, stream: TextIO) -> None:
+    reports = f"{shown(folder)}: {', '.join(MATRIX_REPORTS)}"
+    print_document(matrix_document(outcome), stream, reports, environ=os.environ)
 
 
 class _Runs:

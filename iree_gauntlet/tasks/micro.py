@@ -14,9 +14,8 @@ from iree_gauntlet.micro.configuration import overridden, read_micro_config
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.micro.refused_recipes import REFUSED
 from iree_gauntlet.micro.registry import CUSTOM
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.printing import write_text
-from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.reporting.report import print_run, write_reports
 from iree_gauntlet.running.workbench import open_workbench
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
@@ -76,7 +75,7 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
 def _report(run: MicroRun, output: Output) -> ExitCode:
     """Reports, tables and files of results."""
     outcome = write_reports(run.run_dir, environ=os.environ)
-    print_final(outcome, shown(run.run_dir), output.stream, environ=os.environ)
+    print_run(outcome, shown(run.run_dir), output.stream, environ=os.environ)
     write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
     write_reports(run.run_dir, environ=os.environ, append_step_summary=True)
     return ExitCode(int(outcome.exit_code))

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
-from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
+from iree_gauntlet.reporting.report import append_to_step_summary, print_run, write_reports
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.output import Output, open_progress
 
@@ -45,7 +44,7 @@ class ConsolePresenter:
         if brief:
             self.line(f"{headline(outcome)}; reports in {shown(folder)}")
         else:
-            print_final(outcome, shown(folder), self._output.stream, environ=os.environ)
+            print_run(outcome, shown(folder), self._output.stream, environ=os.environ)
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
             sys.stderr.write(f"warning: {lost}\n")

@@ -16,10 +16,9 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
 from iree_gauntlet.reporting.merged_runs import merged
-from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.reporting.report import print_run, write_reports
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.bisect import report_bisection
 from iree_gauntlet.tasks.matrix import report_matrix
@@ -91,7 +90,7 @@ def _newest() -> Path:
 
 def _run(folder: Path) -> ExitCode:
     outcome = write_reports(folder, environ=os.environ)
-    print_final(outcome, shown(folder), sys.stdout, environ=os.environ)
+    print_run(outcome, shown(folder), sys.stdout, environ=os.environ)
     record = read_journal(folder / JOURNAL)
     if record.runs and "micro" in record.runs[-1]:
         write_micro_reports(record, folder, sys.stdout)

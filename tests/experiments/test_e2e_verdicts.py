@@ -144,10 +144,8 @@ def test_wrong_numbers_fail_with_figures_and_a_command_that_shows_it(project: Pr
     assert output["max_abs_error"] > 8
     assert np.load(output["actual_path"]).shape == (4,)
     # What is printed can be pasted.
-    line = next(line for line in done.out.splitlines() if line.strip().startswith("reproduce:"))
-    pasted = subprocess.run(
-        ["bash", "-c", line.partition("reproduce:")[2]], capture_output=True, text=True, check=False
-    )
+    command = done.out.partition("\nReproduce:\n")[2].partition("\n")[0]
+    pasted = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert pasted.returncode == 1
     assert "[FAILED] result[0]" in pasted.stdout
     # A benchmark says how fast a model is, right or wrong.
@@ -260,7 +258,7 @@ def test_the_step_summary_of_github_is_appended_to(project: Project, monkeypatch
     assert project.gauntlet("run", "--stages", "compile").code == 0
     text = summary.read_text()
     assert text.startswith("before\n")
-    assert "| toy | abs |" in text
+    assert "| `toy/abs@cpu` |" in text
 
 
 def test_summary_json_holds_the_figures(project: Project) -> None:

@@ -182,7 +182,7 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons
     # Nothing was started that could be started again.
-    assert "reproduce:" not in done.out
+    assert "Reproduce:" not in done.out
     errors = ET.parse(project.newest / "junit.xml").iterfind(".//testcase/error")
     assert sorted(error.get("message", "") for error in errors) == sorted(reasons.values())
     # What `lint` finds it finds as before; a tool's flags are known with a toolchain.

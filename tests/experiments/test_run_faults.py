@@ -378,7 +378,7 @@ def test_only_what_was_started_can_be_reproduced(
     assert done.code == 3
     assert done.out.count("is not a folder") >= 2
     assert "no regression spec defines toy/lonely" in done.out
-    assert "reproduce:" not in done.out
+    assert "Reproduce:" not in done.out
     texts = [(project.newest / name).read_text().lower() for name in ("summary.md", "junit.xml")]
     assert [text for text in texts if "reproduce:" in text] == []
 

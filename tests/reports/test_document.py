@@ -102,11 +102,22 @@ def test_on_a_terminal_the_answer_comes_last() -> None:
     ]
 
 
+def test_a_terminal_shows_the_first_of_many_and_counts_the_rest() -> None:
+    table = Table((Column("n", Kind.NUMBER),), ((1.0,), (2.0,), (3.0,)), 2)
+    document = Document("T", "done", (), (Heading("Many"), Items((("a",), ("b",)), 1), Heading("Rows", 3), table))
+    assert printed(document)[3:11] == [
+        *("Many", "  a", "  and 1 more, in the reports", "", "Rows", "n", "1", "2"),
+    ]
+    assert "  and 1 more, in the reports" in printed(document)[11:]
+    assert all(text in markdown(document) for text in ("- b", "### Rows", "| 3 |"))
+    assert lxml.html.fromstring(html_page(document)).findtext(".//h3") == "Rows"
+
+
 def test_as_markdown() -> None:
     assert markdown(DOCUMENT).splitlines() == [
         "# Bisect",
         "",
-        "**first bad: b3** · exact · 2 of 2 tried · exit code 0",
+        "**first bad: b3** · exact · 2 of 2 tried · exit code 0: all as expected",
         "",
         "| model | like | time ms | dispatches | took | share | remarks |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
@@ -130,10 +141,26 @@ def test_as_markdown() -> None:
     ]
 
 
+def test_a_long_text_says_that_it_was_cut() -> None:
+    text = markdown(Document("T", "done", (), (Paragraph(("a" * 600,)), Paragraph(("b" * 2000,)))))
+    assert "a" * 600 + "\n" in text
+    assert "b" * 999 + "…\n" in text
+
+
+def test_remarks_stand_below_the_answer_in_files_and_above_it_on_a_terminal() -> None:
+    document = Document("T", "done", (), (Paragraph(("all of it",)),), remarks=("killed",))
+    assert printed(document) == ["", "T", "all of it", "", "note: killed", "done", "reports in runs/x: x.md"]
+    assert markdown(document).split("\n\n")[1:] == ["**done**", "> killed", "all of it\n"]
+    assert html_page(document).index("killed") < html_page(document).index("all of it")
+
+
 def test_as_a_page() -> None:
     page = lxml.html.fromstring(html_page(DOCUMENT))
     assert page.findtext(".//h1") == "Bisect"
-    assert page.find(".//p[@class='answer']").text_content() == "first bad: b3 · exact · 2 of 2 tried · exit code 0"
+    assert (
+        page.find(".//p[@class='answer']").text_content()
+        == "first bad: b3 · exact · 2 of 2 tried · exit code 0: all as expected"
+    )
     assert [item.text_content() for item in page.findall(".//li")] == ["first", "then b"]
     assert [cell.text_content() for cell in page.findall(".//th")] == [column.heading for column in COLUMNS]
     rows = [[cell.text_content() for cell in row] for row in page.findall(".//tbody/tr")]

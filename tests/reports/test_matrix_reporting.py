@@ -4,8 +4,7 @@ import csv
 import io
 import json
 import math
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -18,19 +17,23 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reporting.matrix import MatrixOutcome, matrix_outcome
 from iree_gauntlet.reporting.matrix_cells import MatrixCell
 from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
+from iree_gauntlet.reporting.matrix_document import matrix_document
 from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reporting.matrix_markdown import matrix_markdown
 from iree_gauntlet.reporting.matrix_marks import FIGURES, figure_cells, ratio_text
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, matrix_junit, write_matrix_reports
-from iree_gauntlet.reporting.matrix_text import print_matrix
+from iree_gauntlet.reporting.render_console import print_document
+from iree_gauntlet.reporting.render_markdown import markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.matrix_builder import chain, compile_result, failed, four_releases, release_run, write_record
 from tests.support.places import DATA
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def printed(matrix: MatrixOutcome) -> str:
+
+def printed(matrix: MatrixOutcome, width: int | None = None) -> str:
     stream = io.StringIO()
-    print_matrix(matrix, Path("runs/m"), MATRIX_REPORTS, stream, environ={})
+    print_document(matrix_document(matrix), stream, "runs/m", environ={}, width=width)
     return stream.getvalue()
 
 
@@ -91,18 +94,20 @@ def test_the_worst_exit_code_wins_and_each_iree_has_its_line(matrix: MatrixOutco
     assert matrix.exit_code is ExitCode.FAILED
     text = printed(matrix)
     lines = text.splitlines()
-    assert "3.9.0   1 failed, 11 passed" in lines
-    assert "3.12.0  12 passed" in lines
+    results = [" ".join(line.split()) for line in lines]
+    assert "3.9.0 1 failed, 11 passed 1 3.9.0rc1 3.9.0rc1 3.9.0" in results
+    assert "3.12.0 12 passed 0 3.12.0rc1 3.12.0rc1 3.12.0" in results
+    assert lines[-3].startswith("2 of 4 IREEs as expected")
     assert lines[-1] == "exit code 1: something failed"
     assert text.index("What changed") < text.index("verdict") < text.index("one IREE after the other")
 
 
 def test_the_table_fits_into_120_columns(matrix: MatrixOutcome) -> None:
-    lines = printed(matrix).splitlines()
-    table = lines[lines.index("m/l3@cpu") - 1 : next(i for i, line in enumerate(lines) if line.startswith("×"))]
+    lines = printed(matrix, 120).splitlines()
+    table = lines[lines.index("Figures") + 1 : next(i for i, line in enumerate(lines) if line.startswith("×")) - 1]
     assert max(map(len, table)) <= 120
-    assert all(name in table[0] for name in ("verdict", "memory MB", "time ms", "dispatches"))
-    assert len(table) == 1 + 4 * (1 + 4)
+    assert all(name in table[0] for name in ("verdict", "time ms", "dispatches"))
+    assert len(table) == 1 + 4 * 4
 
 
 def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Path) -> None:
@@ -112,15 +117,15 @@ def test_a_table_of_many_models_shows_those_that_do_not_work_first(tmp_path: Pat
         "b": release_run("b", **{**chains, "n099": failed("compile", "no")}),
     }
     text = printed(matrix_outcome(write_record(tmp_path, runs)))
-    assert "m/n099@cpu\n" in text
-    assert "and 20 more models, in runs/m/matrix.md" in text
+    assert text.index("m/n099@cpu  a") < text.index("m/n000@cpu  a")
+    assert "and 40 more, in the reports" in text
     many = {name: chain(dispatches=1) for name in chains}
     runs["b"] = release_run("b", **many)
-    assert "and 88 more, in runs/m/matrix.md" in printed(matrix_outcome(write_record(tmp_path, runs)))
+    assert "and 88 more, in the reports" in printed(matrix_outcome(write_record(tmp_path, runs)))
 
 
 def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
-    text = matrix_markdown(matrix)
+    text = markdown(matrix_document(matrix))
     html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert html.count("<table>") == 3
     # Every row of every table has as many cells as its header, whatever a reason holds.
@@ -132,6 +137,14 @@ def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
     assert "gauntlet compare A B" in text
     assert "- `3.5.0: m/rec@cpu`: failed: compile: error: large vector sizes" in text
     assert text.endswith("\n")
+
+
+def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
+    write_matrix_reports(four_releases(tmp_path / "m"), environ={})
+    page = etree.HTML((tmp_path / "m" / "matrix.html").read_text())
+    assert [len(table.xpath("tbody/tr")) for table in page.iter("table")] == [4, 16, 4]
+    assert page.xpath("count(//td[contains(@class, 'failed')])") == 6
+    assert "Newly failing" in page.xpath("//h3/text()")
 
 
 def test_json_is_what_its_schema_says(matrix: MatrixOutcome) -> None:
@@ -197,7 +210,7 @@ def test_one_that_cannot_be_had_is_an_error_and_the_others_count(tmp_path: Path)
     assert matrix.base == "3.99"
     assert mean_ratios(matrix) == []
     text = printed(matrix)
-    assert "3.99    there is no IREE 3.99" in text
+    assert "note: 3.99: there is no IREE 3.99" in text
     assert "Nearest: 3.13.0." in text
     assert "What changed" not in text
 
@@ -234,7 +247,7 @@ def test_one_that_was_killed_shows_what_it_had_done(tmp_path: Path) -> None:
     assert cells["m/y@cpu"].dispatch_count == 55
     # That it was killed is no failure of the compiler.
     assert texts(matrix, ChangeKind.FAILING) == []
-    assert "b: the journal has no end" in matrix_markdown(matrix)
+    assert "b: the journal has no end" in markdown(matrix_document(matrix))
 
 
 @pytest.mark.parametrize(("interrupted", "code"), [(True, ExitCode.INTERRUPTED), (False, ExitCode.ERROR)])
@@ -367,7 +380,7 @@ def test_there_is_no_record(tmp_path: Path) -> None:
     matrix = matrix_outcome(tmp_path)
     assert matrix.exit_code is ExitCode.ERROR
     assert "its first line is missing" in printed(matrix)
-    assert matrix_markdown(matrix)
+    assert markdown(matrix_document(matrix))
     assert matrix_csv(matrix) == ""
     etree.fromstring(matrix_junit(matrix).encode())
 

@@ -9,10 +9,10 @@ import pytest
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.live_progress import LiveProgress
 from iree_gauntlet.reporting.outcome import outcome_of
 from iree_gauntlet.reporting.plain_progress import PlainProgress
+from iree_gauntlet.reporting.report import print_run
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.tasks.output import open_progress
 from tests.support.clocks import Clock
@@ -52,7 +52,7 @@ def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = N
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
     outcome = outcome_of(read_journal(builder.write(folder / RUN) / "journal.jsonl"))
     environ = options.pop("environ", {"TERM": "xterm"})
-    print_final(outcome, Path("runs") / RUN, stream, environ=environ, **options)
+    print_run(outcome, Path("runs") / RUN, stream, environ=environ, **options)
     return stream.getvalue()
 
 
@@ -196,7 +196,7 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     console.close()
     assert raw.getvalue() == b"9.10 ? 0.12 ? 2 ? ?\n"
     outcome = outcome_of(read_journal(every_verdict().write(tmp_path / RUN) / "journal.jsonl"))
-    print_final(outcome, tmp_path, stream, environ={})
+    print_run(outcome, tmp_path, stream, environ={})
     assert b"exit code 3" in raw.getvalue()
 
 
@@ -334,27 +334,30 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
     text = printed(every_verdict(), tmp_path, io.StringIO())
     assert "\x1b" not in text
     lines = text.splitlines()
-    at = lines.index("failed  ocr/detector@cpu benchmark: time (mean) is 25.3 % over its limit")
-    assert lines[at + 1 : at + 5] == [
+    at = lines.index("failed: ocr/detector@cpu benchmark")
+    assert lines[at + 1 : at + 7] == [
+        "time (mean) is 25.3 % over its limit",
         (
-            "    time (mean): 12.40 ms is over 9.90 ms (golden 9.00 ms × 1.1) by 2.50 ms, +25.3 %;"
+            "  time (mean): 12.40 ms is over 9.90 ms (golden 9.00 ms × 1.1) by 2.50 ms, +25.3 %;"
             " specs/b.json: golden_time_ms.mi300"
         ),
-        "    dispatches: 130 is over golden 126 by 4, +3.2 %",
+        "  dispatches: 130 is over golden 126 by 4, +3.2 %",
+        "Reproduce:",
+        "    cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module --device=local-task --module=m.vmfb",
         (
-            "    reproduce: cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module"
-            " --device=local-task --module=m.vmfb"
+            f"full log runs/{RUN}/steps/ocr/detector@cpu/benchmark/stderr.txt"
+            " · written in specs/regression_tests/ocr/detector.json"
         ),
-        f"    full log:  runs/{RUN}/steps/ocr/detector@cpu/benchmark/stderr.txt",
     ]
-    assert lines[-5:] == [
+    assert lines[-6:] == [
+        "compiles: 2 from cache, 5 made; downloads: 1 present, 1 fetched",
+        "time: 90.5 s; IREE's tools ran for 89.5 s in all",
+        "",
         (
             "2 failed, 2 errors, 1 unexpected pass, 1 inconclusive, 8 passed, 1 expected failure,"
             " 3 skipped (2 behind a failure)"
         ),
-        "compiles: 2 from cache, 5 made; downloads: 1 present, 1 fetched",
-        f"reports in runs/{RUN}: junit.xml, summary.md, summary.json",
-        "time: 90.5 s; IREE's tools ran for 89.5 s in all",
+        f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 3: an error kept something from being judged",
     ]
 
@@ -367,13 +370,17 @@ def test_a_green_run_ends_in_its_table(tmp_path: Path) -> None:
     builder.end(seconds=1.0)
     assert printed(builder, tmp_path, io.StringIO()).splitlines() == [
         "",
+        f"IREE Gauntlet: suite cpu, run {RUN}",
+        "",
+        "Figures",
         "verdict  model        compile  time ms  dispatches  bytes  quality",
         "passed   ocr/cls@cpu   cached        –          76      –  –",
         "",
-        "1 passed",
         "compiles: 1 from cache, 0 made; downloads: 0 present, 0 fetched",
-        f"reports in runs/{RUN}: junit.xml, summary.md, summary.json",
         "time: 1.00 s; IREE's tools ran for 1.25 s in all",
+        "",
+        "1 passed",
+        f"reports in runs/{RUN}: junit.xml, summary.md, summary.html, summary.json",
         "exit code 0: all as expected",
     ]
 
@@ -422,9 +429,9 @@ def test_many_failures_are_bounded_and_counted(tmp_path: Path) -> None:
         )
     builder.end(1)
     text = printed(builder, tmp_path, io.StringIO())
-    assert f"and 80 more, all of them in runs/{RUN}/summary.md" in text
-    assert f"and 90 more, all of them in runs/{RUN}/summary.md" in text
-    assert text.count("reproduce:") == 20
-    assert "    | line 80\n" in text
-    assert "    | line 79\n" not in text
+    assert "80 more went wrong; junit.xml and summary.json have each of them." in text
+    assert "  and 90 more, in the reports" in text
+    assert text.count("Reproduce:") == 20
+    assert "    line 80\n" in text
+    assert "    line 79\n" not in text
     assert len(text.splitlines()) < 20 * 40 + 100

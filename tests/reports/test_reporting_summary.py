@@ -5,6 +5,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+import lxml.html
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.reporting import markdown
 from iree_gauntlet.reporting.cleaning import one_line
 from iree_gauntlet.reporting.report import write_reports
-from iree_gauntlet.reporting.summary import STEP_SUMMARY_LIMIT, append_step_summary
+from iree_gauntlet.reporting.report_files import STEP_SUMMARY_LIMIT, append_step_summary
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.places import DATA
 
@@ -49,7 +50,7 @@ def test_the_summary_is_what_it_was(tmp_path: Path) -> None:
     assert summary_of(every_verdict(), tmp_path) == (DATA / "summary.md").read_text(encoding="utf-8")
 
 
-def test_a_table_for_each_target(tmp_path: Path) -> None:
+def test_chains_and_facts_name_each_target(tmp_path: Path) -> None:
     builder = JournalBuilder()
     for target, sku in (("cpu", ""), ("rocm-gfx942", "mi300")):
         builder.step("clip", "text", "compile", target=target, sku=sku)
@@ -58,8 +59,8 @@ def test_a_table_for_each_target(tmp_path: Path) -> None:
         builder.result(step["id"])
     builder.end()
     text = summary_of(builder, tmp_path)
-    assert "\n## cpu\n" in text
-    assert "\n## rocm-gfx942 (mi300)\n" in text
+    assert all(f"`clip/text@{target}`" in text for target in ("cpu", "rocm-gfx942"))
+    assert "| targets | `cpu, rocm-gfx942 (mi300)` |" in text
 
 
 def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> None:
@@ -79,9 +80,12 @@ def test_the_table_holds_the_figures_against_their_goldens(tmp_path: Path) -> No
     builder.result(benchmark, samples=samples(9.0, 9.1, 9.2), checks=checks)
     builder.end()
     text = summary_of(builder, tmp_path)
-    assert cells(text.partition("## cpu")[2].partition("##")[0])[1] == [
-        *("clip", "text", "8.20 s", "max error 5e-05 (atol 0.0001)", "9.10 ± 0.10", "9.00"),
-        *("9.00 (limit 9.90, mean)", "55 / 55", "1,000,000 / 1,100,000", "passed"),
+    assert cells(text.partition("## Figures")[2].partition("compiles:")[0])[1] == [
+        *("passed", "clip/text@cpu", "8.20 s", "9.10 ± 0.10", "55 / 55", "1,000,000 / 1,100,000"),
+        "max error 5e-05 (atol 0.0001)",
+    ]
+    assert cells(text.partition("## Times")[2].partition("##")[0])[1] == [
+        *("clip/text@cpu", "9.10 ± 0.10", "9.00", "9.00 (limit 9.90, mean)"),
     ]
 
 
@@ -92,7 +96,8 @@ def test_remarks_of_a_killed_run_stand_at_the_top(tmp_path: Path) -> None:
     builder.begin()
     text = summary_of(builder, tmp_path)
     assert "> the journal has no end: the run was killed, or is still under way" in text
-    assert text.startswith("# IREE Gauntlet: 1 error\n")
+    assert text.split("\n\n")[1].startswith("**1 error** · exit code 3")
+    assert text.split("\n\n")[2].startswith("> the journal has no end")
 
 
 def test_a_run_without_steps(tmp_path: Path) -> None:
@@ -100,8 +105,7 @@ def test_a_run_without_steps(tmp_path: Path) -> None:
     builder.begin()
     builder.end(5)
     text = summary_of(builder, tmp_path)
-    assert text.startswith("# IREE Gauntlet: nothing ran\n")
-    assert "exit code 5 (nothing selected)" in text
+    assert text.split("\n\n")[1] == "**nothing ran** · exit code 5: nothing selected"
 
 
 @given(st.one_of(spiky, anything))
@@ -189,7 +193,7 @@ def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
     folders = [every_verdict().write(tmp_path / name / RUN) for name in ("a", "b")]
     for folder in folders:
         write_reports(folder, environ={})
-    names = ("junit.xml", "summary.md", "summary.json")
+    names = ("junit.xml", "summary.md", "summary.html", "summary.json")
     first, second = ([(folder / name).read_bytes() for name in names] for folder in folders)
     assert first == second
     write_reports(folders[0], environ={})
@@ -279,3 +283,14 @@ def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, mo
         write_reports(folder, environ={})
     assert "report" in caught.value.hint
     assert (folder / "junit.xml").read_bytes() == before
+
+
+def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
+    summary = summary_of(every_verdict(), tmp_path)
+    page = lxml.html.fromstring((tmp_path / RUN / "summary.html").read_text(encoding="utf-8"))
+    headings = [item.text for level in ("h2", "h3") for item in page.iter(level)]
+    assert [f"{'#' * (2 + (': ' in text))} {text}" for text in headings if text] == [
+        *(line for line in summary.splitlines() if line.startswith("## ")),
+        *(line for line in summary.splitlines() if line.startswith("### ")),
+    ]
+    assert [len(rows.findall("tr")) for rows in page.iter("tbody")] == [8, 3, 13]

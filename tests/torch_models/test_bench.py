@@ -107,7 +107,7 @@ def test_all_reports_have_it(second: Bench) -> None:
     cases = [case.get("name") for case in ET.parse(run / "junit.xml").getroot().iter("testcase")]
     assert cases == ["export", "import", "compile", "threshold", "benchmark"]
     speed = (run / "summary.md").read_text().partition("## Speed")[2]
-    assert "| line | small |" in speed
+    assert "| `line/small@cpu` |" in speed
     again = second.project.gauntlet("report", "latest")
     assert again.code == 0
     assert "line/small@cpu" in again.out
