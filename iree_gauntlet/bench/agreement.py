@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iree_gauntlet.bench.directions import rms_of_outputs, without_flips
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, Tolerance
 from iree_gauntlet.measuring.comparison import OutputComparison, compare_outputs
 from iree_gauntlet.measuring.element_types import is_float
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 
 _PIECE = 1 << 22
+# Gradients that are smaller than this share of the largest say nothing about what others may be off by.
+_SMALL = 1e-3
+_ERRORS = ("rounding", "sums", "products", "flips")
 # Times the errors that were tried.
 _SAFETY = 2.5
-# Of all gradients together, times their limits: a value near zero may fall to the other side of a ReLU, which is rare,
-# and changes all gradients before it (resnet 18: by 9 times the errors that were tried).
-_TOGETHER = 6.4
 # Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
 # are rounded too, and exp, erf and their like are approximated in f32.
 _DIRECTION = 4.0
@@ -65,7 +66,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """By how much contractions look too large.
+    """By how much contractions look too large, and the errors of all outputs together.
 
     Attributes:
         worst: the one that looks worst, in words.
@@ -73,6 +74,10 @@ class Gains:
         limit: what may be rounding.
         shown: for each share, how many contractions would show an error of it.
         count: contractions that were tried.
+        flips: values whose fall to the other side of a kink has been taken away, from both.
+        rest: root mean square of the errors that are left, as a share of that of the expected values.
+        rest_limit: what may be rounding.
+        rest_problem: what is wrong with those of an output, in one line.
     """
 
     worst: str
@@ -80,18 +85,29 @@ class Gains:
     limit: float
     shown: dict[str, int]
     count: int
+    flips: int
+    rest: float
+    rest_limit: float
+    rest_problem: str
 
     @property
     def problem(self) -> str:
         """What is wrong, in one line; empty where nothing is."""
-        if abs(self.error) <= self.limit:
-            return ""
-        return f"as if {self.worst} were {100 * self.error:+.2g} % off: {100 * self.limit:.2g} % may be rounding"
+        if abs(self.error) > self.limit:
+            return f"as if {self.worst} were {100 * self.error:+.2g} % off: {100 * self.limit:.2g} % may be rounding"
+        if self.rest > self.rest_limit:
+            return f"all outputs together are {self.rest:.2g} of their size off: {self.rest_limit:.2g} may be rounding"
+        return self.rest_problem
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record."""
+        """For the record, beside what outputs agree by: of all of these, the limit here is the one that binds."""
         found = {"worst": self.worst, "error": recorded(self.error), "limit": recorded(self.limit)}
-        return {**found, "shown": self.shown, "of": self.count}
+        return {
+            "rms_tolerance": recorded(self.rest_limit),
+            "flips": self.flips,
+            "rms_without_flips": recorded(self.rest),
+            "contractions": {**found, "shown": self.shown, "of": self.count},
+        }
 
 
 def recorded(value: float) -> float | str:
@@ -117,7 +133,7 @@ def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
 def _together(errors: Mapping[str, Any], narrowed: float) -> Any:
     """Errors of all kinds, which are independent."""
     products = narrowed * errors["products"] if narrowed > 1 else 0.0
-    return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2)
+    return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2 + errors.get("flips", 0.0) ** 2)
 
 
 def found_gains(
@@ -126,27 +142,68 @@ def found_gains(
     folder: Path,
     directions: Directions,
     narrowed: float,
+    *,
+    gradients: bool = False,
 ) -> Gains:
-    """The error of each contraction that fits the errors of the outputs best; all have the shapes of the expected.
+    """The error of each contraction that fits the errors of the outputs best, and what all of these amount to.
+
+    All outputs have the shapes of the expected ones; `gradients` as of `agreement`.
 
     Raises:
         OSError, KeyError, ValueError: the file of directions cannot be read.
     """
     with np.load(folder / directions.file, allow_pickle=False) as found:
-        outputs, places, filters = found["outputs"], found["places"], found["filters"]
-        allowed = _DIRECTION * _together(found, narrowed) + _APPROXIMATION
+        outputs, places, scales, filters, known = (
+            found[name] for name in ("outputs", "places", "scales", "filters", "known")
+        )
+        allowed = _DIRECTION * _together({kind: found[kind] for kind in _ERRORS}, narrowed) + _APPROXIMATION
+        rooms = _SAFETY * _together(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
     errors = np.zeros(len(places))
     for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
         at = outputs == index
         one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
         errors[at] = one - other
+    errors, flipped = without_flips(errors, known, scales)
     # One that nothing depends on shows nothing.
     allowed = np.where(filters.any(axis=1), allowed, np.inf)
     gains = filters @ errors
     worst = int(np.argmax(np.abs(gains) / allowed))
     shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
-    return Gains(directions.names[worst], float(gains[worst]), float(allowed[worst]), shown, len(gains))
+    rest, sizes = rms_of_outputs(errors, outputs, len(expected)), [_Scale.of(tensor) for tensor in expected]
+    room = _over_all(rooms, sizes)
+    if gradients:
+        rooms[1:] = np.maximum(rooms, _share(rooms, sizes) * np.array([size.rms for size in sizes]))[1:]
+    over = np.flatnonzero(rest > rooms)
+    problem = (
+        f"output {over[0]}: rms of the differences is {rest[over[0]]:.3g}, {rooms[over[0]]:.3g} may be rounding"
+        if over.size
+        else ""
+    )
+    return Gains(
+        directions.names[worst],
+        float(gains[worst]),
+        float(allowed[worst]),
+        shown,
+        len(gains),
+        len(flipped),
+        _over_all(rest, sizes),
+        room,
+        problem,
+    )
+
+
+def _over_all(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
+    """The rms of all outputs' errors, as a share of that of their values."""
+    counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
+    return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
+
+
+def _share(limits: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
+    """The largest share of its scale that a gradient may be off by; limits are of the loss too."""
+    sizes = np.array([scale.rms for scale in scales])[1:]
+    counted = (sizes > 0) & (sizes >= _SMALL * sizes.max(initial=0.0))
+    return float(np.max(limits[1:][counted] / sizes[counted], initial=0.0))
 
 
 def agreement(
@@ -163,13 +220,11 @@ def agreement(
         expected: what it should give.
         allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
         gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
-            may, since the ReLU that a value falls to the other side of may be in any layer. All together are held to
-            less.
+            may, since the ReLU that a value falls to the other side of may be in any layer.
     """
     scales = [_Scale.of(tensor) for tensor in expected]
     if isinstance(allowed, Tolerance):
         allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
-    together = math.sqrt(sum(limit.rms**2 * scale.count for limit, scale in zip(allowed, scales, strict=False)))
     allowed = _of_gradients(allowed, scales) if gradients else allowed
     comparisons: list[OutputComparison] = []
     problem = ""
@@ -197,10 +252,6 @@ def agreement(
         comparisons.append(found)
         if not found.passed and not problem:
             problem = f"output {index}: {found.message}"
-    room = min(room, (_TOGETHER * together) ** 2) if gradients else room
-    if gradients and not problem and math.sqrt(squares) > _TOGETHER * together:
-        times = f"{math.sqrt(squares) / together:.3g}" if together else "more"
-        problem = f"all gradients together differ by {times} times their limits, {_TOGETHER:g} are allowed"
     if len(actual) != len(expected):
         problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
     share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
@@ -210,12 +261,10 @@ def agreement(
 
 def _of_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
     """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
-    largest = max((scale.rms for scale in scales[1:]), default=0.0)
-    pairs = list(zip(allowed[1:], scales[1:], strict=False))
-    shares = [limit.rms / scale.rms for limit, scale in pairs if scale.rms and scale.rms >= 1e-3 * largest]
-    share = max(shares, default=0.0)
+    share = _share(np.array([limit.rms for limit in allowed]), scales)
     wider = [
-        Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak)) for limit, scale in pairs
+        Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak))
+        for limit, scale in zip(allowed[1:], scales[1:], strict=True)
     ]
     return [allowed[0], *wider]
 

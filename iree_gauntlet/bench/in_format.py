@@ -6,12 +6,14 @@ program may be from it is tried on the model itself. Runs in which every roundin
 roundoff more, or every contraction of k products by the error of a sum of k in f32, show what becomes of that at
 the outputs (Monte Carlo arithmetic, Parker 1997: https://web.cs.ucla.edu/~stott/mca/). The same model with one
 contraction's result larger shows what an error there looks like: a direction among the outputs, along which small
-errors stand out of the rounding of many values.
+errors stand out of the rounding of many values. Where few values lie so near a kink, such as that of a ReLU, that
+rounding decides on which side, each is tried on the other one.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,17 +31,26 @@ from iree_gauntlet.bench.weights import cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
-__all__ = ["Spread", "compute_in_format", "write_directions"]
+__all__ = ["Spread", "compute_in_format"]
 
 _RUNS = 6
 # Of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's digits: the
 # last is so much larger where math fidelity narrows these.
 _ERRORS = ("rounding", "sums", "products")
-# Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each.
+# Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each, and of
+# each output at least.
 _DIRECTIONS = 64
 _VALUES = 1 << 15
+_LEAST_VALUES = 64
+# Flips of comparisons that are tried, each by itself; of more, so many at least; none where a run has more than that:
+# there they are like other noise. Tried are those that runs show, some of them with larger errors: both ways, so that
+# what lies very near is sure to flip.
+_FLIPS = 64
+_SOME_FLIPS = 24
+_LARGER_ERRORS = (4.0, -4.0)
+_LARGER_RUNS = 3
+_COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt")}
 # How much larger a contraction's result is made: far above f32's rounding, and small enough to be linear.
 _STEP = 2.0**-6
 # Rms of a rounding error, in units of roundoff: uniform, over mantissas between 1 and 2.
@@ -57,27 +68,28 @@ class Spread:
 
     def __init__(self, expected: Sequence[Any]) -> None:
         self._expected = expected
-        self._worst = {kind: [[0.0, 0.0] for _ in expected] for kind in _ERRORS}
+        self._runs: dict[str, list[list[tuple[float, float]]]] = {
+            kind: [[] for _ in expected] for kind in (*_ERRORS, "flips")
+        }
 
     def add(self, kind: str, outputs: Sequence[Any]) -> None:
-        """Outputs of a run with errors of a kind."""
+        """Outputs of a run with errors of a kind, or a flip."""
         for index, (found, wanted) in enumerate(zip(outputs, self._expected, strict=True)):
             if wanted.numel():
                 # Of what is no number, whether it is another one.
                 is_float = wanted.is_floating_point()
                 difference = (found.double() - wanted.double()).abs() if is_float else (found != wanted).double()
                 rms, peak = math.sqrt(float(difference.square().mean())), float(difference.max())
-                self._worst[kind][index] = [
-                    max(*pair) for pair in zip(self._worst[kind][index], (rms, peak), strict=True)
-                ]
+                self._runs[kind][index].append((rms, peak))
 
     def of(self, index: int) -> dict[str, list[float]]:
         """For `build.json`: rms and peak of an output's errors in the worst run, by kind."""
-        return {kind: worst[index] for kind, worst in self._worst.items()}
+        return {kind: np.max([(0.0, 0.0), *runs[index]], axis=0).tolist() for kind, runs in self._runs.items()}
 
     def scale(self, index: int) -> float:
-        """The rms of an output's errors; that of one rounding where there are none."""
-        errors = math.hypot(*(worst[index][0] for worst in self._worst.values()))
+        """The rms of an output's errors in most runs, without what few of them have; of one rounding where none is."""
+        runs = (self._runs[kind][index] for kind in _ERRORS)
+        errors = math.hypot(*(float(np.median([rms for rms, _ in found] or 0.0)) for found in runs))
         output = self._expected[index].double()
         return errors or UNIT_ROUNDOFF["f32"] * float(output.square().mean().sqrt()) or 1.0
 
@@ -101,61 +113,55 @@ def compute_in_format(
     Returns:
         The outputs; their spread, and that of what `post` returns; and directions, as `write_directions` has them.
     """
+    # In narrower formats the sums' errors are nothing beside the rounding of their results.
+    kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
     with _attention_as_exported():
-        with _InFormat():
+        with _InFormat() as exact:
             outputs = run(module, inputs)
         spreads = [Spread(outputs), *([Spread(post(outputs))] if post else [])]
         places = _places(outputs)
+
+        def tried(mode: _InFormat, kind: str) -> Any:
+            with mode:
+                found = run(module, inputs)
+            for spread, result in zip(spreads, [found, *([post(found)] if post else [])], strict=True):
+                spread.add(kind, result)
+            return _values(found, places) - _values(outputs, places)
+
         errors: dict[str, list[Any]] = {kind: [] for kind in _ERRORS}
+        flipped = []
         for seed in range(_RUNS):
-            # In narrower formats the sums' errors are nothing beside the rounding of their results.
-            for kind in _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]:
-                with _InFormat(kind, seed):
-                    found = run(module, inputs)
-                errors[kind].append(_values(found, places) - _values(outputs, places))
-                for spread, result in zip(spreads, [found, *([post(found)] if post else [])], strict=True):
-                    spread.add(kind, result)
-        plain, given = copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32)
-        with _Larger() as counted:
-            before = _values(run(plain, given), places)
-        chosen = sorted(
-            {round(at) for at in np.linspace(0, len(counted.names) - 1, min(_DIRECTIONS, len(counted.names)))}
-        )
-        slopes = []
-        for at in chosen:
-            with _Larger(at):
-                slopes.append((_values(run(plain, given), places) - before) / _STEP)
-    names = [f"contraction {at + 1} of {len(counted.names)} ({counted.names[at]})" for at in chosen]
+            for kind in kinds:
+                mode = _InFormat(kind, seed)
+                errors[kind].append(tried(mode, kind))
+                flipped.append(mode.other_than(exact))
+        few = bool(exact.decisions) and max(map(len, flipped)) <= _FLIPS
+        for seed, times in itertools.product(range(_LARGER_RUNS), _LARGER_ERRORS if few else ()):
+            with _InFormat(kinds[:2][-1], seed, times) as mode:
+                run(module, inputs)
+            flipped.append(mode.other_than(exact))
+        near = sorted(set().union(*flipped)) if few else []
+        all_tried = len(near) <= _FLIPS
+        flips = [tried(_InFormat(flip=at), "flips") for at in near[:: 1 if all_tried else len(near) // _SOME_FLIPS]]
+        slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
-    return outputs, spreads, {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
+    found = {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
+    return outputs, spreads, {**found, "flips": flips, "all_flips": all_tried}
 
 
-def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
-
-    Returns:
-        The file, and what each of them is of, in words; None for a model without contractions.
-    """
-    if not found["names"]:
-        return None
-    # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found["slopes"]) / found["scales"]
-    power = np.sum(slopes**2, axis=1, keepdims=True)
-    filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / found["scales"]
-    spread = {
-        kind: np.sqrt(np.mean((np.array(runs) @ filters.T) ** 2, axis=0)) if runs else np.zeros(len(filters))
-        for kind, runs in found["errors"].items()
-    }
-    np.savez(
-        path,
-        outputs=np.repeat(np.arange(len(found["places"])), [len(places) for places in found["places"]]),
-        places=np.concatenate(found["places"]),
-        filters=filters.astype(np.float32),
-        rounding=spread["rounding"],
-        sums=spread["sums"],
-        products=spread["products"],
-    )
-    return {"file": path.name, "names": found["names"]}
+def _slopes(
+    run: Callable[[Any, Sequence[Any]], list[Any]], module: Any, inputs: Sequence[Any], places: Sequence[Any]
+) -> tuple[list[Any], list[str]]:
+    """What changes in values of the outputs as contractions' results grow, in f32; and which these are, in words."""
+    with _Larger() as counted:
+        before = _values(run(module, inputs), places)
+    count = len(counted.names)
+    chosen = sorted({round(at) for at in np.linspace(0, count - 1, min(_DIRECTIONS, count))})
+    slopes = []
+    for at in chosen:
+        with _Larger(at):
+            slopes.append((_values(run(module, inputs), places) - before) / _STEP)
+    return slopes, [f"contraction {at + 1} of {count} ({counted.names[at]})" for at in chosen]
 
 
 class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
@@ -164,13 +170,26 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     Args:
         error: a kind of error that is made on the way; none for the reference.
         seed: of the errors.
+        times: how much larger they are than rounding may cause.
+        flip: number of a comparison of floats, and a place in its result that is made the opposite.
+
+    Attributes:
+        decisions: results of comparisons of floats, flat. A ReLU's derivative is one.
     """
 
-    def __init__(self, error: str = "", seed: int = 0) -> None:
+    def __init__(self, error: str = "", seed: int = 0, times: float = 1.0, flip: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self.decisions: list[Any] = []
         self._error = error
+        self._times = times
+        self._flip = flip
         self._parts = backward_decompositions()
         self._random = torch.Generator().manual_seed(seed)
+
+    def other_than(self, reference: _InFormat) -> set[tuple[int, int]]:
+        """Which comparisons came out otherwise: their numbers, and places."""
+        pairs = enumerate(zip(self.decisions, reference.decisions, strict=True))
+        return {(number, place) for number, (one, other) in pairs for place in (one != other).nonzero()[:, 0].tolist()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -183,6 +202,12 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         returned = func(*args, **kwargs)
         floats = [leaf for leaf in tree_leaves(returned) if _is_float(leaf)]
         taken = any(map(_is_float, tree_leaves((args, kwargs))))
+        if taken and func.overloadpacket in _COMPARISONS:
+            decided = returned.flatten()
+            if self._flip and self._flip[0] == len(self.decisions):
+                decided[self._flip[1]] = ~decided[self._flip[1]]
+            self.decisions.append(decided.clone())
+            return decided.reshape(returned.shape)
         # What is written in place, and views of it, are as torch has them.
         if func._schema.is_mutable or func.is_view or not floats or not taken:  # noqa: SLF001 - not to be had else
             return returned
@@ -206,12 +231,12 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         if products:
             # Partial sums grow with the root of their number; both inputs are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
-            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
+            error = self._times * _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
         if self._error != "rounding" or own.dtype not in _ROUNDOFFS:
             return rounded
-        error = (2 * torch.rand(exact.shape, generator=self._random) - 1) * _ROUNDOFFS[own.dtype]
+        error = self._times * (2 * torch.rand(exact.shape, generator=self._random) - 1) * _ROUNDOFFS[own.dtype]
         return torch.where(rounded.double() == exact, rounded, (exact * (1 + error)).to(own.dtype))
 
 
@@ -265,7 +290,9 @@ def _places(outputs: Sequence[Any]) -> list[Any]:
     share = min(1.0, _VALUES / max(1, sum(sizes)))
     random = np.random.default_rng(0)
     return [
-        np.unique(random.integers(size, size=math.ceil(size * share))) if share < 1 and size else np.arange(size)
+        np.unique(random.integers(size, size=max(_LEAST_VALUES, math.ceil(size * share))))
+        if share < 1 and size > _LEAST_VALUES
+        else np.arange(size)
         for size in sizes
     ]
 
