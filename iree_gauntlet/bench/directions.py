@@ -37,10 +37,10 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
     count = len(found["places"])
     outputs = np.repeat(np.arange(count), [len(places) for places in found["places"]])
     spread, rest = {}, []
-    # Flips that are all known can be taken away; of others, others are like them.
-    known, others = (flips, flips[:0]) if found["all_flips"] else (flips[:0], flips)
+    # Where not all flips were tried, those that were not are like these.
+    others = flips[:0] if found["all_flips"] else flips
     for kind, runs in found["errors"].items():
-        left = [without_flips(errors, known, scales)[0] for errors in runs]
+        left = [without_flips(errors, flips, scales)[0] for errors in runs]
         spread[kind] = np.sqrt(np.mean(np.square(left @ filters.T), axis=0)) if runs else np.zeros(len(filters))
         rest.append(_worst(left, outputs, count))
     spread["flips"] = np.max(np.abs(others @ filters.T), axis=0, initial=0.0)
@@ -51,7 +51,7 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
         places=np.concatenate(found["places"]),
         scales=scales,
         filters=filters.astype(np.float32),
-        known=known.astype(np.float32),
+        known=flips.astype(np.float32),
         rest=rest,
         **spread,
     )

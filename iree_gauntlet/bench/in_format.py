@@ -13,7 +13,6 @@ rounding decides on which side, each is tried on the other one.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,13 +42,11 @@ _ERRORS = ("rounding", "sums", "products")
 _DIRECTIONS = 64
 _VALUES = 1 << 15
 _LEAST_VALUES = 64
-# Flips of comparisons that are tried, each by itself; of more, so many at least; none where a run has more than that:
-# there they are like other noise. Tried are those that runs show, some of them with larger errors: both ways, so that
-# what lies very near is sure to flip.
-_FLIPS = 64
-_SOME_FLIPS = 24
-_LARGER_ERRORS = (4.0, -4.0)
-_LARGER_RUNS = 3
+# Values may flip that are less than so many times the rms of their errors away from a kink. So many of them are tried,
+# each by itself, the nearest ones; none where there are still more: there they are like other noise.
+_NEAR = 4.0
+_FLIPS, _NOISE_FLIPS = 64, 640
+_RELUS = {torch.ops.aten.relu, torch.ops.aten.relu_}
 _COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt")}
 # How much larger a contraction's result is made: far above f32's rounding, and small enough to be linear.
 _STEP = 2.0**-6
@@ -129,24 +126,24 @@ def compute_in_format(
             return _values(found, places) - _values(outputs, places)
 
         errors: dict[str, list[Any]] = {kind: [] for kind in _ERRORS}
-        flipped = []
+        moved = [torch.zeros_like(margin) for margin in exact.margins]
         for seed in range(_RUNS):
             for kind in kinds:
                 mode = _InFormat(kind, seed)
                 errors[kind].append(tried(mode, kind))
-                flipped.append(mode.other_than(exact))
-        few = bool(exact.decisions) and max(map(len, flipped)) <= _FLIPS
-        for seed, times in itertools.product(range(_LARGER_RUNS), _LARGER_ERRORS if few else ()):
-            with _InFormat(kinds[:2][-1], seed, times) as mode:
-                run(module, inputs)
-            flipped.append(mode.other_than(exact))
-        near = sorted(set().union(*flipped)) if few else []
-        all_tried = len(near) <= _FLIPS
-        flips = [tried(_InFormat(flip=at), "flips") for at in near[:: 1 if all_tried else len(near) // _SOME_FLIPS]]
+                for power, one, other in zip(moved, mode.margins, exact.margins, strict=True):
+                    power.add_((one - other).square() / _RUNS)
+        near = sorted(
+            (float(margin[place].abs() / power[place].sqrt()), number, place)
+            for number, (margin, power) in enumerate(zip(exact.margins, moved, strict=True))
+            for place in ((margin.square() < _NEAR**2 * power).nonzero()[:, 0]).tolist()
+        )
+        chosen = near[:_FLIPS] if len(near) <= _NOISE_FLIPS else []
+        flips = [tried(_InFormat(flip=(number, place)), "flips") for _, number, place in chosen]
         slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
     found = {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
-    return outputs, spreads, {**found, "flips": flips, "all_flips": all_tried}
+    return outputs, spreads, {**found, "flips": flips, "all_flips": len(near) <= _FLIPS}
 
 
 def _slopes(
@@ -170,29 +167,31 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     Args:
         error: a kind of error that is made on the way; none for the reference.
         seed: of the errors.
-        times: how much larger they are than rounding may cause.
         flip: number of a comparison of floats, and a place in its result that is made the opposite.
 
     Attributes:
-        decisions: results of comparisons of floats, flat. A ReLU's derivative is one.
+        margins: of comparisons of floats, flat: how far apart these are. A ReLU's derivative is such a comparison.
     """
 
-    def __init__(self, error: str = "", seed: int = 0, times: float = 1.0, flip: tuple[int, int] | None = None) -> None:
+    def __init__(self, error: str = "", seed: int = 0, flip: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.decisions: list[Any] = []
+        self.margins: list[Any] = []
         self._error = error
-        self._times = times
         self._flip = flip
+        # Results of ReLUs and what these were given, by where the results lie: kept, so that nothing else does.
+        self._relus: dict[int, tuple[Any, Any]] = {}
         self._parts = backward_decompositions()
         self._random = torch.Generator().manual_seed(seed)
 
-    def other_than(self, reference: _InFormat) -> set[tuple[int, int]]:
-        """Which comparisons came out otherwise: their numbers, and places."""
-        pairs = enumerate(zip(self.decisions, reference.decisions, strict=True))
-        return {(number, place) for number, (one, other) in pairs for place in (one != other).nonzero()[:, 0].tolist()}
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func.overloadpacket not in _RELUS:
+            return self._run(func, args, kwargs or {})
+        given = args[0].clone()
+        result = self._run(func, args, {})
+        self._relus[result.data_ptr()] = (result, given)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._parts and (func is not torch.ops.aten.native_batch_norm.default or args[5]):
             # As the exporter takes it apart, in training.
             with self:
@@ -202,12 +201,14 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         returned = func(*args, **kwargs)
         floats = [leaf for leaf in tree_leaves(returned) if _is_float(leaf)]
         taken = any(map(_is_float, tree_leaves((args, kwargs))))
-        if taken and func.overloadpacket in _COMPARISONS:
-            decided = returned.flatten()
-            if self._flip and self._flip[0] == len(self.decisions):
+        if func.overloadpacket in _COMPARISONS and _is_float(args[0]):
+            if self._flip and self._flip[0] == len(self.margins):
+                decided = returned.flatten()
                 decided[self._flip[1]] = ~decided[self._flip[1]]
-            self.decisions.append(decided.clone())
-            return decided.reshape(returned.shape)
+                returned = decided.reshape(returned.shape)
+            _, one = self._relus.get(args[0].data_ptr(), (None, args[0]))
+            self.margins.append((one.double() - args[1]).float().expand(returned.shape).flatten())
+            return returned
         # What is written in place, and views of it, are as torch has them.
         if func._schema.is_mutable or func.is_view or not floats or not taken:  # noqa: SLF001 - not to be had else
             return returned
@@ -231,12 +232,12 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         if products:
             # Partial sums grow with the root of their number; both inputs are rounded.
             units = math.sqrt(products / 2 if self._error == "sums" else 2)
-            error = self._times * _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
+            error = _ROUNDING * UNIT_ROUNDOFF["f32"] * units * (scale or exact.square().mean().sqrt())
             exact = exact + error * torch.randn(exact.shape, generator=self._random)
         rounded = exact.to(own.dtype)
         if self._error != "rounding" or own.dtype not in _ROUNDOFFS:
             return rounded
-        error = self._times * (2 * torch.rand(exact.shape, generator=self._random) - 1) * _ROUNDOFFS[own.dtype]
+        error = (2 * torch.rand(exact.shape, generator=self._random) - 1) * _ROUNDOFFS[own.dtype]
         return torch.where(rounded.double() == exact, rounded, (exact * (1 + error)).to(own.dtype))
 
 
