@@ -2,8 +2,9 @@
 
 For each data format a small network with a convolution that is right, 1 % and 0.1 % too large in the program that is
 compiled, for inference and training: whether that is found, and how far the right one is from the model in its format,
-beside what it may be. Then the same figures for shipped models that are named, without errors. A row takes up to
-a minute, a shipped one minutes; Fp32 and Fp16_b without `--formats`, all of them with `--formats all`. It needs `pip install -e '.[iree,models]'`.
+beside what it may be. Then the same figures for shipped models that are named, without errors. A row takes up to a
+minute, a shipped one minutes; Fp32 and Fp16_b without `--formats`, all of them with `--formats all`. It needs
+`pip install -e '.[iree,models]'`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def planted(training: bool, config: str, microbatch: int = 16):
             return super().forward(values) * (share if torch.compiler.is_exporting() else 1.0)
 
     torch.manual_seed(1)
-    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), Layer(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 16, 3)]
+    first, second = nn.Conv2d(3, 32, 3, bias=False), Layer(32, 32, 3, bias=False)
+    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 16, 3, bias=False)]
     return [nn.Sequential(*layers).train(training)], [torch.randn(microbatch, 3, 16, 16)]
 """
 

@@ -31,8 +31,8 @@ class Array:
         type: IREE's name of its element type; bf16 is held as uint16.
         shape: its dimensions.
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that was not
-            tried.
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that was
+            not tried.
     """
 
     file: str
