@@ -36,7 +36,8 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
     count = len(found["places"])
     outputs = np.repeat(np.arange(count), [len(places) for places in found["places"]])
-    spread, rest = {}, []
+    spread: dict[str, Any] = {}
+    rest = []
     # Where not all flips were tried, those that were not are like these.
     others = flips[:0] if found["all_flips"] else flips
     for kind, runs in found["errors"].items():
@@ -83,7 +84,8 @@ def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any
 
 
 def _worst(runs: Sequence[NDArray[Any]] | NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
-    return np.max([np.zeros(count), *(rms_of_outputs(errors, outputs, count) for errors in runs)], axis=0)
+    worst: NDArray[Any] = np.max([np.zeros(count), *(rms_of_outputs(each, outputs, count) for each in runs)], axis=0)
+    return worst
 
 
 def rms_of_outputs(errors: NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
