@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 __all__ = [
+    "MAIN",
     "SPEC_STAGES",
     "Allclose",
     "Argument",
@@ -62,6 +63,9 @@ class Stage(StrEnum):
 # Those that specs and options name. A model that is a Python function is exported first, by a command of its own; a
 # reference is made where a threshold step needs one.
 SPEC_STAGES = tuple(stage for stage in Stage if stage not in (Stage.EXPORT, Stage.REFERENCE))
+
+# Role of the module that a case is about, and of the steps of a stage that a chain always has.
+MAIN = "main"
 
 
 class ArgumentOrder(StrEnum):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.remote import Remote
     from iree_gauntlet.artifacts.sources import MadeSource, RemoteSource
     from iree_gauntlet.artifacts.transfer import Arrived, Policy
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["Arrivals", "Checked", "Expected"]
 

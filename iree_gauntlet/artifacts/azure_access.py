@@ -15,7 +15,7 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["AZURE_HINT", "AzureAccess", "azure_access", "azure_blob", "expanded"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
     from iree_gauntlet.artifacts.azure_access import AzureAccess
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["GCS_HINT", "S3_HINT", "StoreLocation", "open_azure", "open_store"]
 

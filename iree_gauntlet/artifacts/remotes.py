@@ -13,15 +13,15 @@ from iree_gauntlet.artifacts.file_remote import FileRemote
 from iree_gauntlet.artifacts.http_remote import HttpRemote
 from iree_gauntlet.artifacts.object_remote import ObjectRemote
 from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
-from iree_gauntlet.configuration import is_below
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from iree_gauntlet.artifacts.azure_access import AzureAccess
     from iree_gauntlet.artifacts.remote import Remote
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["places", "remotes_of"]
 

@@ -39,8 +39,8 @@ from iree_gauntlet.artifacts.sources import (
     parse_source,
 )
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import Configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

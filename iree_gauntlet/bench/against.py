@@ -35,14 +35,10 @@ from iree_gauntlet.running.rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.running.steps import Command
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.running.comparing import Teller
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["AgainstPlace", "iree_rounds", "measure"]
@@ -89,52 +85,34 @@ def iree_rounds(step: Step, command: Command) -> Measurement:
 
 
 def measure(
-    names: Sequence[str],
-    iree: Measurement,
-    build: Path,
-    place: AgainstPlace,
-    processes: Processes,
-    locks: MachineLocks,
-    log: EventLog,
-    teller: Teller,
-    cancelled: threading.Event,
-    seed: int,
+    session: Session[Any], names: Sequence[str], iree: Measurement, build: Path, place: AgainstPlace, seed: int
 ) -> list[Peer]:
     """Measures peers beside IREE; blocks go into the log as they are taken.
 
     A peer that cannot be measured is one with a reason, and the others go on. One that was cut short is left out.
 
     Args:
+        session: what it runs in.
         names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
         iree: as `iree_rounds` gives it. The plan is written anew for each peer, with its number of calls.
         build: folder of the built model.
         place: where peers run.
-        processes: starts them.
-        locks: keep the machine to ourselves meanwhile.
-        log: where blocks go.
-        teller: is told how it goes.
-        cancelled: set to end it.
         seed: of the coins that choose the order of each block.
 
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
-
-    def waiting(what: str) -> None:
-        teller.progress(f"waiting {what}")
-
-    taker = BlockTaker(processes, locks, log, waiting, seed, cancelled, replace_disturbed=place.replace_disturbed)
+    taker = BlockTaker(session, seed, replace_disturbed=place.replace_disturbed)
     own = _Rounds(iree, json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8")))
-    model = read_build(build)
-    session = _Session(own, build, model, place, processes, locks, teller, waiting, cancelled, taker)
+    peers = _Peers(session, own, build, read_build(build), place, taker)
     found: list[Peer] = []
     try:
-        for name, peer in session.peers(names):
-            measured = session.against(name, peer)
-            if cancelled.is_set():
+        for name, peer in peers.peers(names):
+            measured = peers.against(name, peer)
+            if session.cancelled.is_set():
                 break
             found.append(measured)
-            teller.message(*shown([measured]))
+            session.teller.message(*shown([measured]))
     except WaitCancelledError:
         return found
     return found
@@ -157,18 +135,14 @@ class _Rounds:
 
 
 @dataclass(slots=True)
-class _Session:
+class _Peers:
     """What all peers of a model have in common."""
 
+    session: Session[Any]
     iree: _Rounds
     folder: Path
     build: Build
     place: AgainstPlace
-    processes: Processes
-    locks: MachineLocks
-    teller: Teller
-    waiting: Callable[[str], None]
-    cancelled: threading.Event
     taker: BlockTaker
     iree_ms: float = 0.0
 
@@ -210,7 +184,7 @@ class _Session:
         return Path(self.iree.measurement.step.folder) / "against" / name.replace(" ", "-")
 
     def _compared(self, name: str, home: Path, peer: _Rounds, outputs: Path) -> Peer:
-        self.teller.progress(f"{name}: first round")
+        self.session.teller.progress(f"{name}: first round")
         failure, text = self._tried(peer.with_plan(home, "trial", {**_timing(_TRIAL_CALLS), "outputs": str(outputs)}))
         if failure:
             return Peer(name, reason=failure)
@@ -232,8 +206,8 @@ class _Session:
             peer.with_plan(home, "peer", {**_timing(calls), "outputs": "", "compile_threads": 1}),
         )
         evidence = Evidence()
-        while len(evidence.blocks) < BLOCKS and not (self.cancelled.is_set() or self.taker.gives_up(evidence)):
-            self.teller.progress(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
+        while len(evidence.blocks) < BLOCKS and not (self.session.cancelled.is_set() or self.taker.gives_up(evidence)):
+            self.session.teller.progress(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
             self.taker.take(pair, evidence, AB)
         return judged(replace(found, calls=calls), evidence)
 
@@ -258,13 +232,13 @@ class _Session:
     def _tried(self, measurement: Measurement) -> tuple[str, str]:
         """Why a round failed, and what it wrote; it is no evidence, so that others may run beside it."""
         with ExitStack() as stack:
-            stack.enter_context(self.locks.quiet_machine(exclusive=False, on_wait=self.waiting))
+            stack.enter_context(self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.waiting))
             if measurement.device:
-                stack.enter_context(self.locks.device_lock(measurement.device, self.waiting))
-            taken = take_round(measurement, self.processes, _TRIAL)
-        if self.cancelled.is_set():
+                stack.enter_context(self.session.locks.device_lock(measurement.device, self.session.waiting))
+            taken = take_round(measurement, self.session.processes, _TRIAL)
+        if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")
-        return taken.failure, "" if taken.failure else self.processes.stdout(measurement.step, _TRIAL)
+        return taken.failure, "" if taken.failure else self.session.processes.stdout(measurement.step, _TRIAL)
 
     def _wrong(self, outputs: Path, items: Sequence[Mapping[str, str]]) -> str:
         """Where a peer's outputs are not those of torch eager; empty where they are."""

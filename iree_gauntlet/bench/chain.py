@@ -15,10 +15,10 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.discovery import sources
 from iree_gauntlet.bench.module_steps import ModuleSteps
 from iree_gauntlet.bench.registry import shown
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.plan_places import Places, step_id
-from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.running.plan_places import Places
+from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Chain:
         runnable: list[StepInput] = []
         compiles: list[str] = []
         for number, program in enumerate(build.programs):
-            role = program.name if number else "main"
+            role = program.name if number else MAIN
             content = make_key({name: found for name, found in hashes.items() if name.startswith(program.onnx)})
             onnx = exported / program.onnx
             imported = replace(made.importing(self._step(Stage.IMPORT, role), onnx, content), needs=needs)
@@ -165,7 +165,7 @@ class Chain:
         resources = Resources(cores=1, exclusive=exclusive, device=self.device)
         return replace(step, cache=CacheLookup(reason="runs every time"), resources=resources)
 
-    def _step(self, stage: Stage, role: str = "main") -> Step:
+    def _step(self, stage: Stage, role: str = MAIN) -> Step:
         places = Places(self.world.run_dir, {})
         return Step(
             id=step_id(self.id, stage, role),
@@ -176,6 +176,7 @@ class Chain:
             target=self.target.name,
             sku="",
             stage=stage,
+            role=role,
             folder=places.folder(self.id, stage, role),
             timeout=DEFAULT_TIMEOUTS[stage],
             origin=self.origin,

@@ -19,12 +19,11 @@ from iree_gauntlet.running.results import Result, after_process, shorten
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
-    from iree_gauntlet.running.module_cache import ModuleCache
-    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["Exporter", "unshare_weights"]
 
@@ -37,23 +36,18 @@ class Exporter:
     """Performs export steps.
 
     Args:
-        cache: of what was exported before.
-        processes: starts the builder.
+        session: what it runs in.
+        workbench: the caches.
         plan: what the builder is told, but for the folder.
-        cancelled: ends the wait for another process that exports the same.
     """
 
     def __init__(
-        self,
-        cache: ModuleCache,
-        processes: Processes,
-        plan: Callable[[str], Mapping[str, object]],
-        cancelled: threading.Event,
+        self, session: Session[Any], workbench: Workbench, plan: Callable[[str], Mapping[str, object]]
     ) -> None:
-        self._cache = cache
-        self._processes = processes
+        self._cache = workbench.modules
+        self._processes = session.processes
         self._plan = plan
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
 
     def perform(self, step: Step) -> Result:
         """Fills the step's folder; `statistics.hashes` of the result has the SHA-256 of each program and its weights.

@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.requests import Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,181 +28,27 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class BenchOption:
-    """One option.
+class BenchOption(Option):
+    """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
 
     Attributes:
-        name: as in the document, with underscores; `--` and dashes in their place are accepted.
-        help: one or two lines.
         on_iree: what it means here, for the documentation.
-        short: without its dash; empty for none.
-        default: what a front hands on where the option is not given: "", False for a switch, [] for a list.
-        choices: all that it may be; empty where it may be anything.
         least: of a number; None for what is no number.
         value: what it starts from where it is not given, as text; empty for nothing.
     """
 
-    name: str
-    help: str
-    on_iree: str
-    short: str = ""
-    default: Any = ""
-    choices: tuple[str, ...] = ()
+    on_iree: str = ""
     least: int | None = None
     value: str = ""
 
 
-OPTIONS = (
-    BenchOption(
-        "model", "Model to benchmark (i.e. bert)", "A function of the models folder, compiled by IREE.", short="m"
-    ),
-    BenchOption(
-        "config",
-        "Model configuration to benchmark (i.e. tiny, base, large)",
-        "Handed to the model's function; needed where a model has several.",
-        short="c",
-    ),
-    BenchOption(
-        "training",
-        "Benchmark training",
-        "Forward, loss and backward compiled as one program; gradients are checked.",
-        short="t",
-        default=False,
-    ),
-    BenchOption(
-        "dataformat",
-        "Set data format",
-        "Element type of weights and activations; block formats are emulated by rounding weights (see below).",
-        short="df",
-        choices=tuple(form.value for form in DataFormat),
-        value="Fp32",
-    ),
-    BenchOption(
-        "math_fidelity",
-        "Set math fidelity",
-        "Width of the inputs of f32 matrix products, through the compiler's demotion flags (see below).",
-        short="mf",
-        choices=("LoFi", "HiFi2", "HiFi3", "HiFi4"),
-        value="HiFi4",
-    ),
-    BenchOption(
-        "backend_opt_level",
-        "Set backend optimization level",
-        "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
-        short="opt",
-        choices=("0", "1", "2", "3", "4"),
-        least=0,
-    ),
-    BenchOption(
-        "loop_count",
-        "Set the number of times to loop through the model. By default, it will be 5x the number of chips.",
-        "Microbatches pushed and received in the measured time, all chips together.",
-        least=1,
-    ),
-    BenchOption(
-        "microbatch",
-        "Samples in one input of the model (default: the model's own).",
-        "First dimension of the model's inputs, fixed when it is exported.",
-        short="mb",
-        least=1,
-    ),
-    BenchOption(
-        "microbatch_count",
-        "Microbatches of each program; loop_count must be a multiple of it.",
-        "So many are pushed before the first output is waited for; in training, summed up for one step.",
-        least=1,
-        value="1",
-    ),
-    BenchOption(
-        "chips",
-        "Number of chips to run benchmark on. 0 to run on all available.",
-        "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
-        least=0,
-        value="1",
-    ),
-    BenchOption(
-        "layers",
-        "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
-        "Handed to the model's function as `force_num_layers`.",
-        least=1,
-    ),
-    BenchOption(
-        "trace",
-        "Performance trace to be generated during the run.",
-        "A run beside the measured one: light is a table of times by dispatch, verbose adds a file for Perfetto.",
-        choices=("none", "light", "verbose"),
-        value="none",
-    ),
-    BenchOption(
-        "list",
-        "List available models and configurations",
-        "With parameter counts; nothing is built.",
-        short="l",
-        default=False,
-    ),
-    BenchOption(
-        "env",
-        "Environment variables to run with, i.e. 'OMP_NUM_THREADS=1 IREE_X'; a name alone is set to 1.",
-        "For building, compiling and measuring; part of the result's args.",
-        short="e",
-    ),
-    BenchOption(
-        "output",
-        "Output json file to write results to, optionally. If file already exists, results will be appended.",
-        "The document's fields with ours beside them; `.json` is added where it is missing.",
-        short="o",
-    ),
-    BenchOption(
-        "models_dir",
-        "Folder of model files, in place of specs/models (repeatable).",
-        "Every Python file of the folder is imported; torch is needed once a model is built.",
-        default=[],
-    ),
-    BenchOption(
-        "against",
-        "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
-        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
-        default=[],
-        choices=("torch", "torch-eager", "onnxruntime"),
-    ),
-    BenchOption(
-        "disturbed",
-        "What becomes of rounds of --against that other work on the machine disturbed.",
-        "As for `compare`: [what disturbs](disturbance.md).",
-        choices=("replace", "count"),
-        value="replace",
-    ),
-    BenchOption(
-        "device",
-        "IREE device, such as local-task (the default), local-sync, hip://0 or cuda://1.",
-        "Names the compiler's target and the runtime's driver.",
-    ),
-    BenchOption(
-        "target",
-        "Chip that is compiled for, such as gfx942 or sm_90, where --device is a GPU.",
-        "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
-    ),
-    BenchOption(
-        "torch_python",
-        "Python that has torch, where the toolkit's own has none.",
-        "Models are built there; the toolkit itself never imports torch.",
-    ),
-    BenchOption(
-        "iree",
-        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
-        "venv:DIR, build:DIR, path.",
-        "Compiler and runtime that are measured.",
-    ),
-    BenchOption("iree_compiler", "The compiler, where it is not that of --iree.", "As for every other command."),
-    BenchOption("iree_runtime", "The runtime, where it is not that of --iree.", "As for every other command."),
-    BenchOption(
-        "cache_dir",
-        "Folder of downloads and modules (default: cache/ of the project).",
-        "Built models and compiled modules are kept there, made once.",
-    ),
-)
-
-_BY_NAME = {option.name: option for option in OPTIONS}
+def _option(
+    default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), least: int | None = None
+) -> Any:
+    given = False if default is False else [] if text.endswith("(repeatable).") else ""
+    value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
+    made = BenchOption("", given, text, short, choices, on_iree=on_iree, least=least, value=value)
+    return field(default=default, metadata={"option": made})
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,31 +60,140 @@ class BenchOptions:
         against: without repetitions, in the order given.
     """
 
-    model: str = ""
-    config: str = ""
-    training: bool = False
-    dataformat: DataFormat = DataFormat.FP32
-    math_fidelity: str = "HiFi4"
-    backend_opt_level: int | None = None
-    loop_count: int | None = None
-    microbatch: int | None = None
-    microbatch_count: int = 1
-    chips: int = 1
-    layers: int | None = None
-    trace: str = "none"
-    list: bool = False
-    env: tuple[tuple[str, str], ...] = ()
-    output: str = ""
-    models_dir: tuple[str, ...] = ()
-    against: tuple[str, ...] = ()
-    disturbed: str = "replace"
-    device: str = ""
-    target: str = ""
-    torch_python: str = ""
-    iree: str = ""
-    iree_compiler: str = ""
-    iree_runtime: str = ""
-    cache_dir: str = ""
+    model: str = _option(
+        "", "Model to benchmark (i.e. bert)", "A function of the models folder, compiled by IREE.", short="m"
+    )
+    config: str = _option(
+        "",
+        "Model configuration to benchmark (i.e. tiny, base, large)",
+        "Handed to the model's function; needed where a model has several.",
+        short="c",
+    )
+    training: bool = _option(
+        False,
+        "Benchmark training",
+        "Forward, loss and backward compiled as one program; gradients are checked.",
+        short="t",
+    )
+    dataformat: DataFormat = _option(
+        DataFormat.FP32,
+        "Set data format",
+        "Element type of weights and activations; block formats are emulated by rounding weights (see below).",
+        short="df",
+        choices=tuple(form.value for form in DataFormat),
+    )
+    math_fidelity: str = _option(
+        "HiFi4",
+        "Set math fidelity",
+        "Width of the inputs of f32 matrix products, through the compiler's demotion flags (see below).",
+        short="mf",
+        choices=("LoFi", "HiFi2", "HiFi3", "HiFi4"),
+    )
+    backend_opt_level: int | None = _option(
+        None,
+        "Set backend optimization level",
+        "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
+        short="opt",
+        choices=("0", "1", "2", "3", "4"),
+        least=0,
+    )
+    loop_count: int | None = _option(
+        None,
+        "Set the number of times to loop through the model. By default, it will be 5x the number of chips.",
+        "Microbatches pushed and received in the measured time, all chips together.",
+        least=1,
+    )
+    microbatch: int | None = _option(
+        None,
+        "Samples in one input of the model (default: the model's own).",
+        "First dimension of the model's inputs, fixed when it is exported.",
+        short="mb",
+        least=1,
+    )
+    microbatch_count: int = _option(
+        1,
+        "Microbatches of each program; loop_count must be a multiple of it.",
+        "So many are pushed before the first output is waited for; in training, summed up for one step.",
+        least=1,
+    )
+    chips: int = _option(
+        1,
+        "Number of chips to run benchmark on. 0 to run on all available.",
+        "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
+        least=0,
+    )
+    layers: int | None = _option(
+        None,
+        "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
+        "Handed to the model's function as `force_num_layers`.",
+        least=1,
+    )
+    trace: str = _option(
+        "none",
+        "Performance trace to be generated during the run.",
+        "A run beside the measured one: light is a table of times by dispatch, verbose adds a file for Perfetto.",
+        choices=("none", "light", "verbose"),
+    )
+    list: bool = _option(
+        False, "List available models and configurations", "With parameter counts; nothing is built.", short="l"
+    )
+    env: tuple[tuple[str, str], ...] = _option(
+        (),
+        "Environment variables to run with, i.e. 'OMP_NUM_THREADS=1 IREE_X'; a name alone is set to 1.",
+        "For building, compiling and measuring; part of the result's args.",
+        short="e",
+    )
+    output: str = _option(
+        "",
+        "Output json file to write results to, optionally. If file already exists, results will be appended.",
+        "The document's fields with ours beside them; `.json` is added where it is missing.",
+        short="o",
+    )
+    models_dir: tuple[str, ...] = _option(
+        (),
+        "Folder of model files, in place of specs/models (repeatable).",
+        "Every Python file of the folder is imported; torch is needed once a model is built.",
+    )
+    against: tuple[str, ...] = _option(
+        (),
+        "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
+        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
+        choices=("torch", "torch-eager", "onnxruntime"),
+    )
+    disturbed: str = _option(
+        "replace",
+        "What becomes of rounds of --against that other work on the machine disturbed.",
+        "As for `compare`: [what disturbs](disturbance.md).",
+        choices=("replace", "count"),
+    )
+    device: str = _option(
+        "",
+        "IREE device, such as local-task (the default), local-sync, hip://0 or cuda://1.",
+        "Names the compiler's target and the runtime's driver.",
+    )
+    target: str = _option(
+        "",
+        "Chip that is compiled for, such as gfx942 or sm_90, where --device is a GPU.",
+        "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
+    )
+    torch_python: str = _option(
+        "",
+        "Python that has torch, where the toolkit's own has none.",
+        "Models are built there; the toolkit itself never imports torch.",
+    )
+    iree: str = _option(
+        "",
+        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, "
+        "wheels:DIR, venv:DIR, build:DIR, path.",
+        "Compiler and runtime that are measured.",
+    )
+    iree_compiler: str = _option("", "The compiler, where it is not that of --iree.", "As for every other command.")
+    iree_runtime: str = _option("", "The runtime, where it is not that of --iree.", "As for every other command.")
+    cache_dir: str = _option(
+        "",
+        "Folder of downloads and modules (default: cache/ of the project).",
+        "Built models and compiled modules are kept there, made once.",
+    )
 
     def loops(self, chips: int) -> int:
         """How often to loop on so many chips (`--chips 0` counted): the option, or 5 for each chip.
@@ -251,12 +207,18 @@ class BenchOptions:
 
     def as_args(self) -> dict[str, Any]:
         """For `args` of a result: every option by its name, of JSON's types."""
-        made: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        made: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         made["dataformat"] = self.dataformat.value
         made["env"] = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env)
         for name in ("models_dir", "against"):
             made[name] = [*made[name]]
         return made
+
+
+OPTIONS: tuple[BenchOption, ...] = tuple(
+    replace(item.metadata["option"], name=item.name) for item in fields(BenchOptions)
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def read_options(values: Mapping[str, Any]) -> BenchOptions:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.chain import AGAINST, TRACE
 from iree_gauntlet.bench.perf_file import failed_result, measured_result
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.reporting.figures import byte_size, duration, error_figure, milliseconds
-from iree_gauntlet.running.plan_places import step_id
+from iree_gauntlet.running.steps import step_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,7 @@ def _doubts(figures: Mapping[str, Any], benchmark: Mapping[str, Any]) -> list[st
     return [f"note: {text}" for text in found]
 
 
-def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = "main") -> dict[str, Any] | None:
+def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> dict[str, Any] | None:
     """What a step came to, where it came to anything good."""
     found = record.results.get(step_id(chain.id, stage, role))
     return found if found is not None and found["verdict"] in _GOOD and found.get("statistics") else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
@@ -21,46 +21,19 @@ from iree_gauntlet.running.results import Result
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.chain import Chain
-    from iree_gauntlet.running.comparing import Teller
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.module_cache import ModuleCache
     from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.toolchains.known_flags import KnownFlags
+    from iree_gauntlet.running.workbench import Workbench
 
-__all__ = ["BenchSession", "Doors"]
+__all__ = ["BenchSession"]
 
 # Of the coins that choose the order of rounds beside a peer: the same for everybody, so that a run can be repeated.
 _SEED = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """What a benchmark reaches the world through.
-
-    Attributes:
-        processes: starts them.
-        modules: what was made before.
-        locks: keep other runs on this machine away.
-        log: takes rounds beside a peer as they are measured.
-        teller: is told how these go.
-        cancelled: set to end the run.
-        known: the flags of the toolchain's programs.
-    """
-
-    processes: Processes
-    modules: ModuleCache
-    locks: MachineLocks
-    log: EventLog
-    teller: Teller
-    cancelled: threading.Event
-    known: KnownFlags
 
 
 class BenchSession:
@@ -86,12 +59,22 @@ class BenchSession:
         self._first_call_ms = 0.0
         self._call_ms: float | None = None
 
-    def performers(self, doors: Doors) -> Mapping[Stage, Callable[[Step], Result]]:
+    def performers(self, session: Session[Any], workbench: Workbench) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
+        processes = session.processes
+
+        def export(step: Step) -> Result:
+            return self._export(step, Exporter(session, workbench, self.chain.export_plan))
+
+        def benchmark(step: Step) -> Result:
+            if step.role == AGAINST:
+                return self._against(step, session)
+            return self._trace(step, processes, workbench) if step.role == TRACE else self._loop(step, processes)
+
         return {
-            Stage.EXPORT: lambda step: self._export(step, doors),
-            Stage.THRESHOLD: lambda step: self._check(step, doors),
-            Stage.BENCHMARK: lambda step: self._benchmark(step, doors),
+            Stage.EXPORT: export,
+            Stage.THRESHOLD: lambda step: self._check(step, processes),
+            Stage.BENCHMARK: benchmark,
         }
 
     def steps_after_export(self) -> tuple[Step, ...]:
@@ -123,8 +106,7 @@ class BenchSession:
         assert self.build is not None, "exported before"
         return Workers(self.chain, self.build, self._devices)
 
-    def _export(self, step: Step, doors: Doors) -> Result:
-        exporter = Exporter(doors.modules, doors.processes, self.chain.export_plan, doors.cancelled)
+    def _export(self, step: Step, exporter: Exporter) -> Result:
         result = exporter.perform(step)
         if result.verdict is Verdict.PASSED:
             self.build = read_build(Path(step.folder))
@@ -132,47 +114,29 @@ class BenchSession:
             self._hashes = result.statistics["hashes"]
         return result
 
-    def _check(self, step: Step, doors: Doors) -> Result:
-        result = check_outputs(step, self._workers(), doors.processes, self._contraction_type)
+    def _check(self, step: Step, processes: Processes) -> Result:
+        result = check_outputs(step, self._workers(), processes, self._contraction_type)
         if result.statistics:
             self._first_call_ms = float(result.statistics["first_call_ms"])
         return result
 
-    def _benchmark(self, step: Step, doors: Doors) -> Result:
-        match step.id.removeprefix(f"{self.chain.id}:{Stage.BENCHMARK}").removeprefix("."):
-            case "":
-                result = run_loop(step, self._workers(), doors.processes, self._contraction_type, self._first_call_ms)
-                if result.statistics and self.build is not None and self.build.generation is None:
-                    self._call_ms = float(result.statistics["latency_ms"]["p50"])
-                return result
-            case role if role == AGAINST:
-                return self._against(step, doors)
-            case role if role == TRACE:
-                return self._trace(step, doors)
-        raise ValueError(step.id)
+    def _loop(self, step: Step, processes: Processes) -> Result:
+        result = run_loop(step, self._workers(), processes, self._contraction_type, self._first_call_ms)
+        if result.statistics and self.build is not None and self.build.generation is None:
+            self._call_ms = float(result.statistics["latency_ms"]["p50"])
+        return result
 
-    def _against(self, step: Step, doors: Doors) -> Result:
+    def _against(self, step: Step, session: Session[Any]) -> Result:
         workers = self._workers()
         command = workers.command(step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
         place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, options.env, replaced)
-        peers = measure(
-            options.against,
-            iree_rounds(step, command),
-            workers.exported,
-            place,
-            doors.processes,
-            doors.locks,
-            doors.log,
-            doors.teller,
-            doors.cancelled,
-            _SEED,
-        )
+        peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, _SEED)
         lines = shown(peers)
         return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
 
-    def _trace(self, step: Step, doors: Doors) -> Result:
+    def _trace(self, step: Step, processes: Processes, workbench: Workbench) -> Result:
         workers, toolchain = self._workers(), self.chain.toolchain
         traces = []
         for number, program in enumerate(workers.build.programs):
@@ -194,8 +158,8 @@ class BenchSession:
                     self.chain.options.trace,
                     Path(step.folder),
                     toolchain,
-                    doors.processes,
-                    doors.known.of(BENCHMARK_MODULE),
+                    processes,
+                    workbench.flags_of(BENCHMARK_MODULE),
                     name=program.name,
                     call_ms=self._call_ms,
                 )

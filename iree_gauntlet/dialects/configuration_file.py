@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from iree_gauntlet.configuration import (
+from iree_gauntlet.dialects.spec_file import nearest, problems_of
+from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.errors import Problem, SpecError, UsageError
+from iree_gauntlet.settings import (
     Configuration,
     DownloadSettings,
     Mirror,
@@ -21,9 +24,6 @@ from iree_gauntlet.configuration import (
     StoreOptions,
     ToolchainSettings,
 )
-from iree_gauntlet.dialects.spec_file import nearest, problems_of
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
-from iree_gauntlet.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

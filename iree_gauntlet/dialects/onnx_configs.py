@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
-from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of
 from iree_gauntlet.dialects.op_schema import SuiteDocument
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import nearest, problem_at
+from iree_gauntlet.dialects.suite_configs import read_document
 from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.targets import Target
 
@@ -115,20 +115,9 @@ def read_models_config(path: Path, name: str) -> ModelsConfig:
         path: the file.
         name: how the user names it, for messages.
     """
-    comments: dict[int, str] = {}
-
-    def plain(text: str) -> str:
-        comments.update(comments_of(text))
-        return plain_json(text)
-
-    content, text, problems = load_json(path, name, plain)
-    if content is None:
-        return ModelsConfig(name, problems=tuple(problems))
-    content, warnings = without_strange_fields(content, _Document, name, text)
-    try:
-        document = _Document.model_validate(content)
-    except ValidationError as error:
-        return ModelsConfig(name, problems=tuple(problems_of(error, _Document, name, text)))
+    document, text, comments, problems, warnings = read_document(path, name, _Document)
+    if document is None:
+        return ModelsConfig(name, problems=tuple(problems), warnings=tuple(warnings))
     found = target_of_flags(document.iree_compile_flags)
     target = Target(found.family, found.chip, config=document.config_name)
     return ModelsConfig(name, text, document, target, comments, warnings=tuple(warnings))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from iree_gauntlet.cases import (
+    MAIN,
     ArgumentOrder,
     Case,
     Expectation,
@@ -176,7 +177,7 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
         stem=spec.stem,
         kind=Kind.QUALITY,
         target=target,
-        modules=(Module(name, "main", target, program, flags, origin, flags_origin=flags_origin),),
+        modules=(Module(name, MAIN, target, program, flags, origin, flags_origin=flags_origin),),
         origin=origin,
         device=devices_of_flags(run_flags),
         run_flags=run_flags,

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from iree_gauntlet.cases import Expectation, Origin, Stage
 from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.dialects.op_schema import OpConfig
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.suite_configs import read_document
 from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target
@@ -86,20 +84,8 @@ def read_config(path: Path, name: str) -> SuiteConfig:
         path: the file.
         name: how the user names it, for messages.
     """
-    comments: dict[int, str] = {}
-
-    def plain(text: str) -> str:
-        comments.update(comments_of(text))
-        return plain_json(text)
-
-    content, text, problems = load_json(path, name, plain)
-    if content is None:
-        return SuiteConfig(path, name, problems=tuple(problems))
-    content, warnings = without_strange_fields(content, OpConfig, name, text)
-    try:
-        document = OpConfig.model_validate(content)
-    except ValidationError as error:
-        problems = problems_of(error, OpConfig, name, text)
+    document, text, comments, problems, warnings = read_document(path, name, OpConfig)
+    if document is None:
         return SuiteConfig(path, name, problems=tuple(problems), warnings=tuple(warnings))
     found = target_of_flags(document.iree_compile_flags)
     target = Target(found.family, found.chip, config=document.config_name)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from iree_gauntlet.cases import (
+    MAIN,
     Argument,
     ArgumentOrder,
     Case,
@@ -137,7 +138,7 @@ def _cases(
         values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
         flags = tuple(with_variables(flag, values) for flag in flags)
     flags_origin = Origin(config.name)
-    module = Module(f"{spec.model}/{spec.stem}", "main", target, program, flags, origin, flags_origin=flags_origin)
+    module = Module(f"{spec.model}/{spec.stem}", MAIN, target, program, flags, origin, flags_origin=flags_origin)
     # In each table under whichever of its names.
     expected = next((config.expected[key] for key in spec.keys if key in config.expected), ())
     written = [flag for flag in document.iree_run_module_flags if flag.startswith(_OUTPUT)]

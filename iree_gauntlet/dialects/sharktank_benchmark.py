@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import (
+    MAIN,
     Argument,
     Case,
     Golden,
@@ -66,7 +67,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         if regression is None:
             missing.append(f"no regression spec defines module {name!r} for {target.name}")
             origin = Origin(spec.name, "modules")
-            modules.append(Module(name, "main", target, Program(""), (), origin))
+            modules.append(Module(name, MAIN, target, Program(""), (), origin))
             parameters.append(Parameters("model"))
             continue
         modules.append(regression.main)
@@ -77,7 +78,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
     is_pipeline = document.compilation_required and document.modules
     weights = () if is_pipeline else _weights(spec, document, paired, problems, missing)
     if document.compilation_required:
-        role = "benchmark" if find(own) else "main"
+        role = "benchmark" if find(own) else MAIN
         module = Module(own, role, target, Program(""), (), Origin(spec.name))
         if weights and weights[0].splat_of:
             # The pair's archive is of the pair's program: this one makes its own.
@@ -86,7 +87,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
     else:
         if paired is None:
             missing.append(f"no regression spec defines {spec.model}/{submodel} for {target.name}")
-        main = paired.main if paired else Module(own, "main", target, Program(""), (), Origin(spec.name))
+        main = paired.main if paired else Module(own, MAIN, target, Program(""), (), Origin(spec.name))
     parameters.extend(weights)
     if problems:
         return None, problems

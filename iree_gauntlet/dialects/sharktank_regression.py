@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import (
+    MAIN,
     Argument,
     Case,
     Expectation,
@@ -99,7 +100,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
     name = f"{spec.model}_{spec.submodel}"
     main = Module(
         name=name,
-        role="main",
+        role=MAIN,
         target=target,
         program=Program(url(["mlir"], document.mlir), _onnx_import(document)),
         flags=fields.flags,

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import Case, Kind, Module, OnnxImport, Origin, Program, Stage
+from iree_gauntlet.cases import MAIN, Case, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.fields import ImportOptions
 from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside, problem
@@ -133,7 +133,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
     model = model or folder.name
     module = Module(
         name=name,
-        role="main",
+        role=MAIN,
         target=target,
         program=Program(url, _onnx_import(document)),
         flags=flags,

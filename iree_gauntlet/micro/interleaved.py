@@ -25,13 +25,10 @@ from iree_gauntlet.running.round_seed import seed_of
 from iree_gauntlet.running.rounds import Measurement, take_round
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.rounds import TakenRound
+    from iree_gauntlet.running.session import Session
 
 __all__ = ["Blocks", "InterleavedRounds", "TorchRound"]
 
@@ -95,41 +92,30 @@ class InterleavedRounds:
     """Takes blocks of a point.
 
     Args:
+        session: what it runs in; its log takes every block.
         name: of the point, for its coins and the log.
         iree: programs of IREE, by name.
         torch: those of torch; None for none.
-        processes: starts the rounds.
-        locks: keep the machine to ourselves meanwhile.
-        log: where everything goes.
-        waiting: is told for whom one waits.
         seed: of the coins.
-        cancelled: set to end it.
         replace_disturbed: whether a disturbed round is taken again.
     """
 
     def __init__(
         self,
+        session: Session[Any],
         name: str,
         iree: Mapping[str, Measurement],
         torch: TorchRound | None,
-        processes: Processes,
-        locks: MachineLocks,
-        log: EventLog,
-        waiting: Callable[[str], None],
         seed: int,
-        cancelled: threading.Event,
         *,
         replace_disturbed: bool,
     ) -> None:
+        self._session = session
         self._name = name
         self._iree = iree
         self._torch = torch
         self._torch_order: list[str] = []
-        self._processes = processes
-        self._locks = locks
-        self._log = log
-        self._waiting = waiting
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
         self._replace = replace_disturbed
         # It draws lots for orders, and nothing secret.
         self._lots = random.Random(seed_of(seed, name, _KIND))  # noqa: S311
@@ -154,10 +140,10 @@ class InterleavedRounds:
         self._lots.shuffle(order)
         rounds: list[tuple[str, TakenRound]] = []
         with ExitStack() as stack:
-            stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._waiting))
+            stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._session.waiting))
             device = next((item.device for item in self._iree.values() if item.device), "")
             if device:
-                stack.enter_context(self._locks.device_lock(device, self._waiting))
+                stack.enter_context(self._session.locks.device_lock(device, self._session.waiting))
             complete = self._rounds(order, rounds)
             if complete and self._torch is not None:
                 complete = self._torch_round(self._torch, rounds)
@@ -168,7 +154,7 @@ class InterleavedRounds:
         failed = next(((name, taken.failure) for name, taken in rounds if taken.failure), None)
         counted = complete and failed is None
         records = [{"side": name, **taken.as_dict()} for name, taken in rounds]
-        self._log.write(
+        self._session.log.write(
             "block", {"chain": self._name, "kind": _KIND, "order": order, "counted": counted, "rounds": records}
         )
         for name, taken in rounds:
@@ -211,7 +197,7 @@ class InterleavedRounds:
         for _ in range(_ATTEMPTS):
             if self._cancelled.is_set():
                 return False
-            taken = take_round(measurement, self._processes, f"rounds.{name.strip()}.")
+            taken = take_round(measurement, self._session.processes, f"rounds.{name.strip()}.")
             rounds.append((name, taken))
             if taken.failure:
                 return False

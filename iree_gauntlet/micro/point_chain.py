@@ -11,12 +11,12 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.chain import PLAN_FILE, hash_of_files
 from iree_gauntlet.bench.module_steps import ModuleSteps
 from iree_gauntlet.bench.registry import shown
-from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.micro.points import torch_side, torch_sides
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.plan import blocked
-from iree_gauntlet.running.plan_places import Places, step_id
-from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.running.plan_places import Places
+from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
@@ -160,7 +160,7 @@ class PointChain:
         """The folder of the program and the archive of weights of a variant."""
         return Path(self.step(Stage.IMPORT, torch_side(variant).label).folder)
 
-    def step(self, stage: Stage, role: str = "main") -> Step:
+    def step(self, stage: Stage, role: str = MAIN) -> Step:
         """What all steps of the point have in common."""
         entry = self.point.model
         return Step(
@@ -172,6 +172,7 @@ class PointChain:
             target=self.target.name,
             sku="",
             stage=stage,
+            role=role,
             folder=Places(self.world.run_dir, {}).folder(self.id, stage, role),
             timeout=DEFAULT_TIMEOUTS[stage],
             origin=Origin(f"{shown(self.config)}:{entry.line}", entry.name),

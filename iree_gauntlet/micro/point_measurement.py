@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.record import VariantFigures
     from iree_gauntlet.micro.roofline import Roofline
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]
@@ -67,7 +67,7 @@ class PointMeasurement:
 
     Attributes:
         chain: of the point.
-        doors: to the world.
+        session: what it runs in.
         measuring: how it is measured.
         builds: what torch made, by label.
         found: what is known of each variant, by label; roofline shares are added.
@@ -76,7 +76,7 @@ class PointMeasurement:
     """
 
     chain: PointChain
-    doors: Doors
+    session: Session[Any]
     measuring: Measuring
     builds: Mapping[str, Build]
     found: Mapping[str, VariantFigures]
@@ -104,7 +104,7 @@ class PointMeasurement:
         notes = self._notes(blocks, trial)
         for variant in wanted:
             self.found[variant.label].roofline = self._share(variant, blocks)
-        if self.doors.cancelled.is_set():
+        if self.session.cancelled.is_set():
             return Result(Verdict.ERROR, "interrupted")
         record = point_record(
             point,
@@ -125,11 +125,8 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.doors.locks.quiet_machine(exclusive=False, on_wait=self._waiting):
-            return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.doors.processes)
-
-    def _waiting(self, what: str) -> None:
-        self.doors.teller.progress(f"waiting {what}" if what else "")
+        with self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.waiting):
+            return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
         script = Path(worker.__file__).with_name(MODULE_WORKER)
@@ -144,18 +141,14 @@ class PointMeasurement:
             command = planned_command(step, self.chain.toolchain.python, script, plan, f"{variant.label}.")
             programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
         rounds = InterleavedRounds(
+            self.session,
             self.chain.id,
             programs,
             trial.round,
-            self.doors.processes,
-            self.doors.locks,
-            self.doors.log,
-            self._waiting,
             _SEED,
-            self.doors.cancelled,
             replace_disturbed=self.measuring.replace_disturbed,
         )
-        return rounds.take(lambda _: self._waiting(""))
+        return rounds.take(lambda _: self.session.waiting(""))
 
     def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
         notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]

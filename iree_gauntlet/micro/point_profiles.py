@@ -17,21 +17,28 @@ from iree_gauntlet.micro.checking import module_plan
 from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
 from iree_gauntlet.micro.point_chain import TRACE
+from iree_gauntlet.micro.points import torch_side
 from iree_gauntlet.running.results import Result, shorten
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
+    from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.toolchains.flags import FlagSet
 
 __all__ = ["profile_memory", "trace_variant"]
 
 
 def trace_variant(
-    step: Step, chain: PointChain, variant: Variant, build: Build, exported: Path, call_ms: float | None, doors: Doors
+    step: Step,
+    chain: PointChain,
+    variant: Variant,
+    build: Build,
+    call_ms: float | None,
+    processes: Processes,
+    flags: FlagSet,
 ) -> Result:
     """A table of dispatches and a file for Perfetto, in the step's folder.
 
@@ -46,7 +53,7 @@ def trace_variant(
         parameters=[("model", chain.imported(variant) / PARAMETERS)],
         function=FUNCTION,
         inputs=program.inputs,
-        inputs_folder=exported,
+        inputs_folder=chain.exported(torch_side(variant).label),
         device=chain.device,
     )
     made = tracing.trace(
@@ -54,8 +61,8 @@ def trace_variant(
         tracing.VERBOSE,
         Path(step.folder),
         chain.toolchain,
-        doors.processes,
-        doors.known.of(BENCHMARK_MODULE),
+        processes,
+        flags,
         name=variant.label,
         call_ms=call_ms,
     )
@@ -67,20 +74,18 @@ def trace_variant(
     )
 
 
-def profile_memory(
-    step: Step, chain: PointChain, variant: Variant, build: Build, exported: Path, doors: Doors
-) -> Result:
+def profile_memory(step: Step, chain: PointChain, variant: Variant, build: Build, processes: Processes) -> Result:
     """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
-    plan = memory_plan(module_plan(chain, variant, build, exported))
+    plan = memory_plan(module_plan(chain, variant, build, chain.exported(torch_side(variant).label)))
     script = Path(worker.__file__).with_name(MEMORY_WORKER)
-    answer = ask(step, doors.processes, planned_command(step, chain.toolchain.python, script, plan))
+    answer = ask(step, processes, planned_command(step, chain.toolchain.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
-        return doors.processes.complete(step, answer.outcome, answer.failure)
+        return processes.complete(step, answer.outcome, answer.failure)
     try:
         profile = read_memory_profile(answer.figures)
     except GauntletError as error:
-        return doors.processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
+        return processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
     path = Path(step.folder) / "memory"
     write_memory_profile(profile, path.with_suffix(".json"))
     notes = profile.lines()
@@ -90,4 +95,4 @@ def profile_memory(
         memory_plot(profile, path, f"{chain.point.name}: {variant.label}")
     statistics = {name: value for name, value in profile.as_dict().items() if name != "series"}
     result = Result(Verdict.PASSED, statistics={"memory": statistics}, notes=tuple(notes))
-    return doors.processes.complete(step, answer.outcome, result)
+    return processes.complete(step, answer.outcome, result)

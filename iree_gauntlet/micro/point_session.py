@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
@@ -21,19 +21,21 @@ from iree_gauntlet.micro.point_profiles import profile_memory, trace_variant
 from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
+from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.session import Doors
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["PointSession"]
 
@@ -44,13 +46,15 @@ class PointSession:
 
     Attributes:
         chain: of the point.
-        doors: to the world.
+        session: what it runs in.
+        workbench: the caches and the IREE.
         measuring: how it is measured.
         results: what each step has come to, by id: the engine's listener fills it.
     """
 
     chain: PointChain
-    doors: Doors
+    session: Session[Any]
+    workbench: Workbench
     measuring: Measuring
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -77,17 +81,16 @@ class PointSession:
             shutil.rmtree(code)
 
     def _export(self, step: Step) -> Result:
-        label = step.id.removeprefix(step_id(self.chain.id, Stage.EXPORT) + ".")
         plan = self.chain.export_plan
 
         def told(folder: str) -> Mapping[str, object]:
-            return plan(label, folder)
+            return plan(step.role, folder)
 
-        result = Exporter(self.doors.modules, self.doors.processes, told, self.doors.cancelled).perform(step)
+        result = Exporter(self.session, self.workbench, told).perform(step)
         if result.verdict is Verdict.PASSED:
-            self._builds[label] = read_build(Path(step.folder))
+            self._builds[step.role] = read_build(Path(step.folder))
             assert result.statistics is not None, "of every export that passed"
-            self._hashes[label] = result.statistics["hashes"]
+            self._hashes[step.role] = result.statistics["hashes"]
         return result
 
     def _modules(self) -> Sequence[Step]:
@@ -98,11 +101,10 @@ class PointSession:
         return steps
 
     def _check(self, step: Step) -> Result:
-        label = step.id.removeprefix(step_id(self.chain.id, Stage.THRESHOLD) + ".")
-        variant = self._variant(label)
+        variant = self._variant(step.role)
         side = torch_side(variant).label
         return check_variant(
-            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.doors.processes
+            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.session.processes
         )
 
     def _measured(self) -> Sequence[Step]:
@@ -174,19 +176,18 @@ class PointSession:
             known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
 
     def _benchmark(self, step: Step) -> Result:
-        role = step.id.removeprefix(step_id(self.chain.id, Stage.BENCHMARK)).removeprefix(".")
-        if not role:
+        if step.role == MAIN:
             return PointMeasurement(
-                self.chain, self.doors, self.measuring, self._builds, self._found, self._flops(), self._began
+                self.chain, self.session, self.measuring, self._builds, self._found, self._flops(), self._began
             ).run(step)
-        kind = TRACE if role.startswith(TRACE) else MEMORY
-        variant = self._variant(role.removeprefix(kind))
-        side = torch_side(variant).label
-        build, exported = self._builds[side], self.chain.exported(side)
+        kind = TRACE if step.role.startswith(TRACE) else MEMORY
+        variant = self._variant(step.role.removeprefix(kind))
+        build, processes = self._builds[torch_side(variant).label], self.session.processes
         if kind == MEMORY:
-            return profile_memory(step, self.chain, variant, build, exported, self.doors)
+            return profile_memory(step, self.chain, variant, build, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
-        return trace_variant(step, self.chain, variant, build, exported, call_ms, self.doors)
+        flags = self.workbench.flags_of(BENCHMARK_MODULE)
+        return trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)

@@ -11,10 +11,11 @@ import pytest
 from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
-from iree_gauntlet.pytest_plugin.records import new_run_folder, write_session_reports
+from iree_gauntlet.pytest_plugin.records import write_session_reports
 from iree_gauntlet.pytest_plugin.session import ModelTestSession
 from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
 from iree_gauntlet.running.confirming import confirm_rules
+from iree_gauntlet.running.run_folder import new_folder, require_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +162,9 @@ class ModelTestPlugin:
     def run_folder(self) -> Path:
         """The folder of this session, made when it is first asked for; one for all processes under xdist."""
         if self._run_folder is None:
-            self._run_folder = new_run_folder(self._artifacts / "runs")
+            runs = self._artifacts / "runs"
+            require_plain(runs, "--artifact-directory")
+            self._run_folder = new_folder(runs, "pytest", "--artifact-directory")
         return self._run_folder
 
     @pytest.hookimpl(optionalhook=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
@@ -19,33 +18,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["new_run_folder", "write_session_reports"]
-
-
-def new_run_folder(runs: Path) -> Path:
-    """Makes a folder for a session, named after the time.
-
-    Raises:
-        GauntletError: it cannot be made, or its path is one that IREE's tools misread.
-    """
-    if set(str(runs)) & set("@%"):
-        raise GauntletError(
-            f"{runs}: IREE's tools misread a path with '@' or '%'", "Give an --artifact-directory without them."
-        )
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-pytest"
-    number = 1
-    while True:
-        folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise GauntletError(
-                f"{folder}: cannot make the session's folder: {error.strerror}", "Give another --artifact-directory."
-            ) from error
-        else:
-            return folder
+__all__ = ["write_session_reports"]
 
 
 def write_session_reports(run_dir: Path, summary_folder: Path) -> bool:

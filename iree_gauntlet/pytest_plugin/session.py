@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,20 +17,19 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.details import finding_lines
 from iree_gauntlet.reporting.download_rates import Downloads
 from iree_gauntlet.reporting.download_text import arrival_text, beginning_text
 from iree_gauntlet.reporting.step_outcome import step_outcome
+from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.running.engine import Engine, RunOptions, exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.plan_places import step_id
 from iree_gauntlet.running.results import Result, shorten
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.running.workbench import make_surroundings, open_workbench
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
-from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.reporting.step_outcome import StepOutcome
     from iree_gauntlet.running.confirming import ConfirmRules
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
 
 __all__ = ["CheckFailure", "ModelTestSession", "StepError", "TestFailure", "failure_text"]
@@ -100,6 +100,12 @@ class _Log:
     def waiting(self, text: str) -> None:
         _LOG.info("waiting %s", text)
 
+    def message(self, text: str) -> None:
+        _LOG.info("%s", text)
+
+    def progress(self, text: str) -> None:
+        _LOG.debug("%s", text)
+
     def update(self, url: str, done: int, total: int | None) -> None:
         """Downloads are told of when they begin and when they are done, as a log has no line to overwrite."""
         with self._lock:
@@ -156,11 +162,11 @@ class ModelTestSession:
     ) -> None:
         self.run_dir = run_dir
         self._log = _Log()
-        self._machine = make_machine({"cache_dir": str(artifacts)}, self._log, need_toolchain=True)
+        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
         required = {case.id: case for test in tests for case in test.required}
         cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
-        options = {"force_recompile": force_recompile}
-        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, options))
+        conduct = ConductRequest(force_recompile=force_recompile)
+        plan = make_plan(cases, _STAGES, make_surroundings(self._machine, run_dir, conduct))
         if plan.problems:
             raise SpecError(list(plan.problems))
         plan = without_missing_devices(plan, self._machine)
@@ -174,8 +180,8 @@ class ModelTestSession:
         targets = sorted({test.case.target for test in tests})
         event = run_event(plan, run_dir, self._machine, "pytest", targets, command)
         self._journal.run(event | {"markers": markers})
-        self._supervisor = Supervisor()
-        self._cancelled = threading.Event()
+        self._session: Session[Journal] | None = None
+        self._opened = ExitStack()
 
     def prepare(self, case: Case) -> None:
         """Runs what a test's check needs.
@@ -209,7 +215,7 @@ class ModelTestSession:
 
     def close(self) -> None:
         """Ends what runs, and the journal."""
-        self._supervisor.close()
+        self._opened.close()
         seconds = (datetime.now(UTC) - self._began).total_seconds()
         self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
         self._journal.close()
@@ -246,33 +252,13 @@ class ModelTestSession:
 
     def _engine(self) -> Engine:
         """An engine for some steps; after an exception in another test (its time was up), all is made anew."""
-        if self._cancelled.is_set():
-            self._supervisor.close()
-            self._supervisor, self._cancelled = Supervisor(), threading.Event()
-        toolchain = self._machine.toolchain
-        assert toolchain is not None, "asked for when this session was made"
-        locks = machine_locks(os.environ, self._cancelled)
+        if self._session is None or self._session.cancelled.is_set():
+            self._opened.close()
+            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
         options = RunOptions(
-            jobs=self._jobs,
-            fail_fast=False,
-            made_again=self._made_again,
-            lenient=False,
-            release=toolchain.compiler_release,
-            confirm=self._confirm,
+            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
         )
-        return Engine(
-            self.run_dir,
-            self._machine.store,
-            self._machine.modules,
-            self._supervisor,
-            locks,
-            self._cancelled,
-            self._journal,
-            self._log,
-            options,
-            free_memory,
-            self._machine.shared,
-        )
+        return Engine(self._session, self._machine, self._log, options)
 
     def _outcome(self, step: Step) -> StepOutcome:
         record = JournalRecord(self.run_dir, results=self._log.records, end={})

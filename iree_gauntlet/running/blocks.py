@@ -18,13 +18,10 @@ from iree_gauntlet.running.round_seed import seed_of
 from iree_gauntlet.running.rounds import take_round
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.rounds import Measurement, TakenRound
+    from iree_gauntlet.running.session import Session
 
 __all__ = ["AB", "CONTROL", "BlockTaker", "Evidence", "Pair", "evidence_of"]
 
@@ -124,32 +121,15 @@ class BlockTaker:
         waited: seconds that went by until the machine was ours: they are no measuring time.
 
     Args:
-        processes: starts the rounds.
-        locks: keep the machine to ourselves meanwhile.
-        log: where everything goes.
-        waiting: is told for whom one waits.
+        session: what it runs in; its log takes every block.
         seed: of the coins that choose the order of each block.
-        replace_disturbed: whether a block with a disturbed round is evidence.
-        cancelled: set to end it.
+        replace_disturbed: whether a block with a disturbed round is taken again.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        locks: MachineLocks,
-        log: EventLog,
-        waiting: Callable[[str], None],
-        seed: int,
-        cancelled: threading.Event,
-        *,
-        replace_disturbed: bool,
-    ) -> None:
-        self._processes = processes
-        self._locks = locks
-        self._log = log
-        self._waiting = waiting
+    def __init__(self, session: Session[Any], seed: int, *, replace_disturbed: bool) -> None:
+        self._session = session
         self._seed = seed
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
         self._replace = replace_disturbed
         self.waited = 0.0
 
@@ -171,13 +151,13 @@ class BlockTaker:
         rounds: list[tuple[str, TakenRound]] = []
         began = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._waiting))
+            stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._session.waiting))
             if pair.a.device:
-                stack.enter_context(self._locks.device_lock(pair.a.device, self._waiting))
+                stack.enter_context(self._session.locks.device_lock(pair.a.device, self._session.waiting))
             self.waited += time.monotonic() - began
             for side in order:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.
-                taken = take_round(sides[side], self._processes, f"rounds.{side if kind == AB else 'A'}.")
+                taken = take_round(sides[side], self._session.processes, f"rounds.{side if kind == AB else 'A'}.")
                 if self._cancelled.is_set():
                     # What was cut short came to nothing.
                     return
@@ -189,7 +169,7 @@ class BlockTaker:
         counted = failed is None and not (causes and self._replace)
         evidence.attempts[kind] += 1
         records = [{"side": side, **taken.as_dict()} for side, taken in rounds]
-        self._log.write(
+        self._session.log.write(
             "block",
             {"chain": pair.chain, "kind": kind, "order": str(order), "counted": counted, "rounds": records},
         )

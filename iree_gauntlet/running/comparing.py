@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.comparison_verdict import Verdict, compare
 from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
 
-__all__ = ["CONTROL_BLOCKS", "Comparer", "Rules", "Teller"]
+__all__ = ["CONTROL_BLOCKS", "Comparer", "Rules"]
 
 # Blocks of A against itself: as many as its one look takes.
 CONTROL_BLOCKS = 10
@@ -53,51 +50,20 @@ class Rules:
         return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
 
 
-class Teller(Protocol):
-    """Who is told how it goes."""
-
-    def message(self, text: str) -> None:
-        """Something that stays to be read."""
-
-    def progress(self, text: str) -> None:
-        """What goes on just now."""
-
-
 class Comparer:
     """Takes the rounds.
 
     Args:
-        processes: starts them.
-        locks: keep the machine to ourselves meanwhile.
-        log: where everything goes.
-        teller: who is told.
+        session: what it runs in.
         rules: what decides.
-        cancelled: set to end it.
         clock: seconds.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        locks: MachineLocks,
-        log: EventLog,
-        teller: Teller,
-        rules: Rules,
-        cancelled: threading.Event,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._teller = teller
+    def __init__(self, session: Session[Any], rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
+        self._teller = session.teller
         self._rules = rules
-        self._cancelled = cancelled
-        self._taker = BlockTaker(
-            processes,
-            locks,
-            log,
-            lambda what: teller.progress(f"waiting {what}"),
-            rules.seed,
-            cancelled,
-            replace_disturbed=rules.replace_disturbed,
-        )
+        self._cancelled = session.cancelled
+        self._taker = BlockTaker(session, rules.seed, replace_disturbed=rules.replace_disturbed)
         self._clock = clock
         self._began = clock()
 

@@ -8,15 +8,14 @@ import time
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
+from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.running.agenda import Limits
 from iree_gauntlet.running.modules import ModuleMaker
-from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.quiet_stretch import QuietStretch
 from iree_gauntlet.running.results import Result, with_expectation
 from iree_gauntlet.running.scheduler import Scheduler
@@ -24,14 +23,12 @@ from iree_gauntlet.running.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iree_gauntlet.artifacts.store import ArtifactStore, Fetched
+    from iree_gauntlet.artifacts.store import Fetched
     from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.journal import Journal
-    from iree_gauntlet.running.machine_lock import MachineLocks
-    from iree_gauntlet.running.module_cache import ModuleCache
-    from iree_gauntlet.running.shared_modules import SharedModules
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.supervisor import Supervisor
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["Engine", "Listener", "RunOptions", "exit_code_of"]
 
@@ -63,7 +60,6 @@ class RunOptions:
         made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
             made again; None to use what is in the cache.
         lenient: an unexpected pass does not fail the run.
-        release: the compiler's release, for goldens that belong to one.
         confirm: how a broken golden time is confirmed; None to fail at once, by the dialects' plain rule.
     """
 
@@ -71,7 +67,6 @@ class RunOptions:
     fail_fast: bool
     made_again: Path | None
     lenient: bool
-    release: str
     confirm: ConfirmRules | None
 
 
@@ -79,59 +74,34 @@ class Engine:
     """Executes steps.
 
     Args:
-        run_dir: the run's folder.
-        store: fetches artifacts.
-        modules: what was compiled before.
-        supervisor: owns the processes.
-        locks: keep other runs on this machine away.
-        cancelled: set to end the run; the locks wait on it too.
-        journal: what happens goes there.
-        listener: and is shown there.
+        session: what it runs in; its log is the run's journal.
+        workbench: the caches and the IREE.
+        listener: is told of steps.
         options: how to run.
-        available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
-        shared: modules that several machines share; None where there are none.
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
-        end_performers: ends what performers are at; safe in a signal handler.
+        available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
     """
 
     def __init__(
         self,
-        run_dir: Path,
-        store: ArtifactStore,
-        modules: ModuleCache,
-        supervisor: Supervisor,
-        locks: MachineLocks,
-        cancelled: threading.Event,
-        journal: Journal,
+        session: Session[Journal],
+        workbench: Workbench,
         listener: Listener,
         options: RunOptions,
-        available_memory: Callable[[], int | None],
-        shared: SharedModules | None = None,
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
-        end_performers: Callable[[], None] | None = None,
+        available_memory: Callable[[], int | None] = free_memory,
     ) -> None:
-        self._performers = performers or {}
-        self._end_performers = end_performers
-        self._store = store
-        self._supervisor = supervisor
-        self._locks = locks
-        self._journal = journal
+        self._session = session
+        self._store = workbench.store
+        self._release = workbench.toolchain.compiler_release if workbench.toolchain else ""
         self._listener = listener
         self._options = options
+        self._performers = performers or {}
         self._memory = _Memory(available_memory)
-        self._cancelled = cancelled
-        self._quiet = QuietStretch(locks, listener.waiting)
-        self._processes = Processes(supervisor, run_dir)
-        self._maker = ModuleMaker(
-            modules,
-            self._processes,
-            lambda url: store.fetch(url).sha256,
-            lambda: datetime.now(UTC),
-            cancelled,
-            made_again=options.made_again,
-            shared=shared,
-        )
+        self._cancelled = session.cancelled
+        self._quiet = QuietStretch(session.locks, listener.waiting)
+        self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
         """Runs steps and journals what they come to, up to the `end` event.
@@ -149,7 +119,7 @@ class Engine:
             code = exit_code_of(self.perform(steps, finished).values())
         except KeyboardInterrupt:
             interrupted, code = True, ExitCode.INTERRUPTED
-        self._journal.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
+        self._session.log.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
         return code
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
@@ -170,14 +140,7 @@ class Engine:
 
     def _abort(self) -> None:
         if not self._cancelled.is_set():
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Ends what runs; safe in a signal handler."""
-        self._cancelled.set()
-        if self._end_performers is not None:
-            self._end_performers()
-        self._supervisor.cancel_all()
+            self._session.cancel()
 
     def _fits(self, step: Step) -> bool:
         """Whether there is memory for a compile beside others: the compiler holds a program several times."""
@@ -189,7 +152,7 @@ class Engine:
         if self._cancelled.is_set():
             return Verdict.ERROR
         began = time.monotonic()
-        self._journal.start(step.id)
+        self._session.log.start(step.id)
         self._listener.step_started(_told(step))
         try:
             result = self._locked(step)
@@ -213,7 +176,7 @@ class Engine:
 
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
         record = result.as_dict() | {"seconds": seconds}
-        self._journal.result(step.id, record)
+        self._session.log.result(step.id, record)
         self._listener.step_finished(_told(step), record)
         return result.verdict
 
@@ -228,11 +191,11 @@ class Engine:
             if step.resources.exclusive or not step.resources.cores:
                 self._quiet.rest()
             if step.resources.exclusive and step.resources.cores:
-                stack.enter_context(self._locks.quiet_machine(exclusive=True, on_wait=self._listener.waiting))
+                stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._listener.waiting))
             elif step.resources.cores:
                 stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
-                stack.enter_context(self._locks.device_lock(device, self._listener.waiting))
+                stack.enter_context(self._session.locks.device_lock(device, self._listener.waiting))
             return self._execute(step)
 
     def _execute(self, step: Step) -> Result:
@@ -248,15 +211,15 @@ class Engine:
             case Stage.THRESHOLD:
                 from iree_gauntlet.running.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
 
-                return check_threshold(step, self._processes)
+                return check_threshold(step, self._session.processes)
             case Stage.COMPSTAT:
                 from iree_gauntlet.running.performance import check_compile_statistics  # noqa: PLC0415
 
-                return check_compile_statistics(step, self._options.release)
+                return check_compile_statistics(step, self._release)
             case Stage.BENCHMARK:
                 from iree_gauntlet.running.performance import run_benchmark  # noqa: PLC0415
 
-                return run_benchmark(step, self._processes, self._options.confirm, self._cancelled)
+                return run_benchmark(step, self._session.processes, self._options.confirm, self._cancelled)
             case Stage.EXPORT:
                 raise TypeError(f"{step.id}: nothing that exports was given")
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,15 @@ from iree_gauntlet.running.shared_modules import Found
 from iree_gauntlet.running.supervisor import disk_full
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.running.module_cache import Entry, ModuleCache
+    from iree_gauntlet.running.module_cache import Entry
     from iree_gauntlet.running.processes import Processes
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.shared_modules import SharedModules
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.supervisor import Outcome
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
 
@@ -52,46 +53,39 @@ class ModuleMaker:
     """Makes what import, parameters, compile and reference steps make.
 
     Args:
-        cache: the store of what was made before.
-        processes: starts the tools.
-        program_hash: SHA-256 of the file of a URL.
-        clock: gives the present time, with a time zone.
-        cancelled: ends the wait for another process that makes the same.
+        session: what it runs in.
+        workbench: the caches.
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
-        shared: the store of several machines; None where there is none.
+        processes: start the tools, in place of the session's.
         keeps_failures: whether a compile that fails by its own account is kept too, and not tried again.
     """
 
     def __init__(
         self,
-        cache: ModuleCache,
-        processes: Processes,
-        program_hash: Callable[[str], str],
-        clock: Callable[[], datetime],
-        cancelled: threading.Event,
+        session: Session[Any],
+        workbench: Workbench,
         *,
         made_again: Path | None,
-        shared: SharedModules | None = None,
+        processes: Processes | None = None,
         keeps_failures: bool = False,
     ) -> None:
-        self._cache = cache
-        self._processes = processes
-        self._program_hash = program_hash
-        self._clock = clock
-        self._cancelled = cancelled
+        self._cache = workbench.modules
+        self._store = workbench.store
+        self._shared = workbench.shared
+        self._processes = processes or session.processes
+        self._cancelled = session.cancelled
         self._made_again = made_again
-        self._shared = shared
         self._keeps_failures = keeps_failures
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
         ingredients = dict(step.cache.ingredients)
         source = next(item for item in step.inputs if item.role == "program")
-        ingredients["program"] = ingredients["program"] or self._program_hash(source.url)
+        ingredients["program"] = ingredients["program"] or self._store.fetch(source.url).sha256
         for item in step.inputs:
             if item.role.startswith(FILE_ROLE):
-                ingredients[item.role] = ingredients[item.role] or self._program_hash(item.url)
+                ingredients[item.role] = ingredients[item.role] or self._store.fetch(item.url).sha256
         key = make_key(ingredients)
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         dumps = step.command is not None and makes_dumps(step.command.argv)
@@ -225,7 +219,7 @@ class ModuleMaker:
             "command": self._processes.typed(step),
         }
         published = self._cache.publish(
-            files, name=step.id, ingredients=ingredients, metadata=metadata, created=self._clock()
+            files, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC)
         )
         if published.note:
             notes.append(published.note)
@@ -282,7 +276,7 @@ class ModuleMaker:
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
         diagnostics = "\n".join(lines)[-_MOST_DIAGNOSTICS:]
         metadata = {"failure": failure, "diagnostics": diagnostics, "command": self._processes.typed(step)}
-        self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=self._clock())
+        self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC))
         return notes
 
     def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Case, Kind, MadeValues, Metric, Module, Origin, Stage
+from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.running.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.running.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
-from iree_gauntlet.running.plan_places import Places, parameters_role, step_id
-from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
+from iree_gauntlet.running.plan_places import Places, parameters_role
+from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.running.surroundings import DEFAULT_TIMEOUTS
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ class _Planner:
         found = self._artifact(url)
         return found if found.role == role else StepInput(role, found.path, url, found.sha256)
 
-    def _step(self, case: Case, stage: Stage, role: str = "main", **more: Any) -> Step:
+    def _step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
         """A step with what all steps of a case have in common, and more fields."""
         siblings = self._chains[case.chain]
-        expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == "main"]
+        expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == MAIN]
         return Step(
             id=step_id(case.chain, stage, role),
             chain=case.chain,
@@ -198,6 +198,7 @@ class _Planner:
             target=case.target.name,
             sku=case.target.sku,
             stage=stage,
+            role=role,
             folder=self._places.folder(case.chain, stage, role),
             timeout=self._timeout(case, stage),
             origin=case.origin,
@@ -299,7 +300,7 @@ class _Planner:
         if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
             return
         benchmark = case.kind is Kind.BENCHMARK
-        blocks = module.role == "main" and module.origin.file == case.origin.file and not benchmark
+        blocks = module.role == MAIN and module.origin.file == case.origin.file and not benchmark
         step = self._step(
             case,
             Stage.COMPILE,

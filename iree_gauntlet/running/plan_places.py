@@ -1,4 +1,4 @@
-"""Names of steps, and where in a run's folder their files lie: known before anything runs."""
+"""Where in a run's folder the files of steps lie: known before anything runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.parameters.names import archive_name
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import MAIN, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case, MadeValues, Module, Parameters
 
-__all__ = ["Places", "parameters_role", "step_id"]
-
-
-def step_id(chain: str, stage: Stage, role: str = "main") -> str:
-    """`<chain>:<stage>`, with `.<role>` for what belongs to a module beside the main one."""
-    return f"{chain}:{stage}" if role == "main" else f"{chain}:{stage}.{role}"
+__all__ = ["Places", "parameters_role"]
 
 
 def parameters_role(scope: str, made: MadeValues) -> str:
@@ -41,10 +36,10 @@ class Places:
     run_dir: Path
     owners: Mapping[str, Case]
 
-    def folder(self, chain: str, stage: Stage, role: str = "main") -> str:
+    def folder(self, chain: str, stage: Stage, role: str = MAIN) -> str:
         """The folder of a step."""
         case, _, target = chain.rpartition("@")
-        name = stage.value if role == "main" else f"{stage}.{role}"
+        name = stage.value if role == MAIN else f"{stage}.{role}"
         return f"{self.run_dir}/steps/{_safe(f'{case}.{target}')}/{name}"
 
     def module_folder(self, module: Module) -> str:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from obstore import GetResult
 
-    from iree_gauntlet.configuration import Configuration
     from iree_gauntlet.running.module_cache import Entry, ModuleCache
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["Found", "SharedModules", "shared_modules"]
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.cases import MAIN
+
 if TYPE_CHECKING:
     from iree_gauntlet.cases import Allclose, Golden, OnnxImport, Origin, Stage
 
-__all__ = ["CacheLookup", "Command", "Resources", "Step", "StepInput"]
+__all__ = ["CacheLookup", "Command", "Resources", "Step", "StepInput", "step_id"]
+
+
+def step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
+    """`<chain>:<stage>`, with `.<role>` for what belongs to a module beside the main one."""
+    return f"{chain}:{stage}" if role == MAIN else f"{chain}:{stage}.{role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,11 @@ class Step:
     """One unit of work in a chain.
 
     Attributes:
-        id: `<chain>:<stage>`, with `.<role>` for the modules beside the main one.
+        id: `<chain>:<stage>`, with `.<role>` where that is not `main`; unique in a plan.
         chain: `<model>/<submodel>@<target>`.
         dialect, model, submodel, target, sku: what it belongs to.
         stage: kind of work.
+        role: which of several steps of a stage: the main one, or that of a second module, of an archive, of a variant.
         needs: ids of steps that must have come well out before it.
         command: the process; None for steps that run inside the toolkit (fetch, compstat).
         inputs: files that it reads.
@@ -109,6 +117,7 @@ class Step:
     folder: str
     timeout: float
     origin: Origin
+    role: str = MAIN
     needs: tuple[str, ...] = ()
     command: Command | None = None
     inputs: tuple[StepInput, ...] = ()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
@@ -17,35 +16,33 @@ from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.instantiate import BuildOptions, check_options
 from iree_gauntlet.bench.perf_file import append_result, check_output
 from iree_gauntlet.bench.result import perf_entry, result_lines
-from iree_gauntlet.bench.session import BenchSession, Doors
+from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.run_folder import make_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import make_surroundings, open_workbench
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bench_list import print_models
 from iree_gauntlet.tasks.console_tellers import Arrivals, RoundTeller
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event
-from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.reporting.console import Console
     from iree_gauntlet.running.engine import Engine
-    from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["bench"]
 
@@ -74,7 +71,7 @@ def bench(options: BenchOptions) -> ExitCode:
     output = Output(sys.stdout)
     console = open_console(output.stream, os.environ)
     try:
-        machine = make_machine(_toolchain_options(options), Arrivals(console), need_toolchain=True)
+        machine = open_workbench(_toolchain(options), Arrivals(console), need_toolchain=True)
         toolchain, known = machine.toolchain, machine.known
         assert toolchain is not None, "asked for"
         assert known is not None, "asked for"
@@ -83,7 +80,7 @@ def bench(options: BenchOptions) -> ExitCode:
         fidelity = fidelity_flags(options.math_fidelity, options.dataformat, options.backend_opt_level, known)
         devices = chosen_devices(device, options.chips, toolchain)
         _require_work(options, len(devices))
-        run_dir = new_run_folder(f"bench-{model.name}")
+        run_dir = make_folder(None, f"bench-{model.name}")
         chain = Chain(
             model=model,
             folders=folders,
@@ -91,7 +88,7 @@ def bench(options: BenchOptions) -> ExitCode:
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
-            world=make_surroundings(machine, run_dir, {}),
+            world=make_surroundings(machine, run_dir),
             toolchain=toolchain,
             torch=torch,
         )
@@ -105,25 +102,22 @@ def bench(options: BenchOptions) -> ExitCode:
     return _report(session, run_dir, output, code)
 
 
-def _run(session: BenchSession, machine: Machine, run_dir: Path, console: Console) -> ExitCode:
+def _run(session: BenchSession, machine: Workbench, run_dir: Path, console: Console) -> ExitCode:
     """Exports, then imports, compiles, checks and measures; everything goes into the journal."""
     chain = session.chain
-    cancelled = threading.Event()
     export = chain.export()
     script = Path(sys.argv[0]).name
     command = [*(["python", "-m", "iree_gauntlet.bench"] if script == "__main__.py" else [script]), *sys.argv[1:]]
     event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
     event |= {"bench": chain.options.as_args()}
-    with Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+    with (
+        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, RoundTeller(console)) as context,
+    ):
         journal.run(event)
         console.run_started(event)
-        locks = machine_locks(os.environ, cancelled)
-        assert machine.known is not None, "of every toolchain"
-        processes, teller = Processes(supervisor, run_dir), RoundTeller(console)
-        doors = Doors(processes, machine.modules, locks, journal, teller, cancelled, machine.known)
-        performers = session.performers(doors)
-        engine = model_engine(run_dir, machine, supervisor, locks, cancelled, journal, console, performers)
-        with interruptible(engine.cancel):
+        engine = model_engine(context, machine, console, session.performers(context, machine))
+        with context.interruptible():
             return _steps(session, engine, journal, console)
 
 
@@ -163,7 +157,7 @@ def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode
 
 
 def _locks(options: BenchOptions) -> Path:
-    return cache_folder(_toolchain_options(options)) / "locks"
+    return cache_folder(options.cache_dir) / "locks"
 
 
 def _folders(options: BenchOptions) -> tuple[Path, ...]:
@@ -216,6 +210,5 @@ def _require_work(options: BenchOptions, chips: int) -> None:
         )
 
 
-def _toolchain_options(options: BenchOptions) -> dict[str, Any]:
-    names = ("cache_dir", "iree", "iree_compiler", "iree_runtime")
-    return {name: getattr(options, name) for name in names}
+def _toolchain(options: BenchOptions) -> ToolchainRequest:
+    return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)

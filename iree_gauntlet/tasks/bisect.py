@@ -7,60 +7,61 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.reporting.bisection import BISECT_RECORD, bisect_text, write_bisect_reports
+from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.running.machine_lock import lock_facts
+from iree_gauntlet.running.run_folder import asked_folder, free_folder, make_folder
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
-from iree_gauntlet.tasks.bisect_question import chain_of, question_before, question_of, whole_options
+from iree_gauntlet.tasks.bisect_question import question_before, question_of
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
 from iree_gauntlet.tasks.bisect_timing import TimingSettings, timed_blocks
-from iree_gauntlet.tasks.execute import execute
+from iree_gauntlet.tasks.execute import run
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import session_folder
-from iree_gauntlet.tasks.workspace import Defaults, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from iree_gauntlet.reporting.bisection import BisectOutcome
+    from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.tasks.bisect_probe import Judge, Judged
     from iree_gauntlet.tasks.bisect_question import Question
+    from iree_gauntlet.tasks.execute import Chosen
 
 __all__ = ["bisect", "report_bisection"]
 
 _FETCH_FOLDER = "fetch"
 
 
-def bisect(options: Mapping[str, Any]) -> ExitCode:
+def bisect(asked: BisectRequest, request: RunRequest) -> ExitCode:
     """Searches, records what was found as it goes, and reports.
+
+    Args:
+        asked: for what, and how.
+        request: what is run with each candidate.
 
     Raises:
         GauntletError: what keeps it from starting.
     """
-    folder, resumed = session_folder("bisect", options, BISECT_RECORD)
+    named, resumed = asked_folder("bisect", request.folder, BISECT_RECORD)
     earlier: dict[str, Judged] = {}
-    if resumed:
-        question, earlier = question_before(folder, options)
+    if named and resumed:
+        question, earlier = question_before(named, asked, request)
     else:
-        question = question_of(options)
-    options = whole_options(options, question.asked)
-    if chain_of(options, question.metric) != question.chain:
-        raise UsageError(f"the selection does not mean {question.chain} any more", "Start a new bisect.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"{folder}: cannot make the bisect's folder: {error.strerror}"
-        raise UsageError(what, "Give another place with --run-dir.") from error
+        question = question_of(asked, request)
+    folder = make_folder(named, "bisect")
     output = Output(sys.stdout)
     began = time.monotonic()
 
@@ -83,9 +84,9 @@ def bisect(options: Mapping[str, Any]) -> ExitCode:
         )
         problem, code = "", ExitCode.INTERRUPTED
         try:
-            _fetch(folder, options)
-            with _judge(question, folder, options, log) as judge:
-                code, problem = BisectSearch(question, judge, log, say, earlier, every=bool(options["every"])).search()
+            _fetch(folder, question.chosen)
+            with _judge(question, folder, log) as judge:
+                code, problem = BisectSearch(question, judge, log, say, earlier, every=question.asked.every).search()
         except GauntletError as error:
             code, problem = error.exit_code, error.what
             raise
@@ -123,33 +124,33 @@ def _final_text(outcome: BisectOutcome, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _judge(question: Question, folder: Path, options: Mapping[str, Any], log: EventLog) -> Iterator[Judge]:
+def _judge(question: Question, folder: Path, log: EventLog) -> Iterator[Judge]:
     """What decides on candidates by the question's metric."""
+    chosen = question.chosen
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
         yield ExactJudge(
-            question.metric, lambda candidate: run_candidate(candidate, metric, question.chain, folder, options)
+            question.metric, lambda candidate: run_candidate(candidate, metric, question.chain, folder, chosen)
         )
         return
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
-    comparisons = count - 1 if options["every"] else most_comparisons(count)
-    with timed_blocks(question, folder, options, TimingSettings.of(options), log) as source:
+    comparisons = count - 1 if question.asked.every else most_comparisons(count)
+    settings = TimingSettings.of(question.asked, chosen.request.conduct)
+    with timed_blocks(question, folder, settings, log) as source:
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
-def _fetch(folder: Path, options: Mapping[str, Any]) -> None:
+def _fetch(folder: Path, chosen: Chosen) -> None:
     """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
 
     Raises:
         GauntletError: something cannot be had.
         KeyboardInterrupt: it was interrupted.
     """
-    run_dir, count = folder / _FETCH_FOLDER, 2
-    while run_dir.exists():
-        run_dir, count = folder / f"{_FETCH_FOLDER}.{count}", count + 1
-    with contextlib.redirect_stdout(sys.stderr):
-        code = execute({**options, "iree": "", "run_dir": str(run_dir)}, Defaults(), (Stage.FETCH,), brief=True)
+    run_dir = free_folder(folder / _FETCH_FOLDER)
+    request = replace(chosen.request, folder=FolderRequest(run_dir=str(run_dir)))
+    code = run(replace(chosen, request=request, stages=(Stage.FETCH,)), sys.stderr, brief=True).exit_code
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:

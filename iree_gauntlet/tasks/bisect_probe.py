@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
@@ -13,17 +12,20 @@ from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.bisection import is_nearer_to_bad, is_same_value, is_third_value
 from iree_gauntlet.reporting.figures import error_figure, whole
 from iree_gauntlet.reporting.records import number
-from iree_gauntlet.tasks.execute import execute
-from iree_gauntlet.tasks.workspace import Defaults
+from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.toolchains.candidates import Candidate
 
 __all__ = [
+    "CONSOLE",
     "EXACT_METRICS",
     "ExactJudge",
     "ExactMetric",
@@ -31,8 +33,7 @@ __all__ = [
     "Judged",
     "Reading",
     "Run",
-    "free_folder",
-    "quiet",
+    "of_candidate",
     "run_candidate",
 ]
 
@@ -40,7 +41,8 @@ _PASSED = (Verdict.PASSED, Verdict.XPASSED)
 _FAILED = (Verdict.FAILED, Verdict.XFAILED)
 # What comes from a person, a job system or the kernel's want of memory says nothing of the tool.
 _SENT = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-_CONSOLE = "console.txt"
+# What a candidate's run prints, in its folder.
+CONSOLE = "console.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,7 @@ class Run:
     seconds: float
 
 
-def run_candidate(
-    candidate: Candidate, metric: ExactMetric, chain: str, folder: Path, options: Mapping[str, Any]
-) -> Run:
+def run_candidate(candidate: Candidate, metric: ExactMetric, chain: str, folder: Path, chosen: Chosen) -> Run:
     """Runs the stages that a metric needs, with a candidate, in a folder of its own, and reads the value.
 
     Args:
@@ -149,7 +149,7 @@ def run_candidate(
         metric: what is wanted.
         chain: of the one model.
         folder: the bisect's.
-        options: of the command line; they select the chain.
+        chosen: selects the chain.
 
     Raises:
         GauntletError: what is no candidate's fault, such as a full disk.
@@ -159,13 +159,12 @@ def run_candidate(
     run_dir = free_folder(folder / candidate.label)
     run_dir.mkdir()
     try:
-        with quiet(run_dir / _CONSOLE):
-            asked = {**options, "iree": candidate.iree, "run_dir": str(run_dir)}
-            code = execute(asked, Defaults(), metric.stages, brief=True)
+        with (run_dir / CONSOLE).open("w", encoding="utf-8") as stream:
+            code = run(of_candidate(chosen, candidate, run_dir, metric.stages), stream, brief=True).exit_code
     except (ToolchainError, SpecError) as error:
         # It cannot be installed, knows no such flag, or is no IREE at all.
         reason = f"{error.what} {error.hint}".strip()
-        (run_dir / _CONSOLE).write_text(f"{error}\n", encoding="utf-8")
+        (run_dir / CONSOLE).write_text(f"{error}\n", encoding="utf-8")
         return Run(Reading(None, reason=reason), run_dir.name, {}, time.monotonic() - began)
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
@@ -289,19 +288,11 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     return None, ""
 
 
-def free_folder(wanted: Path) -> Path:
-    """A folder that is not there: that of an attempt that was cut short is kept."""
-    folder, count = wanted, 2
-    while folder.exists():
-        folder, count = wanted.with_name(f"{wanted.name}.{count}"), count + 1
-    return folder
-
-
-@contextlib.contextmanager
-def quiet(path: Path) -> Iterator[None]:
-    """What is printed goes into a file, and no candidate's summary into that of a CI job."""
-    with path.open("w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
-        yield
+def of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:
+    """What is run with a candidate, in a folder of its own."""
+    toolchain = replace(chosen.request.toolchain, iree=candidate.iree)
+    request = replace(chosen.request, toolchain=toolchain, folder=FolderRequest(run_dir=str(run_dir)))
+    return replace(chosen, request=request, stages=stages)
 
 
 EXACT_METRICS: Mapping[str, ExactMetric] = {

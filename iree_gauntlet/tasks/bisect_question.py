@@ -13,36 +13,27 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.reporting.bisection import bisect_outcome
 from iree_gauntlet.reporting.records import number
+from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.tasks.bisect_probe import EXACT_METRICS, Judged
-from iree_gauntlet.tasks.bisect_tasks import BISECT_OPTIONS
 from iree_gauntlet.tasks.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
-from iree_gauntlet.tasks.options import CACHE, IREE, RUNNING, SELECTION, SELECTION_NAMES
-from iree_gauntlet.tasks.toolchain_place import toolchain_place
-from iree_gauntlet.tasks.workspace import Defaults, cache_folder, project_folder, select, shown
+from iree_gauntlet.tasks.execute import choose
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain_place import toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Question", "chain_of", "question_before", "question_of", "whole_options"]
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.tasks.execute import Chosen
 
-# What makes a bisect the same one: a resumed one keeps it.
-_ASKED = (
-    "good",
-    "bad",
-    "metric",
-    "nightlies",
-    "among",
-    "every",
-    *TIMING_NAMES,
-    *SELECTION_NAMES,
-    "iree_compiler",
-    "iree_runtime",
-)
-_DEFAULTS = {option.name: option.default for option in BISECT_OPTIONS}
+__all__ = ["Question", "question_before", "question_of"]
+
+# Each candidate has its own IREE, and all of the model.
+_NOT_KEPT = ("iree", "shard", "shard_costs", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +45,16 @@ class Question:
         chain: of the one model.
         row: candidates, from the oldest to the newest.
         good_is_older: whether the good end is the first of them.
-        asked: the options that make it the same question.
+        asked: how it is looked for.
+        chosen: what is run with each candidate.
     """
 
     metric: str
     chain: str
     row: tuple[Candidate, ...]
     good_is_older: bool
-    asked: Mapping[str, Any]
+    asked: BisectRequest
+    chosen: Chosen
 
     @property
     def good(self) -> Candidate:
@@ -82,13 +75,19 @@ class Question:
             "bad": self.bad.label,
             "row": [asdict(candidate) for candidate in self.row],
             "good_is_older": self.good_is_older,
-            "asked": dict(self.asked),
+            "asked": kept_options(self.asked, self.chosen.request),
             # Where the compiler is the same for all, the runtime is what is searched.
-            "commit": "runtime_commit" if self.asked["iree_compiler"] else "compiler_commit",
+            "commit": "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit",
         }
 
 
-def question_of(options: Mapping[str, Any]) -> Question:
+def kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
+    """What makes a bisect the same one, by option: a resumed one keeps it."""
+    kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
+    return {**asdict(asked), "disturbed": request.conduct.disturbed, **kept}
+
+
+def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     """What a command line asks for.
 
     Raises:
@@ -96,40 +95,41 @@ def question_of(options: Mapping[str, Any]) -> Question:
         ToolchainError: the index does not answer.
     """
     for name in ("good", "bad", "metric"):
-        if not options[name]:
+        if not getattr(asked, name):
             example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
             raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
-    metric = str(options["metric"])
+    metric = asked.metric
     if metric in TIMED_METRICS:
-        TimingSettings.of(options)
+        TimingSettings.of(asked, request.conduct)
     elif metric not in EXACT_METRICS:
         raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
-    elif useless := [name for name in TIMING_NAMES if options[name] != _DEFAULTS[name]]:
-        what = f"--{useless[0].replace('_', '-')} is for --metric {' and '.join(TIMED_METRICS)}"
+    elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
+        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
         raise UsageError(what, f"The metric {metric} is exact: leave it out.")
-    if options["iree_compiler"] and options["iree_runtime"]:
+    toolchain = request.toolchain
+    if toolchain.iree_compiler and toolchain.iree_runtime:
         raise UsageError(
             "--iree-compiler and --iree-runtime leave nothing to search", "Fix one side; the other one is searched."
         )
-    for name in ("iree_compiler", "iree_runtime"):
-        parse_choice(str(options[name] or ""), f"--{name.replace('_', '-')}")
-    asked = {name: options[name] for name in _ASKED}
-    chain = chain_of(whole_options(options, asked), metric)
-    good, bad = str(options["good"]), str(options["bad"])
-    if options["among"]:
-        if options["nightlies"]:
+    parse_choice(toolchain.iree_compiler, "--iree-compiler")
+    parse_choice(toolchain.iree_runtime, "--iree-runtime")
+    chosen = choose(request)
+    chain = chain_of(chosen, metric)
+    if asked.among:
+        if asked.nightlies:
             raise UsageError("--among and --nightlies exclude each other", "Name nightlies with --among, or none.")
-        return Question(metric, chain, candidates_among(good, bad, options["among"]), True, asked)
-    root = cache_folder(options)
+        return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen)
+    root = cache_folder(toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    offline = bool(options["offline"])
-    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, find_installed, offline=offline)
-    row, good_is_older = candidates_between(good, bad, place, nightlies=bool(options["nightlies"]))
-    return Question(metric, chain, row, good_is_older, asked)
+    place = toolchain_place(
+        root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=request.network.offline
+    )
+    row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
+    return Question(metric, chain, row, good_is_older, asked, chosen)
 
 
-def question_before(folder: Path, options: Mapping[str, Any]) -> tuple[Question, dict[str, Judged]]:
+def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> tuple[Question, dict[str, Judged]]:
     """What an earlier bisect was asked for, and what it has judged.
 
     What could not be measured is left out: what caused it may be gone.
@@ -138,36 +138,32 @@ def question_before(folder: Path, options: Mapping[str, Any]) -> tuple[Question,
         UsageError: something else is asked for now.
         GauntletError: its record cannot be read.
     """
-    before = bisect_outcome(folder)
-    asked = before.asked["asked"]
-    other = [name for name in _ASKED if options[name] not in (_DEFAULTS[name], asked[name])]
-    if other:
-        raise UsageError(
-            f"--{other[0].replace('_', '-')}: a resumed bisect keeps what {shown(folder)} was asked for",
-            "Leave it out, or start a new bisect.",
-        )
-    row = tuple(Candidate(**item) for item in before.asked["row"])
-    question = Question(before.asked["metric"], before.asked["chain"], row, bool(before.asked["good_is_older"]), asked)
-    known = {label: _judged(event) for label, event in before.judged.items()}
+    outcome = bisect_outcome(folder)
+    before = outcome.asked["asked"]
+    now = given((asked, request.selection, request.toolchain, request.conduct))
+    require_as_begun("bisect", shown(folder), now, before)
+    asked, chosen = read(BisectRequest, before), choose(request.with_kept(before))
+    row = tuple(Candidate(**item) for item in outcome.asked["row"])
+    metric, chain = outcome.asked["metric"], outcome.asked["chain"]
+    if chain_of(chosen, metric) != chain:
+        raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
+    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen)
+    known = {label: _judged(event) for label, event in outcome.judged.items()}
     return question, {label: judged for label, judged in known.items() if judged.value is not None}
 
 
-def chain_of(options: Mapping[str, Any], metric: str) -> str:
+def chain_of(chosen: Chosen, metric: str) -> str:
     """The one chain that is selected and has what the metric needs.
 
     Raises:
         UsageError: it is not one.
-        GauntletError: nothing is selected, or a spec is wrong.
     """
-    selection = select(options, Defaults())
-    selection.require_sound()
     kind: Kind | None = None
     if metric in TIMED_METRICS:
         kind = Kind.BENCHMARK
     elif Stage.THRESHOLD in EXACT_METRICS[metric].stages:
         kind = Kind.QUALITY
-    cases = [case for case in selection.cases.cases if kind in (None, case.kind)]
-    chains = sorted({case.chain for case in cases})
+    chains = sorted({case.chain for case in chosen.selection.cases.cases if kind in (None, case.kind)})
     if not chains:
         raise UsageError(
             f"nothing that is selected has a {kind} spec, which --metric {metric} needs",
@@ -180,13 +176,6 @@ def chain_of(options: Mapping[str, Any], metric: str) -> str:
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
-
-
-def whole_options(options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """All options that a run knows: those that were asked for, the others as they are by default."""
-    defaults = {option.name: option.default for option in (*SELECTION, *CACHE, *IREE, *RUNNING)}
-    # It is the bisect that is resumed: each run of it is a new one.
-    return {**defaults, **options, **asked, "resume": False}
 
 
 def _judged(event: Mapping[str, Any]) -> Judged:

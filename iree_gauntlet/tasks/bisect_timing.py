@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import threading
 import time
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TextIO
 
+from iree_gauntlet.artifacts.progress import Silent
+from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import compare
@@ -18,22 +18,21 @@ from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.reporting.bisection import BISECT_RECORD
 from iree_gauntlet.reporting.progress_line import ProgressLine
 from iree_gauntlet.running.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
-from iree_gauntlet.running.machine_lock import machine_locks
-from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
-from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.bisect_probe import Reading, Run, free_folder, quiet
-from iree_gauntlet.tasks.interruptible import interruptible
-from iree_gauntlet.tasks.options import replaces_disturbed
+from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.tasks.bisect_probe import CONSOLE, Reading, Run
 from iree_gauntlet.tasks.sides import prepare_side, unready
-from iree_gauntlet.tasks.workspace import Defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from iree_gauntlet.measuring.rounds import Block
+    from iree_gauntlet.requests import BisectRequest, ConductRequest
     from iree_gauntlet.running.event_log import EventLog
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.tasks.bisect_question import Question
     from iree_gauntlet.tasks.sides import Side
     from iree_gauntlet.toolchains.candidates import Candidate
@@ -65,26 +64,22 @@ class TimingSettings:
     replace_disturbed: bool
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TimingSettings:
-        """What a command line asks for.
+    def of(cls, asked: BisectRequest, conduct: ConductRequest) -> TimingSettings:
+        """What is asked for.
 
         Raises:
             UsageError: it makes no sense.
         """
-        minutes = float(options["budget"] or _DEFAULT_MINUTES)
-        if minutes < 0 or not math.isfinite(minutes):
-            raise UsageError(f"--budget {minutes:g}: expected minutes above 0", "The default is 30 for each candidate.")
         usual = RoundSettings()
-        repetitions = int(options["repetitions"] or usual.repetitions)
-        min_time = float(options["min_time"] or usual.min_time)
-        if repetitions < 1 or not 0 < min_time < _LONGEST_REPETITION:
+        min_time = asked.min_time or usual.min_time
+        if min_time >= _LONGEST_REPETITION:
             raise UsageError(
-                f"--repetitions {repetitions} with --min-time {min_time:g}: expected at least one, above 0 seconds",
-                f"The defaults are {usual.repetitions} and {usual.min_time:g}.",
+                f"--min-time {min_time:g}: expected less than an hour", f"Leave it out for {usual.min_time:g}."
             )
         affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
-        cpus = parse_cpus(str(options["cpus"]), frozenset(affinity(0)) if affinity else frozenset())
-        return cls(RoundSettings(repetitions, min_time, cpus), 60 * minutes, replaces_disturbed(options))
+        cpus = parse_cpus(asked.cpus, frozenset(affinity(0)) if affinity else frozenset())
+        rounds = RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus)
+        return cls(rounds, 60 * (asked.budget or _DEFAULT_MINUTES), conduct.replaces_disturbed)
 
 
 class TimedBlocks:
@@ -92,34 +87,21 @@ class TimedBlocks:
 
     Args:
         question: what is looked for.
-        folder: the bisect's.
-        options: of the command line; they select the chain.
+        session: what it runs in.
         settings: how rounds are taken.
-        taker: takes a block.
-        teller: is told how it goes.
         earlier: what an earlier part of this bisect has measured.
-        cancelled: set to end it.
     """
 
     def __init__(
-        self,
-        question: Question,
-        folder: Path,
-        options: Mapping[str, Any],
-        settings: TimingSettings,
-        taker: BlockTaker,
-        teller: ProgressLine,
-        earlier: dict[str, Evidence],
-        cancelled: threading.Event,
+        self, question: Question, session: Session[Any], settings: TimingSettings, earlier: dict[str, Evidence]
     ) -> None:
         self._question = question
-        self._folder = folder
-        self._options = options
+        self._folder = session.folder
         self._settings = settings
-        self._taker = taker
-        self._teller = teller
+        self._taker = BlockTaker(session, _SEED, replace_disturbed=settings.replace_disturbed)
+        self._teller = session.teller
         self._evidence = earlier
-        self._cancelled = cancelled
+        self._cancelled = session.cancelled
         self._good: Side | None = None
         self._sides: dict[str, Side] = {}
         self._given: dict[str, int] = {}
@@ -196,8 +178,8 @@ class TimedBlocks:
         folder = free_folder(self._folder / candidate.label)
         folder.mkdir()
         try:
-            with quiet(folder / "console.txt"):
-                side = prepare_side(candidate.label, candidate.iree, self._options, Defaults(), folder)
+            with (folder / CONSOLE).open("w", encoding="utf-8") as stream:
+                side = self._side(candidate, folder, stream)
         except (ToolchainError, SpecError) as error:
             reason = f"{error.what} {error.hint}".strip()
             return Run(Reading(None, reason=reason), folder.name, {}, time.monotonic() - began)
@@ -210,30 +192,21 @@ class TimedBlocks:
         toolchain = side.machine.toolchain.as_dict() if side.machine.toolchain else {}
         return Run(Reading(None, reason=reason), folder.name, toolchain, time.monotonic() - began)
 
+    def _side(self, candidate: Candidate, folder: Path, stream: TextIO) -> Side:
+        chosen = self._question.chosen
+        stages = tuple(dict.fromkeys((*chosen.stages, Stage.BENCHMARK)))
+        request = replace(chosen.request.toolchain, iree=candidate.iree)
+        machine = open_workbench(request, Silent(), chosen.request.network, need_toolchain=True)
+        return prepare_side(candidate.label, machine, candidate.iree, replace(chosen, stages=stages), folder, stream)
+
 
 @contextmanager
-def timed_blocks(
-    question: Question, folder: Path, options: Mapping[str, Any], settings: TimingSettings, log: EventLog
-) -> Iterator[TimedBlocks]:
+def timed_blocks(question: Question, folder: Path, settings: TimingSettings, log: EventLog) -> Iterator[TimedBlocks]:
     """A source of blocks, with all that it needs while it is used; Ctrl-C ends what runs."""
-    cancelled = threading.Event()
-    with ExitStack() as stack:
-        supervisor = stack.enter_context(Supervisor())
-        teller = stack.enter_context(ProgressLine(sys.stdout, os.environ))
-
-        def cancel() -> None:
-            cancelled.set()
-            supervisor.cancel_all()
-
-        stack.enter_context(interruptible(cancel))
-        taker = BlockTaker(
-            Processes(supervisor, folder),
-            machine_locks(os.environ, cancelled),
-            log,
-            lambda what: teller.progress(f"waiting {what}"),
-            _SEED,
-            cancelled,
-            replace_disturbed=settings.replace_disturbed,
-        )
+    with (
+        ProgressLine(sys.stdout, os.environ) as teller,
+        open_session(folder, log, teller) as session,
+        session.interruptible(),
+    ):
         earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
-        yield TimedBlocks(question, folder, options, settings, taker, teller, earlier, cancelled)
+        yield TimedBlocks(question, session, settings, earlier)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.artifacts.sources import Source
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
     from iree_gauntlet.tasks.cache_place import CachePlace
 
 __all__ = ["list_cache", "where"]

@@ -27,10 +27,13 @@ from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name
 from iree_gauntlet.atomic import sync_folder
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_entry import DamageError
 from iree_gauntlet.running.plan import make_plan
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.archive_manifest import (
     LONGEST_MANIFEST,
     MANIFEST_FILE,
@@ -43,8 +46,7 @@ from iree_gauntlet.tasks.archive_manifest import (
 from iree_gauntlet.tasks.cache_place import CachePlace, open_cache, refusals_explained
 from iree_gauntlet.tasks.cache_progress import CacheProgress
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults, Selection, runs_folder, select
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,18 +70,19 @@ def export_cache(options: Mapping[str, Any]) -> ExitCode:
     output = Path(options["output"])
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: no file can be written there", "Name a file in a folder that is there.")
-    selection = select(options, Defaults(suite=DEFAULT_SUITE))
+    selection = select(read(SelectionRequest, options), Defaults(suite=DEFAULT_SUITE))
     selection.require_sound()
+    network = read(NetworkRequest, options)
     with CacheProgress("fetching") as progress:
-        machine = make_machine(options, progress, need_toolchain=False)
-        steps = _planned(options, selection, machine)
-        if options.get("offline"):
+        machine = open_workbench(read(ToolchainRequest, options), progress, network, need_toolchain=False)
+        steps = _planned(selection, machine)
+        if network.offline:
             missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
             if missing:
                 raise GauntletError(missing_text(missing))
         fetched = _fetched(steps, machine.store)
         # Now that every program is known, the modules' keys are known.
-        keys = _module_keys(_planned(options, selection, machine))
+        keys = _module_keys(_planned(selection, machine))
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
     contents: list[Callable[[], Iterator[bytes]]] = [_reading(item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
@@ -118,8 +121,8 @@ def import_cache(options: Mapping[str, Any]) -> ExitCode:
         return _Import(archive, stream, place).run()
 
 
-def _planned(options: Mapping[str, Any], selection: Selection, machine: Machine) -> Sequence[Step]:
-    surroundings = make_surroundings(machine, runs_folder() / f"next-{selection.name}", options)
+def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
+    surroundings = make_surroundings(machine, runs_folder() / f"next-{selection.name}")
     plan = make_plan(selection.cases, selection.stages, surroundings)
     if plan.problems:
         raise SpecError(list(plan.problems))

@@ -14,14 +14,14 @@ from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder, shown
+from iree_gauntlet.settings import cache_folder, project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.artifacts.progress import Progress
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 __all__ = ["CachePlace", "age_text", "asked_format", "open_cache", "print_table", "refusals_explained"]
 
@@ -73,7 +73,7 @@ def open_cache(options: Mapping[str, Any]) -> CachePlace:
     Raises:
         GauntletError: a registry or a settings file is wrong.
     """
-    root, project = cache_folder(options), project_folder()
+    root, project = cache_folder(options["cache_dir"]), project_folder()
     if root.exists() and not root.is_dir():
         raise UsageError(f"the cache {root} is a file", "Name a folder with --cache-dir.")
     if options.get("cache_dir") and not root.exists() and "archive" not in options:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.artifacts.progress import Silent
-from iree_gauntlet.cases import Kind
+from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.comparison_verdict import Verdict
@@ -22,40 +20,35 @@ from iree_gauntlet.measuring.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
 from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
 from iree_gauntlet.reporting.progress_line import ProgressLine
+from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
 from iree_gauntlet.running.blocks import Pair, evidence_of
 from iree_gauntlet.running.comparing import Comparer, Rules
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts, machine_locks
-from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.running.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.running.rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
+from iree_gauntlet.running.session import open_session
 from iree_gauntlet.running.session_verdicts import judge, summary_of
-from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.compare_tasks import COMPARE_OPTIONS
-from iree_gauntlet.tasks.interruptible import interruptible
-from iree_gauntlet.tasks.options import replaces_disturbed
-from iree_gauntlet.tasks.session_folder import session_folder
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
+from iree_gauntlet.tasks.execute import choose
 from iree_gauntlet.tasks.sides import prepare_side, unready
-from iree_gauntlet.tasks.surroundings import make_machine
 from iree_gauntlet.tasks.where_slower import explain
-from iree_gauntlet.tasks.workspace import Defaults, select, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.running.blocks import Evidence
     from iree_gauntlet.running.session_verdicts import ModelVerdict
+    from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.tasks.sides import Side
 
-__all__ = ["METRICS", "compare"]
+__all__ = ["compare"]
 
-METRICS = ("time", "compile-time")
-# What a resumed comparison takes anew: the rest stays, as other values would make two sessions of one.
-_TAKEN_ANEW = ("resume", "run_dir", "budget", "jobs", "offline", "force_recompile", "cache_dir")
-_KEPT = {
-    option.name: option.default
-    for option in COMPARE_OPTIONS
-    if option.name not in _TAKEN_ANEW and not option.name.startswith("timeout_")
-}
+# What a resumed comparison may be given anew: the rest stays, as other values would make two sessions of one.
+_TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
+_LONGEST_REPETITION = 3600.0
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -66,41 +59,54 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The command line, checked."""
+    """How rounds are taken and judged."""
 
     metric: str
     rules: Rules
     rounds: RoundSettings
 
 
-def compare(options: Mapping[str, Any]) -> ExitCode:
+def compare(asked: CompareRequest, request: RunRequest) -> ExitCode:
     """Compares two IREEs over a selection.
+
+    Args:
+        asked: which two, and how.
+        request: what is run with each.
 
     Raises:
         UsageError: options that make no sense.
         GauntletError: what keeps a side from being run.
     """
-    folder, resumed = session_folder("compare", options, COMPARISON_FILE)
-    if resumed:
-        options = _as_before(folder, options)
-    asked = _sides(options)
-    settings = _settings(options)
-    defaults = Defaults()
+    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
+    if named and resumed:
+        before = read_comparison(named).options
+        now = given((asked, request.selection, request.toolchain, request.conduct))
+        require_as_begun("comparison", shown(named), now, before)
+        asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
+    names = _sides(asked.sides)
+    settings = _settings(asked, request.conduct)
     # A slip of the keyboard is told, and what is missing installed, before hours of work.
-    _require_work(options, defaults, settings)
-    for text in asked:
-        make_machine({**options, "iree": text}, Silent(), need_toolchain=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    chosen = _chosen(request, settings)
+    machines = [
+        open_workbench(replace(request.toolchain, iree=name), Silent(), request.network, need_toolchain=True)
+        for name in names
+    ]
+    folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
     with EventLog(path, lambda: datetime.now(UTC)) as log:
-        log.write("comparison", _opening(asked, settings, options, resumed=resumed))
+        kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
+        kept["disturbed"] = request.conduct.disturbed
+        log.write("comparison", _opening(names, settings, kept, resumed=resumed))
         code = ExitCode.INTERRUPTED
         try:
-            a = prepare_side("A", asked[0], options, defaults, folder / "a")
-            b = None if a.interrupted else prepare_side("B", asked[1], options, defaults, folder / "b")
-            if b is not None and not b.interrupted:
-                code = _measure(folder, (a, b), settings, log, earlier)
+            sides: list[Side] = []
+            for name, text, machine in zip("AB", names, machines, strict=True):
+                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), sys.stdout))
+                if sides[-1].interrupted:
+                    break
+            else:
+                code = _measure(folder, (sides[0], sides[1]), settings, log, earlier)
         except GauntletError as error:
             code = error.exit_code
             raise
@@ -125,23 +131,14 @@ def _measure(
             "left_out": left_out,
         },
     )
-    cancelled = threading.Event()
-    with Supervisor() as supervisor, ProgressLine(sys.stdout, os.environ) as teller:
-
-        def cancel() -> None:
-            cancelled.set()
-            supervisor.cancel_all()
-
-        locks = machine_locks(os.environ, cancelled)
-        processes = Processes(supervisor, folder)
+    with ProgressLine(sys.stdout, os.environ) as teller, open_session(folder, log, teller) as session:
         try:
-            with interruptible(cancel):
-                comparer = Comparer(processes, locks, log, teller, settings.rules, cancelled)
-                verdicts = judge(comparer.run(pairs, earlier), settings.rules)
+            with session.interruptible():
+                verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
                 _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    explain(different, pairs, sides, processes, locks, log, teller)
+                    explain(session, different, pairs, sides)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
@@ -190,19 +187,20 @@ def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str,
     return pairs, left_out
 
 
-def _require_work(options: Mapping[str, Any], defaults: Defaults, settings: _Settings) -> None:
-    """Raises where the selection has problems, or nothing that could be compared."""
-    selection = select(options, defaults)
-    selection.require_sound()
-    if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in selection.cases.cases):
+def _chosen(request: RunRequest, settings: _Settings) -> Chosen:
+    """What is run with each side; raises where there is nothing to compare."""
+    chosen = choose(request)
+    if Stage.COMPILE not in chosen.stages:
+        raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
+    if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
         raise NothingSelectedError(
             "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
         )
+    stages = (*chosen.stages, Stage.BENCHMARK) if settings.metric == "time" else chosen.stages
+    return replace(chosen, stages=tuple(dict.fromkeys(stages)))
 
 
-def _opening(
-    asked: tuple[str, str], settings: _Settings, options: Mapping[str, Any], *, resumed: bool
-) -> dict[str, Any]:
+def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:
     rules = settings.rules
     return {
         "schema": 1,
@@ -211,7 +209,7 @@ def _opening(
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "cwd": str(Path.cwd()),
         "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
-        "options": {name: options[name] for name in _KEPT},
+        "options": dict(kept),
         "rules": {
             "alpha": rules.plan.alpha,
             "looks": list(rules.plan.looks),
@@ -226,8 +224,8 @@ def _opening(
     }
 
 
-def _sides(options: Mapping[str, Any]) -> tuple[str, str]:
-    words = str(options["sides"]).split()
+def _sides(text: str) -> tuple[str, str]:
+    words = text.split()
     if len(words) != 2:
         raise UsageError(
             f"compare takes two IREEs, not {len(words)}",
@@ -236,58 +234,30 @@ def _sides(options: Mapping[str, Any]) -> tuple[str, str]:
     return words[0], words[1]
 
 
-def _settings(options: Mapping[str, Any]) -> _Settings:
-    metric = str(options["metric"])
-    if metric not in METRICS:
-        raise UsageError(f"--metric {metric}: unknown metric", f"Metrics: {', '.join(METRICS)}.")
-    least, band = float(options["least"]) / 100, float(options["band"]) / 100
+def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
+    least, band = asked.least / 100, asked.band / 100
     if not 0 < least <= band < 1:
         raise UsageError(
-            f"--least {options['least']:g} and --band {options['band']:g} (per cent): expected 0 < least ≤ band < 100",
+            f"--least {asked.least:g} and --band {asked.band:g} (per cent): expected 0 < least ≤ band < 100",
             "The defaults are 1 and 3.",
         )
-    budget = float(options["budget"])
-    if not 0 < budget < math.inf:
-        raise UsageError(f"--budget {budget:g}: expected minutes above 0", "The default is 30, for all models.")
-    repetitions, min_time = int(options["repetitions"]), float(options["min_time"])
-    if repetitions < 1 or not 0 < min_time < 3600:
-        raise UsageError(
-            f"--repetitions {repetitions} with --min-time {min_time:g}: expected at least one, of more than 0 seconds",
-            "The defaults are 5 and 0.05.",
-        )
-    if int(options["seed"]) < 0:
-        raise UsageError(f"--seed {options['seed']}: expected 0 or more", "Any number will do.")
-    cpus = parse_cpus(str(options["cpus"]), _usable_cpus())
+    if asked.min_time >= _LONGEST_REPETITION:
+        raise UsageError(f"--min-time {asked.min_time:g}: expected less than an hour", "Leave it out for 0.05.")
+    if asked.seed < 0:
+        raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
         plan=sequential_plan(DEFAULT_ALPHA),
         least=least,
         band=band,
-        budget=60 * budget,
-        seed=int(options["seed"]),
-        replace_disturbed=replaces_disturbed(options),
+        budget=60 * asked.budget,
+        seed=asked.seed,
+        replace_disturbed=conduct.replaces_disturbed,
     )
-    return _Settings(metric, rules, RoundSettings(repetitions, min_time, cpus))
+    cpus = parse_cpus(asked.cpus, _usable_cpus())
+    return _Settings(asked.metric, rules, RoundSettings(asked.repetitions, asked.min_time, cpus))
 
 
 def _usable_cpus() -> frozenset[int]:
     # Linux alone can say and pin.
     affinity = getattr(os, "sched_getaffinity", None)
     return frozenset(affinity(0)) if affinity else frozenset()
-
-
-def _as_before(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a comparison that is gone on with: those that it was begun with.
-
-    Raises:
-        UsageError: others are given.
-    """
-    before = read_comparison(folder)
-    for name, was in before.options.items():
-        given = options[name]
-        if given not in (was, _KEPT[name]):
-            raise UsageError(
-                f"{'compare' if name == 'sides' else '--' + name.replace('_', '-')} {given}: "
-                f"{shown(folder)} was begun with {was or 'none'}",
-                "Leave it out to go on with that one, or start a comparison anew.",
-            )
-    return {**options, **before.options}

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.configuration import Configuration
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError, UsageError
 from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.requests import ToolchainRequest, read
+from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,14 +50,14 @@ def _configuration() -> Iterator[Finding]:
 
 def _asked_toolchain(options: Mapping[str, Any]) -> Toolchain:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
-    root = cache_folder(options)
-    compiler, runtime = chosen(options, os.environ)
+    root = cache_folder(options["cache_dir"])
+    compiler, runtime = chosen(read(ToolchainRequest, options), os.environ)
     try:
         configuration = read_configuration(project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
     hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root), hashes.sha256, find_installed, offline=True)
+    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=True)
     return find_toolchain(compiler, runtime, place)
 
 
@@ -65,10 +65,10 @@ def doctor(options: Mapping[str, Any]) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
     try:
         toolchain = _asked_toolchain(options)
-        findings = diagnose(toolchain, cache_folder(options))
+        findings = diagnose(toolchain, cache_folder(options["cache_dir"]))
         broken = False
     except ToolchainError as error:
-        findings = diagnose(error, cache_folder(options))
+        findings = diagnose(error, cache_folder(options["cache_dir"]))
         broken = True
     findings += _configuration()
     facts = machine_facts()

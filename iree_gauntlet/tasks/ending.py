@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from invoke.exceptions import Exit
 
@@ -14,9 +13,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from invoke.tasks import Task
-
-__all__ = ["asked_for_help", "finish"]
+__all__ = ["finish"]
 
 
 def finish(work: Callable[[], ExitCode]) -> None:
@@ -36,11 +33,3 @@ def finish(work: Callable[[], ExitCode]) -> None:
     sys.stdout.flush()
     if code is not ExitCode.OK:
         raise Exit(code=int(code))
-
-
-def asked_for_help(value: str, usage: str, shown: Task[Any]) -> bool:
-    """Whether a positional argument is a wish for help, which is fulfilled: Invoke takes it for the value."""
-    if value not in ("--help", "-h"):
-        return False
-    sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {inspect.cleandoc(shown.__doc__ or '')}\n")
-    return True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import threading
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,39 +13,42 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.measuring.machine import machine_facts
-from iree_gauntlet.measuring.machine_memory import free_memory
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.headline import headline
 from iree_gauntlet.reporting.report import append_to_step_summary, write_reports
-from iree_gauntlet.running.confirming import ConfirmRules, confirm_rules
+from iree_gauntlet.requests import Defaults, given, require_as_begun
+from iree_gauntlet.running.confirming import confirm_rules
 from iree_gauntlet.running.engine import Engine, RunOptions
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import machine_locks
 from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.run_folder import asked_folder, make_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
+from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.tasks.console_tellers import RoundTeller
 from iree_gauntlet.tasks.earlier_runs import Asked, asked_for, begun_with, failed_chains, finished_verdicts, newest_run
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.offline import missing_files, missing_text
-from iree_gauntlet.tasks.operator_servers import OperatorRun, batch_size, batched, operator_performers, started_runs
-from iree_gauntlet.tasks.options import BATCH_NAMES, IREE_NAMES, SELECTION_NAMES, replaces_disturbed
+from iree_gauntlet.tasks.operator_servers import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.tasks.output import Output
 from iree_gauntlet.tasks.run_event import run_event, without_missing_devices
-from iree_gauntlet.tasks.shards import SHARD_NAMES, only_shard
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import Defaults, Selection, runs_folder, select, shown
+from iree_gauntlet.tasks.shards import only_chains, only_shard
+from iree_gauntlet.tasks.workspace import Selection, select
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator
+    from typing import TextIO
 
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.requests import ConductRequest, RunRequest
+    from iree_gauntlet.running.confirming import ConfirmRules
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.run_server import RunServers
+    from iree_gauntlet.running.steps import Step
 
-__all__ = ["execute"]
+__all__ = ["Chosen", "Ran", "choose", "execute", "run"]
 
-
-_VERDICTS = ("confirm", "strict")
+_JOURNAL = "journal.jsonl"
 
 
 class _Downloads:
@@ -74,47 +75,108 @@ class _Downloads:
     def note(self, url: str, message: str) -> None:
         self._console.message(f"{url}: {message}")
 
+    def cancel(self) -> None:
+        """Ends what is under way."""
+        self.cancelled = True
+
     def _end_if_cancelled(self, url: str) -> None:
         if self.cancelled:
             raise GauntletError(f"{url}: interrupted")
 
 
-def execute(
-    options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None, *, brief: bool = False
-) -> ExitCode:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A run that is asked for, with what it selects; several runs of one selection share it.
+
+    Attributes:
+        request: what is asked for.
+        selection: what it means.
+        stages: what is done.
+    """
+
+    request: RunRequest
+    selection: Selection
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that is over.
+
+    Attributes:
+        folder: of it.
+        exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
+        steps: all that were planned for it.
+        held: steps that were planned with it and are left to the caller.
+    """
+
+    folder: Path
+    exit_code: ExitCode
+    steps: tuple[Step, ...]
+    held: tuple[Step, ...]
+
+
+def choose(request: RunRequest) -> Chosen:
+    """Reads the specs that a run is about.
+
+    Raises:
+        UsageError: what is asked for does not fit together.
+        SpecError: a spec, or the suite, is wrong.
+        NothingSelectedError: nothing matches.
+    """
+    selection = select(request.selection, request.defaults)
+    selection.require_sound()
+    return Chosen(request, selection, request.stages or selection.stages)
+
+
+def execute(request: RunRequest, stream: TextIO) -> ExitCode:
     """Selects, plans, runs and reports.
 
     Args:
-        options: of the command line.
-        defaults: what the task selects by itself.
-        stages: what the task does; None for what the suite says.
+        request: what is asked for.
+        stream: is told how it goes.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    return run(choose(_as_before(request)), stream).exit_code
+
+
+def run(
+    chosen: Chosen, stream: TextIO, *, machine: Workbench | None = None, hold: Stage | None = None, brief: bool = False
+) -> Ran:
+    """Plans, runs and reports.
+
+    Args:
+        chosen: what is run.
+        stream: is told how it goes.
+        machine: what to run it with, where that is open already.
+        hold: a stage whose steps are planned, and not run.
         brief: it is a part of something larger, which reports on it: one line at its end will do.
 
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    options, defaults, stages = _as_before(options, defaults, stages)
-    # Before anything is made: a slip of the keyboard must not leave a run behind.
-    _jobs(options)
-    confirm = _confirm(options)
-    selection = select(options, defaults)
-    selection.require_sound()
-    wanted = tuple(stages if stages is not None else selection.stages)
-    for warning in selection.warnings():
+    request, stages = chosen.request, chosen.stages
+    for warning in chosen.selection.warnings():
         sys.stderr.write(f"warning: {warning}\n")
-    output = Output(sys.stdout)
+    named, _ = asked_folder("run", request.folder, _JOURNAL)
+    there = named is not None and named.exists()
+    output = Output(stream)
     console = open_console(output.stream, os.environ)
     downloads = _Downloads(console)
     held = ExitStack()
     try:
-        machine = make_machine(options, downloads, need_toolchain=set(wanted) != {Stage.FETCH})
-        runs = held.enter_context(started_runs(selection.cases.cases, wanted, machine, _jobs(options)))
-        run_dir, plan, shard = _planned(options, selection, wanted, machine)
-        while not _claim(run_dir, options):
-            run_dir, plan, shard = _planned(options, selection, wanted, machine)
-        kept = {name: options.get(name) for name in (*SELECTION_NAMES, *IREE_NAMES, *SHARD_NAMES, *BATCH_NAMES)}
-        asked = Asked(kept, asdict(defaults), tuple(stages or ()) or None)
-        _run(plan, shard, run_dir, machine, selection, asked, options, confirm, console, downloads, runs)
+        needed = set(stages) != {Stage.FETCH}
+        machine = machine or open_workbench(request.toolchain, downloads, request.network, need_toolchain=needed)
+        cases = chosen.selection.cases.cases
+        runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
+        run_dir = make_folder(named, chosen.selection.name)
+        with _removed_where_nothing_begins(run_dir, made=not there):
+            plan, shard = _planned(chosen, machine, run_dir)
+        later = tuple(step for step in plan.steps if step.stage is hold)
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
+        _run(plan, shard, run_dir, machine, chosen.selection, request, console, downloads, runs)
     finally:
         held.close()
         console.close()
@@ -128,21 +190,35 @@ def execute(
     # Last, so that a summary file that cannot be written hides no verdict.
     if not brief:
         append_to_step_summary(outcome, os.environ)
-    return ExitCode(int(outcome.exit_code))
+    return Ran(run_dir, ExitCode(int(outcome.exit_code)), plan.steps, later)
 
 
-def _planned(
-    options: Mapping[str, Any], selection: Selection, stages: Sequence[Stage], machine: Machine
-) -> tuple[Path, Plan, dict[str, Any] | None]:
-    """The folder of the run, what is to be done in it, and what share of everything that is."""
-    run_dir = _run_folder(options, selection)
-    plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, options))
+@contextmanager
+def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
+    """A slip of the keyboard, which planning finds, leaves no run behind."""
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                run_dir.rmdir()
+                run_dir.parent.rmdir()
+        raise
+
+
+def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
+    """What is to be done in a folder, and what share of everything that is."""
+    request, selection, stages = chosen.request, chosen.selection, chosen.stages
+    plan = make_plan(selection.cases, stages, make_surroundings(machine, run_dir, request.conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
-    plan, shard = only_shard(plan, options)
-    if options["last_failed"]:
+    if request.chains is not None:
+        plan, shard = only_chains(plan, request.chains), None
+    else:
+        plan, shard = only_shard(plan, request.shard)
+    if request.folder.last_failed:
         plan = _only_last_failed(plan, newest_run(runs_folder()))
-    restricted = begun_with(run_dir) if options["resume"] else None
+    restricted = begun_with(run_dir) if request.folder.resume else None
     if restricted is not None:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
     plan = without_missing_devices(plan, machine)
@@ -151,167 +227,98 @@ def _planned(
             f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
             "`plan` shows what each task would do with a selection.",
         )
-    return run_dir, plan, shard
-
-
-def _claim(run_dir: Path, options: Mapping[str, Any]) -> bool:
-    """Makes the run's folder; False where a run that began in the same second has taken its name."""
-    named = bool(options["run_dir"])
-    try:
-        run_dir.mkdir(parents=True, exist_ok=named)
-    except FileExistsError as error:
-        if named:
-            raise UsageError(f"{run_dir} is a file", "Give the folder of a run as --run-dir.") from error
-        return False
-    except OSError as error:
-        raise UsageError(
-            f"{run_dir}: cannot make the run's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
-    return True
+    return plan, shard
 
 
 def _run(
     plan: Plan,
     shard: dict[str, Any] | None,
     run_dir: Path,
-    machine: Machine,
+    machine: Workbench,
     selection: Selection,
-    asked: Asked,
-    options: Mapping[str, Any],
-    confirm: ConfirmRules | None,
+    request: RunRequest,
     console: Console,
     downloads: _Downloads,
     runs: RunServers | None,
 ) -> None:
     toolchain = machine.toolchain
+    conduct, folder = request.conduct, request.folder
     finished: dict[str, Verdict] = {}
-    if options["resume"]:
+    if folder.resume:
         finished = finished_verdicts(run_dir, plan.steps, toolchain.identity if toolchain else "")
-    batches = batched(plan.steps, options, machine, run_dir, finished)
+    batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
     plan = replace(plan, steps=batches.steps)
-    cancelled = threading.Event()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
-        "markers": options["markers"],
-        "resumed": bool(options["resume"]),
-        "last_failed": bool(options["last_failed"]) or (options["resume"] and begun_with(run_dir) is not None),
-        "asked": asdict(asked),
+        "markers": request.selection.markers,
+        "resumed": folder.resume,
+        "last_failed": folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
+        "asked": asdict(Asked(request.kept, asdict(request.defaults), request.stages)),
         "shard": shard,
-        "batch": batch_size(options),
+        "batch": conduct.batch,
     }
-    made_again = run_dir / "made-again" if options["force_recompile"] else None
-    operators = OperatorRun(run_dir, _jobs(options), made_again, cancelled)
+    made_again = run_dir / "made-again" if conduct.force_recompile else None
+    operators = OperatorRun(_jobs(conduct), made_again, runs)
     with (
-        Journal(run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        Supervisor() as supervisor,
-        operator_performers(batches, machine, supervisor, operators, runs) as (performers, end_servers),
+        Journal(run_dir / _JOURNAL, lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, RoundTeller(console)) as session,
+        operator_performers(session, batches, machine, operators) as performers,
     ):
+        session.on_cancel(downloads.cancel)
         journal.run(event)
         console.run_started(event)
-        if options["offline"]:
+        if request.network.offline:
             cases = (*selection.cases.cases, *selection.cases.required)
             missing = missing_files(plan.steps, cases, machine.store, finished)
             if missing:
                 console.message(missing_text(missing))
-        engine = Engine(
-            run_dir,
-            machine.store,
-            machine.modules,
-            supervisor,
-            machine_locks(os.environ, cancelled),
-            cancelled,
-            journal,
-            console,
-            RunOptions(
-                jobs=_jobs(options),
-                fail_fast=bool(options["fail_fast"]) or not options["keep_going"],
-                made_again=made_again,
-                lenient=bool(options["lenient"]),
-                release=toolchain.compiler_release if toolchain else "",
-                confirm=confirm,
-            ),
-            free_memory,
-            machine.shared,
-            performers,
-            end_servers,
+        settings = RunOptions(
+            jobs=_jobs(conduct),
+            fail_fast=conduct.stops_early,
+            made_again=made_again,
+            lenient=conduct.lenient,
+            confirm=_confirm(conduct),
         )
-
-        def cancel() -> None:
-            downloads.cancelled = True
-            engine.cancel()
-
-        with interruptible(cancel):
+        engine = Engine(session, machine, console, settings, performers)
+        with session.interruptible():
             engine.run(plan.steps, finished)
 
 
-def _jobs(options: Mapping[str, Any]) -> int:
-    jobs = int(options["jobs"])
-    if jobs < 0:
-        raise UsageError(f"--jobs {jobs}: expected a number above 0", "Leave it out to use every core.")
-    return jobs or machine_facts().cores
+def _jobs(conduct: ConductRequest) -> int:
+    return conduct.jobs or machine_facts().cores
 
 
-def _confirm(options: Mapping[str, Any]) -> ConfirmRules | None:
+def _confirm(conduct: ConductRequest) -> ConfirmRules | None:
     """How broken golden times are confirmed; None where the dialects' plain rule is the verdict."""
-    if options["verdict"] not in _VERDICTS:
-        raise UsageError(f"--verdict {options['verdict']}: unknown", f"Known: {', '.join(_VERDICTS)}.")
-    budget = float(options["confirm_seconds"])
-    if not 0 < budget < math.inf:
-        raise UsageError(f"--confirm-seconds {budget:g}: expected seconds above 0", "Leave it out for 300.")
-    replace_disturbed = replaces_disturbed(options)
-    return None if options["verdict"] == "strict" else confirm_rules(budget, replace_disturbed=replace_disturbed)
+    if conduct.verdict == "strict":
+        return None
+    return confirm_rules(conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed)
 
 
-def _as_before(
-    options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None
-) -> tuple[Mapping[str, Any], Defaults, Sequence[Stage] | None]:
+def _as_before(request: RunRequest) -> RunRequest:
     """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for.
 
     Raises:
         UsageError: there is no such run, or a resumed run is asked for something else.
     """
-    if options["resume"] and options["last_failed"]:
+    folder = request.folder
+    if folder.resume and folder.last_failed:
         raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
-    if not (options["resume"] or options["last_failed"]):
-        return options, defaults, stages
-    named = Path(options["run_dir"]).resolve() if options["resume"] and options["run_dir"] else None
+    if not (folder.resume or folder.last_failed):
+        return request
+    named = Path(folder.run_dir).resolve() if folder.resume and folder.run_dir else None
     earlier = named or newest_run(runs_folder())
     asked = asked_for(earlier)
-    given = {name: options[name] for name in asked.selection if options.get(name)}
-    if options["last_failed"]:
-        if given.keys() & set(SELECTION_NAMES):
-            return options, defaults, stages
+    now = given((request.selection, request.toolchain, request.shard, request.conduct))
+    changed = {name: value for name, value in now.items() if name in asked.selection}
+    if folder.last_failed and given([request.selection]):
+        return request
+    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages)
+    if folder.last_failed:
         # Another IREE may be tried on what failed.
-        return {**options, **asked.selection, **given}, Defaults(**asked.defaults), stages or asked.stages
-    other = [name for name, value in given.items() if value != asked.selection[name]]
-    if other:
-        raise UsageError(
-            f"--{other[0].replace('_', '-')}: a resumed run keeps the selection of {shown(earlier)}",
-            "Leave the selection out, or start a new run.",
-        )
-    options = {**options, **asked.selection, "run_dir": str(earlier)}
-    return options, Defaults(**asked.defaults), asked.stages if stages is None else stages
-
-
-def _run_folder(options: Mapping[str, Any], selection: Selection) -> Path:
-    """The folder of this run; for `--resume` that of the run to go on with."""
-    named = Path(options["run_dir"]).resolve() if options["run_dir"] else None
-    # iree-run-module reads `--module=path@entry`, and iree-compile fills in a '%' of an archive that it writes.
-    if set(str(named or runs_folder())) & set("@%"):
-        raise UsageError(
-            f"{named or runs_folder()}: IREE's tools misread a path with '@' or '%'", "Give a --run-dir without them."
-        )
-    if named is not None:
-        if not options["resume"] and (named / "journal.jsonl").exists():
-            raise UsageError(f"{named} already holds a run", "Give another --run-dir, or --resume to continue it.")
-        return named
-    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{selection.name}"
-    folder = runs_folder() / stamp
-    number = 2
-    while folder.exists():
-        folder = runs_folder() / f"{stamp}-{number}"
-        number += 1
-    return folder
+        return as_asked.with_kept(asked.selection | changed)
+    require_as_begun("run", shown(earlier), changed, asked.selection)
+    return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
 
 
 def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
@@ -320,12 +327,4 @@ def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
         raise NothingSelectedError(
             f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
         )
-    by_id = {step.id: step for step in plan.steps}
-    keep: set[str] = set()
-    waiting = [step.id for step in plan.steps if step.chain in chains]
-    while waiting:
-        step_id = waiting.pop()
-        if step_id not in keep:
-            keep.add(step_id)
-            waiting.extend(by_id[step_id].needs)
-    return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
+    return only_chains(plan, chains)

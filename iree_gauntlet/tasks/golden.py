@@ -15,10 +15,12 @@ from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Kind
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.requests import Defaults, NetworkRequest, SelectionRequest, ToolchainRequest, read
 from iree_gauntlet.running.recording import output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.running.supervisor import Supervisor
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import Defaults, select, shown
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
+from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +98,7 @@ def _chosen(
     options: Mapping[str, Any],
 ) -> Iterator[tuple[ArtifactStore, list[tuple[Case, Spec]], Supervisor, Path]]:
     """The store, the quality cases that onnxruntime can run with their specs, and where to run it."""
-    selection = select(options, Defaults())
+    selection = select(read(SelectionRequest, options), Defaults())
     selection.require_sound()
     cases = [case for case in selection.cases.cases if case.kind is Kind.QUALITY]
     if not cases:
@@ -109,7 +111,9 @@ def _chosen(
     if not chosen and cases[0].origin.file not in specs:
         # Of operators and of suites of ONNX models, whose outputs are no specs' own.
         raise UsageError(f"{cases[0].origin.file}: {why_not(cases[0])}", "Name models of sharktank or torch specs.")
-    store = make_machine(options, Silent(), need_toolchain=False).store
+    store = open_workbench(
+        read(ToolchainRequest, options), Silent(), read(NetworkRequest, options), need_toolchain=False
+    ).store
     with Supervisor() as supervisor, tempfile.TemporaryDirectory(prefix="gauntlet-record-") as logs:
         yield store, [(case, specs[case.origin.file]) for case in chosen or cases], supervisor, Path(logs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Statistic
@@ -13,9 +14,11 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
 from iree_gauntlet.reporting.figures import milliseconds, whole
+from iree_gauntlet.requests import Defaults, SelectionRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.cache_place import asked_format, print_table
-from iree_gauntlet.tasks.workspace import Defaults, runs_folder, select
+from iree_gauntlet.tasks.workspace import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,10 +57,11 @@ def show(options: Mapping[str, Any]) -> ExitCode:
     wanted, last = asked_format(options), options["last"]
     if last < 1:
         raise UsageError(f"--last {last}: expected 1 or more", "It is the number of runs to look at.")
-    selection = select(options, Defaults(targets=FAMILIES))
+    request = read(SelectionRequest, options)
+    selection = select(request, Defaults(targets=FAMILIES))
     for problem in selection.cases.problems:
         sys.stderr.write(f"{problem}\n")
-    goldens = _goldens(selection, options)
+    goldens = _goldens(selection, request)
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
@@ -72,12 +76,12 @@ def show(options: Mapping[str, Any]) -> ExitCode:
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
 
-def _goldens(selection: Selection, options: Mapping[str, Any]) -> list[tuple[str, Golden]]:
+def _goldens(selection: Selection, request: SelectionRequest) -> list[tuple[str, Golden]]:
     """Chain and golden, each once, in the selection's order; those of other SKUs too unless one was named."""
     selections = [selection]
     if not any(target.sku for target in selection.targets):
         skus = sorted(_skus(selection))
-        selections += [select({**options, "sku": sku}, Defaults(targets=FAMILIES)) for sku in skus]
+        selections += [select(replace(request, sku=sku), Defaults(targets=FAMILIES)) for sku in skus]
     found: dict[tuple[str, str, str], Golden] = {}
     for one in selections:
         for case in one.cases.cases:

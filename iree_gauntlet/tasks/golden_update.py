@@ -15,9 +15,9 @@ from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.golden_proposals import Proposal, collect_evidence, propose
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.tasks.earlier_runs import newest_run
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
-from iree_gauntlet.tasks.workspace import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.requests import Defaults, SelectionRequest, ShardRequest, ToolchainRequest, read
+from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Defaults, Selection, each_once, runs_folder, select, urls_of
+from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cases import Case, Stage
+    from iree_gauntlet.cases import Case
     from iree_gauntlet.errors import Problem
+    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.steps import Step
 
@@ -43,15 +46,15 @@ def _uncollected() -> Iterator[None]:
 @_uncollected()
 def list_cases(options: Mapping[str, Any]) -> ExitCode:
     """Prints what can be selected: a line for each model, submodel and target."""
-    selection = select(options, Defaults(targets=FAMILIES))
+    selection = select(read(SelectionRequest, options), Defaults(targets=FAMILIES))
     _warn(selection.warnings())
     rows: dict[tuple[str, str, str], list[Case]] = {}
-    for case in only_shard_of_cases(selection.cases, options):
+    for case in only_shard_of_cases(selection.cases, read(ShardRequest, options)):
         rows.setdefault((case.model, case.submodel, case.target.name), []).append(case)
     problems = (*selection.cases.problems, *selection.cases.broken)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
-    if _format(options) == "json":
+    if _format(options["format"]) == "json":
         _print_json([_listed(*key, cases) for key, cases in rows.items()])
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
@@ -65,26 +68,27 @@ def list_cases(options: Mapping[str, Any]) -> ExitCode:
 
 
 @_uncollected()
-def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+def show_plan(request: RunRequest, form: str) -> ExitCode:
     """Prints what would run, and why each step would or would not come from the cache."""
     # The planner's surroundings bring pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
     from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
 
-    selection = select(options, defaults)
+    selection = select(request.selection, request.defaults)
     selection.require_sound()
     _warn(selection.warnings())
-    name, cases, stages = selection.name, selection.cases, stages or selection.stages
+    name, cases, stages = selection.name, selection.cases, request.stages or selection.stages
     # What the specs say takes more memory than the steps, which find room where it was.
     del selection
-    machine = make_machine(options, Silent(), need_toolchain=False)
-    run_dir = Path(options["run_dir"]).resolve() if options["run_dir"] else runs_folder() / f"next-{name}"
-    plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, options)), options)
-    if _format(options) == "json":
+    machine = open_workbench(request.toolchain, Silent(), request.network, need_toolchain=False)
+    named = request.folder.run_dir
+    run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
+    plan, _ = only_shard(make_plan(cases, stages, make_surroundings(machine, run_dir, request.conduct)), request.shard)
+    if _format(form) == "json":
         head = {
             "schema": 1,
             "suite": name,
@@ -96,7 +100,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
-        if options["offline"]:
+        if request.network.offline:
             missing = missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
             sys.stdout.write(missing_text(missing) + "\n" if missing else "")
     _report_problems(plan.problems)
@@ -106,7 +110,7 @@ def show_plan(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[S
 @_uncollected()
 def lint(options: Mapping[str, Any]) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; with `--toolchain` their flags too."""
-    selection = select(options, Defaults(targets=FAMILIES), for_problems=True)
+    selection = select(read(SelectionRequest, options), Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
@@ -155,10 +159,10 @@ def _flag_problems(options: Mapping[str, Any], selection: Selection) -> tuple[li
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings  # noqa: PLC0415
+    from iree_gauntlet.running.workbench import make_surroundings, open_workbench  # noqa: PLC0415
 
-    machine = make_machine(options, Silent(), need_toolchain=True)
-    surroundings = make_surroundings(machine, runs_folder() / "lint", options)
+    machine = open_workbench(read(ToolchainRequest, options), Silent(), need_toolchain=True)
+    surroundings = make_surroundings(machine, runs_folder() / "lint")
     plan = make_plan(selection.cases, selection.stages, surroundings)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
     return [*plan.problems, *plan.broken], notes
@@ -257,8 +261,7 @@ def _report_problems(problems: Sequence[Problem]) -> None:
         sys.stderr.write(f"{problem}\n")
 
 
-def _format(options: Mapping[str, Any]) -> str:
-    wanted = str(options["format"])
+def _format(wanted: str) -> str:
     if wanted not in ("text", "json"):
         raise UsageError(f"--format {wanted}: unknown format", "Known: text, json.")
     return wanted

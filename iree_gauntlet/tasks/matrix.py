@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,24 +22,25 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, write_matrix_reports
 from iree_gauntlet.reporting.matrix_text import print_matrix
+from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.tasks.execute import execute
-from iree_gauntlet.tasks.interruptible import interruptible
+from iree_gauntlet.running.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.running.session import interruptible
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
+from iree_gauntlet.tasks.execute import choose, run
 from iree_gauntlet.tasks.matrix_asked import asked_before, asked_now
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.session_folder import is_begun, session_folder
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import select, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.cases import Stage
     from iree_gauntlet.reporting.matrix_record import MatrixRecord
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.tasks.execute import Chosen
     from iree_gauntlet.tasks.matrix_asked import AskedMatrix
     from iree_gauntlet.tasks.matrix_irees import AskedIree
-    from iree_gauntlet.tasks.surroundings import Machine
-    from iree_gauntlet.tasks.workspace import Defaults
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["matrix", "report_matrix"]
@@ -48,30 +49,29 @@ __all__ = ["matrix", "report_matrix"]
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
-def matrix(options: Mapping[str, Any], defaults: Defaults, stages: Sequence[Stage] | None) -> ExitCode:
+def matrix(irees: Sequence[str], request: RunRequest, options: Mapping[str, Any]) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
     Args:
-        options: of the command line; `iree` is a list.
-        defaults: what is selected where neither options nor a suite say.
-        stages: what is done; None for what the suite says.
+        irees: which, as for `--iree`.
+        request: what is run with each.
+        options: of the command line, for the record.
 
     Raises:
         GauntletError: what keeps the matrix from starting.
     """
-    folder, resumed = session_folder("matrix", options, MATRIX_RECORD)
-    earlier = read_matrix(folder) if resumed else None
-    asked = asked_before(earlier, options, stages) if earlier else asked_now(options, defaults, stages)
+    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
+    earlier = read_matrix(named) if named and resumed else None
+    asked = asked_before(earlier, irees, request) if earlier else asked_now(irees, request)
     # A mistake in the selection is told before anything is installed.
-    selection = select({**options, **asked.selection}, asked.defaults)
-    selection.require_sound()
-    _make(folder)
+    chosen = choose(asked.request)
+    folder = make_folder(named, "matrix")
     output = Output(sys.stdout)
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, selection.name, options))
-            _Runs(folder, asked, options, earlier, log, output).all()
+            log.write("matrix", _opening(folder, asked, chosen.selection.name, options))
+            _Runs(folder, asked, chosen, earlier, log, output).all()
         outcome = write_matrix_reports(folder, environ=os.environ)
         print_matrix(outcome, shown(folder), MATRIX_REPORTS, output.stream, environ=os.environ)
         # Last, so that a summary file that cannot be written hides no verdict.
@@ -97,14 +97,14 @@ class _Runs:
         self,
         folder: Path,
         asked: AskedMatrix,
-        options: Mapping[str, Any],
+        chosen: Chosen,
         record: MatrixRecord | None,
         log: EventLog,
         output: Output,
     ) -> None:
         self._folder = folder
         self._asked = asked
-        self._options = options
+        self._chosen = chosen
         self._record = record
         self._log = log
         self._output = output
@@ -124,7 +124,7 @@ class _Runs:
             interrupted = True
         self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
-    def _each(self, machines: Mapping[str, Machine | None]) -> str:
+    def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
         irees = self._asked.irees
         for place, iree in enumerate(irees, start=1):
@@ -132,16 +132,15 @@ class _Runs:
             code = self._earlier(iree)
             if code is not None:
                 self._output.write(f"finished before, exit code {int(code)}: it is not run again\n")
-            elif machines[iree.label] is None:
+            elif (machine := machines[iree.label]) is None:
                 code = ExitCode.ERROR
                 self._output.write("left out: this IREE cannot be had\n")
             else:
-                code = self._run(iree)
+                code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
                 # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
                 signal.raise_signal(signal.SIGINT)
-            fast = self._options["fail_fast"] or not self._options["keep_going"]
-            if fast and code is not ExitCode.OK and place < len(irees):
+            if self._chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
         return ""
 
@@ -152,10 +151,11 @@ class _Runs:
             return None
         return ExitCode(result["exit_code"])
 
-    def _found(self, iree: AskedIree) -> Machine | None:
+    def _found(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it cannot be had."""
         try:
-            machine = make_machine(self._with(iree), Silent(), need_toolchain=True)
+            request = self._with(iree)
+            machine = open_workbench(request.toolchain, Silent(), request.network, need_toolchain=True)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self._log.write(
@@ -168,13 +168,13 @@ class _Runs:
         self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
 
-    def _run(self, iree: AskedIree) -> ExitCode:
+    def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
         folder = self._folder / iree.folder
         begun = is_begun(folder)
         self._log.write("start", {"label": iree.label})
-        options = {**self._with(iree), "run_dir": str(folder), "resume": begun, "last_failed": False}
+        request = replace(self._with(iree), folder=FolderRequest(run_dir=str(folder), resume=begun))
         try:
-            code = execute(options, self._asked.defaults, self._asked.stages, brief=True)
+            code = run(replace(self._chosen, request=request), sys.stdout, machine=machine, brief=True).exit_code
         except GauntletError as error:
             self._result(iree, error.exit_code, error)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:
@@ -194,23 +194,15 @@ class _Runs:
             fields |= {"error": problems or error.what, "hint": error.hint}
         self._log.write("result", fields)
 
-    def _with(self, iree: AskedIree) -> dict[str, Any]:
-        return {**self._options, **self._asked.selection, "iree": iree.text}
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: cannot make the matrix's folder: {error.strerror}", "Give another place with --run-dir."
-        ) from error
+    def _with(self, iree: AskedIree) -> RunRequest:
+        request = self._chosen.request
+        return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
 
 
 def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `matrix` event."""
     irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
-    kept = {"iree", "stages", *asked.selection}
+    kept, request = {"iree", "stages", *asked.kept}, asked.request
     return {
         "matrix": folder.name,
         "version": __version__,
@@ -218,9 +210,9 @@ def _opening(folder: Path, asked: AskedMatrix, suite: str, options: Mapping[str,
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "cwd": str(Path.cwd()),
         "irees": irees,
-        "selection": asked.selection,
-        "defaults": asdict(asked.defaults),
-        "stages": [str(stage) for stage in asked.stages] if asked.stages else None,
+        "selection": asked.kept,
+        "defaults": asdict(request.defaults),
+        "stages": [str(stage) for stage in request.stages] if request.stages else None,
         "options": {name: value for name, value in options.items() if name not in kept},
     }
 

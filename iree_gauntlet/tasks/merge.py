@@ -13,7 +13,7 @@ from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.reporting.merged_runs import merged
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.errors import ExitCode, UsageError
@@ -16,72 +16,62 @@ from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.reporting.console import open_console
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.running.workbench import open_workbench
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.console_tellers import Arrivals
 from iree_gauntlet.tasks.micro_list import print_registry
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
-from iree_gauntlet.tasks.micro_resume import earlier_micro, resumed_options
+from iree_gauntlet.tasks.micro_resume import earlier_micro
 from iree_gauntlet.tasks.micro_run import MicroRun
-from iree_gauntlet.tasks.options import replaces_disturbed
 from iree_gauntlet.tasks.output import Output
-from iree_gauntlet.tasks.surroundings import make_machine
-from iree_gauntlet.tasks.workspace import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from iree_gauntlet.micro.configuration import MicroConfig
-    from iree_gauntlet.micro.lookup import Registry
+    from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 
 __all__ = ["micro"]
 
-_AGAINST = ("torch", "torch-eager", "none")
 
-
-def micro(options: Mapping[str, Any]) -> ExitCode:
+def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measures the points of a configuration, or lists what a configuration can name.
+
+    Args:
+        asked: which, and how.
+        toolchain: with which IREE.
 
     Raises:
         GauntletError: what keeps it from starting; nothing was measured then.
     """
-    if options["run_dir"] and not options["resume"]:
+    if asked.run_dir and not asked.resume:
         raise UsageError(
             "--run-dir names a run to continue", "Add --resume, or leave it out: a new run makes its folder."
         )
-    earlier = earlier_micro(options) if options["resume"] else None
+    earlier = earlier_micro(asked.run_dir) if asked.resume else None
     if earlier is not None:
-        options = resumed_options(options, earlier)
-    plugins = tuple(Path(name).expanduser().absolute() for name in options["plugin"])
+        asked, toolchain = earlier.continued(asked, toolchain)
+    plugins = tuple(Path(name).expanduser().absolute() for name in asked.plugin)
     registry = load_registry((*entry_point_files(), *plugins))
-    if options["list"]:
+    if asked.list:
         print_registry(registry, sys.stdout)
         return ExitCode.OK
-    if options["against"] not in _AGAINST:
-        raise UsageError(f"--against {options['against']}: unknown", f"Known: {', '.join(_AGAINST)}.")
-    replace_disturbed = replaces_disturbed(options)
-    read_targets(options["targets"])
-    check_output(options["output"])
-    config = _configured(options, registry)
-    if earlier is not None:
-        earlier.require_same(config)
-    torch = find_torch_python(options["torch_python"])
-    output = Output(sys.stdout)
-    console = open_console(output.stream, os.environ)
-    try:
-        machine = make_machine(options, Arrivals(console), need_toolchain=True)
-        run = MicroRun(options, config, registry, torch, machine, console, earlier)
-        run.measure(replace_disturbed=replace_disturbed)
-    finally:
-        console.close()
-    return _report(run, output)
-
-
-def _configured(options: Mapping[str, Any], registry: Registry) -> MicroConfig:
-    if not options["config"]:
+    read_targets(asked.targets)
+    check_output(asked.output)
+    if not asked.config:
         raise UsageError(
             "which configuration?", "Name a YAML file with --config, such as specs/recipes/quick.yml; or see --list."
         )
-    config = read_micro_config(Path(options["config"]).expanduser(), registry)
-    return overridden(config, options["device"], options["dtype"])
+    config = overridden(read_micro_config(Path(asked.config).expanduser(), registry), asked.device, asked.dtype)
+    if earlier is not None:
+        earlier.require_same(config)
+    torch = find_torch_python(asked.torch_python)
+    output = Output(sys.stdout)
+    console = open_console(output.stream, os.environ)
+    try:
+        workbench = open_workbench(toolchain, Arrivals(console), need_toolchain=True)
+        run = MicroRun(asked, toolchain, config, registry, torch, workbench, console, earlier)
+        run.measure()
+    finally:
+        console.close()
+    return _report(run, output)
 
 
 def _report(run: MicroRun, output: Output) -> ExitCode:

@@ -19,8 +19,8 @@ from iree_gauntlet.micro.results_figures import NOT_MEASURED, UNREACHED
 from iree_gauntlet.micro.results_html import results_html
 from iree_gauntlet.micro.results_table import print_results, results_markdown
 from iree_gauntlet.reporting.outcome import state_of
-from iree_gauntlet.running.plan_places import step_id
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

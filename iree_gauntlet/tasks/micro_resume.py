@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,9 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.running.plan_places import step_id
-from iree_gauntlet.tasks.workspace import runs_folder
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
+from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.settings import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,12 +20,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.micro.configuration import MicroConfig
 
-__all__ = ["Earlier", "earlier_micro", "resumed_options"]
+__all__ = ["Earlier", "earlier_micro"]
 
 _JOURNAL = "journal.jsonl"
-_RESTORED = ("device", "target", "dtype", "against", "disturbed", "output", "targets", "plugin", "torch_python")
-# Of options that are never empty: what stands there where nobody has given one.
-_DEFAULTS = {"against": "torch", "disturbed": "replace"}
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 
@@ -46,6 +44,17 @@ class Earlier:
         """What it was asked for."""
         found: dict[str, Any] = self.record.runs[-1]["micro"]
         return found
+
+    def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
+        """What this run was asked for, in place of what is not given now.
+
+        Raises:
+            UsageError: something else is asked for than before.
+        """
+        before = {**self.asked, **self.asked["iree"]}
+        require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
+        asked = read(MicroRequest, {**asdict(asked), **before})
+        return asked, read(ToolchainRequest, {**asdict(toolchain), **before})
 
     def require_same(self, config: MicroConfig) -> None:
         """Refuses a configuration that has changed since.
@@ -82,15 +91,15 @@ class Earlier:
         return found
 
 
-def earlier_micro(options: Mapping[str, Any]) -> Earlier:
+def earlier_micro(run_dir: str) -> Earlier:
     """The run of `--run-dir`, or the newest one of `micro`.
 
     Raises:
         UsageError: there is none, or what is named is none.
         GauntletError: its journal cannot be read.
     """
-    if options["run_dir"]:
-        named = Path(options["run_dir"])
+    if run_dir:
+        named = Path(run_dir)
         folder = named if named.is_dir() else runs_folder() / named
         found = _read(folder)
         if found is None:
@@ -111,21 +120,3 @@ def _read(folder: Path) -> Earlier | None:
         # Another run's journal is nothing to go on with, whatever is wrong with it.
         return None
     return Earlier(folder, record) if record.runs and "micro" in record.runs[-1] else None
-
-
-def resumed_options(options: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
-    """The options of the earlier run in place of those that are not given now.
-
-    Raises:
-        UsageError: something else is asked for than before.
-    """
-    asked = {**{name: earlier.asked[name] for name in _RESTORED}, **earlier.asked["iree"]}
-    asked["config"] = earlier.asked["config"]
-    changed = [name for name, value in asked.items() if options[name] not in (value, "", [], _DEFAULTS.get(name))]
-    if changed:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise UsageError(
-            f"--resume goes on with what {earlier.folder.name} was asked for, and {given} asks for something else",
-            "Leave it out, or start a new run.",
-        )
-    return {**options, **asked}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
-from iree_gauntlet.bench.session import Doors
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
@@ -27,17 +25,15 @@ from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.reporting.figures import duration
 from iree_gauntlet.running.engine import exit_code_of
 from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import WaitCancelledError, machine_locks
+from iree_gauntlet.running.machine_lock import WaitCancelledError
 from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.run_folder import make_folder
+from iree_gauntlet.running.session import open_session
+from iree_gauntlet.running.workbench import make_surroundings
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.console_tellers import RoundTeller
-from iree_gauntlet.tasks.interruptible import interruptible
 from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.new_run import new_run_folder
 from iree_gauntlet.tasks.run_event import run_event
-from iree_gauntlet.tasks.surroundings import make_surroundings
-from iree_gauntlet.tasks.workspace import shown
 from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
@@ -50,12 +46,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.reporting.console import Console
+    from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.running.engine import Engine
     from iree_gauntlet.running.results import Result
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
     from iree_gauntlet.running.surroundings import Surroundings
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.tasks.micro_resume import Earlier
-    from iree_gauntlet.tasks.surroundings import Machine
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["MicroRun"]
@@ -69,60 +67,59 @@ class MicroRun:
     """One run over all points of a configuration.
 
     Attributes:
-        options: of the command line.
+        asked: for what, and how it is measured.
+        toolchain: with which IREE.
         config: what is measured.
         registry: what it names.
         torch: what makes the models.
-        machine: IREE and the caches.
+        workbench: IREE and the caches.
         console: is told how it goes.
         earlier: the run that is gone on with; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
 
-    options: Mapping[str, Any]
+    asked: MicroRequest
+    toolchain: ToolchainRequest
     config: MicroConfig
     registry: Registry
     torch: TorchPython
-    machine: Machine
+    workbench: Workbench
     console: Console
     earlier: Earlier | None
     run_dir: Path = field(init=False)
     _session: PointSession | None = field(init=False, default=None)
     _refused: dict[str, str] = field(init=False, default_factory=dict)
 
-    def measure(self, *, replace_disturbed: bool) -> None:
+    def measure(self) -> None:
         """All points that have not been measured yet; everything goes into the journal."""
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
-        assert self.machine.known is not None, "of every toolchain"
         require_importer(toolchain)
         points = self._reachable(points_of(self.config), toolchain)
         for device in dict.fromkeys(iree_device(point.model.device) for point in points):
             # What is wrong with a device is said before anything is started.
-            chosen_target(device, self.options["target"])
+            chosen_target(device, self.asked.target)
             chosen_devices(device, 1, toolchain)
-        self.run_dir = new_run_folder(f"micro-{self.config.file.stem}") if self.earlier is None else self.earlier.folder
+        self.run_dir = make_folder(self.earlier.folder if self.earlier else None, f"micro-{self.config.file.stem}")
         done = {} if self.earlier is None else self.earlier.done(toolchain.identity)
-        world, builder = make_surroundings(self.machine, self.run_dir, {}), builder_identity()
+        world, builder = make_surroundings(self.workbench, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, world, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
-        cancelled = threading.Event()
-        with Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+        with (
+            Journal(self.run_dir / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+            open_session(self.run_dir, journal, RoundTeller(self.console)) as session,
+        ):
             event = self._event(chains, done)
             journal.run(event)
             # Of a resumed run only what is left to do counts.
             self.console.run_started({**event, "steps": []})
-            locks = machine_locks(os.environ, cancelled)
-            processes = Processes(supervisor, self.run_dir)
-            teller = RoundTeller(self.console)
-            doors = Doors(processes, self.machine.modules, locks, journal, teller, cancelled, self.machine.known)
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
-            engine = model_engine(self.run_dir, self.machine, supervisor, locks, cancelled, journal, self, performers)
+            engine = model_engine(session, self.workbench, self, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.console.message(f"not measured: {said}")
-            with interruptible(engine.cancel):
-                self._points(todo, len(points), chains, doors, engine, journal, replace_disturbed=replace_disturbed)
+            with session.interruptible():
+                self._points(todo, len(points), chains, session, engine)
 
     def _reachable(self, points: Sequence[Point], toolchain: Toolchain) -> list[Point]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
@@ -130,7 +127,7 @@ class MicroRun:
         Raises:
             UsageError: there are none.
         """
-        if self.options["device"]:
+        if self.asked.device:
             # Nothing of the sweep goes on without it, and who names it is told by its name.
             return list(points)
         found = []
@@ -151,26 +148,24 @@ class MicroRun:
         todo: Sequence[Point],
         total: int,
         chains: Mapping[str, PointChain],
-        doors: Doors,
+        session: Session[Journal],
         engine: Engine,
-        journal: Journal,
-        *,
-        replace_disturbed: bool,
     ) -> None:
         began = time.monotonic()
         interrupted, code = False, ExitCode.OK
         verdicts: dict[str, Verdict] = {}
         try:
-            roofline = self._roofline(todo, doors)
-            measuring = Measuring(self.options["against"], replace_disturbed, roofline)
+            roofline = self._roofline(todo, session)
+            measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
             for number, point in enumerate(todo):
                 self.console.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
-                verdicts |= self._point(PointSession(chains[point.name], doors, measuring), engine, journal)
+                of_point = PointSession(chains[point.name], session, self.workbench, measuring)
+                verdicts |= self._point(of_point, engine, session.log)
             code = exit_code_of(verdicts.values())
         except KeyboardInterrupt:
             interrupted, code = True, ExitCode.INTERRUPTED
         seconds = round(time.monotonic() - began, 3)
-        journal.end(exit_code=int(code), seconds=seconds, interrupted=interrupted)
+        session.log.end(exit_code=int(code), seconds=seconds, interrupted=interrupted)
 
     def _point(self, session: PointSession, engine: Engine, journal: Journal) -> dict[str, Verdict]:
         self._session = session
@@ -184,15 +179,15 @@ class MicroRun:
         session.tidy()
         return verdicts
 
-    def _roofline(self, todo: Sequence[Point], doors: Doors) -> Roofline | None:
+    def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
         """The machine's peaks; None where no point asks for them, or they cannot be had, which is told."""
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
-            with doors.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
-                return machine_roofline(self.machine.cache_dir / "machine", toolchain.python, machine_facts())
+            with session.locks.quiet_machine(exclusive=True, on_wait=self.console.waiting):
+                return machine_roofline(self.workbench.cache_dir / "machine", toolchain.python, machine_facts())
         except WaitCancelledError:
             raise
         except GauntletError as error:
@@ -201,10 +196,10 @@ class MicroRun:
             return None
 
     def _chain(self, point: Point, world: Surroundings, builder: str) -> PointChain:
-        toolchain = self.machine.toolchain
+        toolchain = self.workbench.toolchain
         assert toolchain is not None, "asked for"
         device = iree_device(point.model.device)
-        target = chosen_target(device, self.options["target"])
+        target = chosen_target(device, self.asked.target)
         return PointChain(
             point=point,
             config=self.config.file,
@@ -221,8 +216,8 @@ class MicroRun:
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         targets = list({chain.target.name: chain.target for chain in chains.values()}.values())
         command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        event = run_event(Plan(()), self.run_dir, self.machine, DIALECT, targets, command)
-        kept = {name: self.options[name] for name in _KEPT}
+        event = run_event(Plan(()), self.run_dir, self.workbench, DIALECT, targets, command)
+        kept = {name: getattr(self.asked, name) for name in _KEPT}
         return event | {
             "resumed": self.earlier is not None,
             "remarks": list(dict.fromkeys(self._refused.values())),
@@ -231,14 +226,14 @@ class MicroRun:
             "micro": {
                 "config": str(self.config.file.absolute()),
                 "digest": hash_file(self.config.file),
-                "plugin": [str(Path(name).expanduser().absolute()) for name in self.options["plugin"]],
+                "plugin": [str(Path(name).expanduser().absolute()) for name in self.asked.plugin],
                 "torch_python": self.torch.path,
                 "versions": dict(self.torch.versions),
                 "points": [chain.id for chain in chains.values()],
                 "refused": self._refused,
                 "output_dir": self.config.output_dir,
                 **kept,
-                "iree": {name: self.options[name] for name in ("iree", "iree_compiler", "iree_runtime", "cache_dir")},
+                "iree": asdict(self.toolchain),
             },
         }
 

@@ -16,7 +16,7 @@ from iree_gauntlet.errors import SpecError
 from iree_gauntlet.reporting.diagnostic_groups import diagnostic_of
 from iree_gauntlet.running.batches import BATCH_MODEL
 from iree_gauntlet.running.results import Result
-from iree_gauntlet.tasks.workspace import project_folder, shown
+from iree_gauntlet.settings import project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

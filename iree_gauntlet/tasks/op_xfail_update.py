@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.op_config_edit import with_changes
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens import release_of
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
+from iree_gauntlet.running.run_folder import free_folder
+from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.earlier_runs import asked_for
 from iree_gauntlet.tasks.op_xfail import changes_of, found_in, listed_cases
-from iree_gauntlet.tasks.options import BATCH, RUNNING, SELECTION, TOOLCHAIN
 from iree_gauntlet.tasks.proposed_changes import FileChange
-from iree_gauntlet.tasks.shards import CHAINS, SHARD
-from iree_gauntlet.tasks.workspace import Defaults, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -142,17 +141,21 @@ def _run_again(
 ) -> dict[str, Found]:
     """What some chains of a run come to in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
-    from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
+    from iree_gauntlet.tasks import execute  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
-    folder = _free_folder(run.resolve() / _AGAIN)
-    words = {option.name: option.default for option in (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)}
-    words |= asked.selection | {name: options[name] for name in options.keys() & words.keys() if options[name]}
-    words |= {"run_dir": str(folder), "force_recompile": forced, "suite": asked.selection["suite"], CHAINS: chains}
+    folder = free_folder(run.resolve() / _AGAIN / "1")
     # Each by itself, as it is judged.
-    words |= {option.name: option.default for option in BATCH}
-    with redirect_stdout(sys.stderr):  # the diff alone goes to standard output
-        code = execute(words, Defaults(**asked.defaults), asked.stages, brief=True)
+    kept = {**asked.selection, "batch": 0, "shard": "", "shard_costs": ""}
+    request = RunRequest.of(options, Defaults.of(asked.defaults), asked.stages).with_kept(kept)
+    request = replace(
+        request,
+        folder=FolderRequest(run_dir=str(folder)),
+        conduct=replace(request.conduct, force_recompile=forced),
+        chains=frozenset(chains),
+    )
+    # The diff alone goes to standard output.
+    code = execute.run(execute.choose(request), sys.stderr, brief=True).exit_code
     again = read_journal(folder / _JOURNAL)
     if code is ExitCode.INTERRUPTED or again.end is None or again.end.get("interrupted"):
         raise KeyboardInterrupt
@@ -163,13 +166,6 @@ def _run_again(
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
     return found_in(again)
-
-
-def _free_folder(parent: Path) -> Path:
-    number = 1
-    while (parent / str(number)).exists():
-        number += 1
-    return parent / str(number)
 
 
 def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:

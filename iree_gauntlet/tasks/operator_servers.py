@@ -18,18 +18,17 @@ from iree_gauntlet.measuring.machine_memory import total_memory
 from iree_gauntlet.running.batches import Batched, with_batches
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.running.results import Result
     from iree_gauntlet.running.run_server import RunServers
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.supervisor import Supervisor
-    from iree_gauntlet.tasks.surroundings import Machine
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["OperatorRun", "batch_size", "batched", "operator_performers", "started_runs"]
+__all__ = ["OperatorRun", "batched", "operator_performers", "started_runs"]
 
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8
@@ -37,19 +36,17 @@ _MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class OperatorRun:
-    """What a run of operator suites needs to know.
+    """How operator suites are run.
 
     Attributes:
-        run_dir: the run's folder.
         jobs: steps at once.
         made_again: as for `ModuleMaker`.
-        cancelled: set to end the run.
+        runs: the processes that run modules; None where each run is one of its own.
     """
 
-    run_dir: Path
     jobs: int
     made_again: Path | None
-    cancelled: threading.Event
+    runs: RunServers | None
 
     @property
     def memory_bytes(self) -> int:
@@ -62,27 +59,12 @@ def _share_of_memory(jobs: int) -> int:
     return 0 if total is None else max(_LEAST_MEMORY, int(total * _MEMORY_SHARE / jobs))
 
 
-def batch_size(options: Mapping[str, Any]) -> int:
-    """Cases that are compiled as one module; 0 for none.
+def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path, finished: Collection[str]) -> Batched:
+    """The steps of a plan, with batches of so many cases; each by itself where that is below 2.
 
     Raises:
-        UsageError: `--batch` is below 0.
+        UsageError: there is nothing that could compile a batch.
     """
-    size = int(options.get("batch") or 0)
-    if size < 0:
-        raise UsageError(f"--batch {size}: expected a number of cases", "Leave it out to compile each by itself.")
-    return size
-
-
-def batched(
-    steps: Sequence[Step], options: Mapping[str, Any], machine: Machine, run_dir: Path, finished: Collection[str]
-) -> Batched:
-    """The steps of a plan, with batches where they are asked for.
-
-    Raises:
-        UsageError: `--batch` is below 0, or there is nothing that could compile a batch.
-    """
-    size = batch_size(options)
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return Batched(tuple(steps), {})
     from iree_gauntlet.running.operator_suites import is_small  # noqa: PLC0415 - other runs do without
@@ -97,7 +79,7 @@ def batched(
 
 @contextmanager
 def started_runs(
-    cases: Iterable[Case], stages: Collection[Stage], machine: Machine, jobs: int
+    cases: Iterable[Case], stages: Collection[Stage], machine: Workbench, jobs: int
 ) -> Iterator[RunServers | None]:
     """The processes that run modules, where some are to be run: they start while the run is planned."""
     toolchain = machine.toolchain
@@ -116,13 +98,13 @@ def started_runs(
 
 @contextmanager
 def operator_performers(
-    plan: Batched, machine: Machine, supervisor: Supervisor, run: OperatorRun, runs: RunServers | None
-) -> Iterator[tuple[Mapping[Stage, Callable[[Step], Result | None]], Callable[[], None]]]:
-    """Performers for the engine, and what ends their work; none where there are no such steps or no Python bindings."""
+    session: Session[Any], plan: Batched, machine: Workbench, run: OperatorRun
+) -> Iterator[Mapping[Stage, Callable[[Step], Result | None]]]:
+    """Performers for the engine; none where there are no such steps or no Python bindings."""
     toolchain = machine.toolchain
     mine = [step for step in plan.steps if step.dialect == DIALECT]
     if not mine or toolchain is None or not _has_compiler(toolchain):
-        yield {}, lambda: None
+        yield {}
         return
     from iree_gauntlet.running.batch_compile import BatchCompiler  # noqa: PLC0415 - other runs do without
     from iree_gauntlet.running.compile_server import CompileServer  # noqa: PLC0415
@@ -130,21 +112,13 @@ def operator_performers(
     from iree_gauntlet.running.operator_suites import OperatorSteps, ServedCompiles  # noqa: PLC0415
     from iree_gauntlet.running.processes import is_plain_path  # noqa: PLC0415
 
+    folder = session.folder
     with (
-        _scratch(run.run_dir if is_plain_path(str(run.run_dir)) else None) as scratch,
+        _scratch(folder if is_plain_path(str(folder)) else None) as scratch,
         CompileServer(toolchain.python, scratch, _environment(toolchain)) as compiles,
     ):
-        processes = ServedCompiles(supervisor, run.run_dir, compiles, run.memory_bytes)
-        maker = ModuleMaker(
-            machine.modules,
-            processes,
-            lambda url: machine.store.fetch(url).sha256,
-            lambda: datetime.now(UTC),
-            run.cancelled,
-            made_again=run.made_again,
-            shared=machine.shared,
-            keeps_failures=True,
-        )
+        processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
+        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes, keeps_failures=True)
         batches = None
         if plan.wanted:
             batches = BatchCompiler(
@@ -156,13 +130,10 @@ def operator_performers(
                 forced=run.made_again is not None,
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}
-
-        def cancel() -> None:
-            compiles.cancel()
-            if runs is not None:
-                runs.cancel()
-
-        yield OperatorSteps(maker, runs, processes, by_id, batches).performers, cancel
+        session.on_cancel(compiles.cancel)
+        if run.runs is not None:
+            session.on_cancel(run.runs.cancel)
+        yield OperatorSteps(maker, run.runs, processes, by_id, batches).performers
 
 
 def _has_compiler(toolchain: Toolchain) -> bool:

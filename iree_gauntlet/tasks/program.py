@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,34 +17,27 @@ from iree_gauntlet import __version__
 from iree_gauntlet.bench.options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.tasks.bench_tasks import bench_task
-from iree_gauntlet.tasks.bisect_tasks import bisect_task
-from iree_gauntlet.tasks.cache_tasks import cache_collection
-from iree_gauntlet.tasks.compare_tasks import compare_task
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.golden_tasks import golden_collection, xfail_collection
-from iree_gauntlet.tasks.matrix_tasks import matrix_task
-from iree_gauntlet.tasks.micro_tasks import micro_task
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, Option, RunRequest
+from iree_gauntlet.tasks.cache_commands import cache_collection
+from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task
+from iree_gauntlet.tasks.golden_commands import golden_collection, xfail_collection
+from iree_gauntlet.tasks.model_commands import bench_task, micro_task
 from iree_gauntlet.tasks.options import (
     BATCH,
     FORMAT,
     RUNNING,
     SELECTION,
+    SHARD,
     TOOLCHAIN,
-    Option,
     gauntlet_task,
     with_defaults,
 )
-from iree_gauntlet.tasks.report_tasks import report_task
-from iree_gauntlet.tasks.several_words import several_in_one
-from iree_gauntlet.tasks.shard_tasks import shard_collection
-from iree_gauntlet.tasks.shards import SHARD
+from iree_gauntlet.tasks.report_commands import report_task, shard_collection
 from iree_gauntlet.tasks.stages_option import STAGES, asked_stages
-from iree_gauntlet.tasks.toolchain_tasks import toolchain_collection
-from iree_gauntlet.tasks.workspace import DEFAULT_SUITE, Defaults
+from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["main", "namespace"]
 
@@ -52,113 +46,98 @@ _THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")
 _BENCHMARK = Defaults(model="sdxl", targets=("rocm",), sku="mi300")
 _ALL = Defaults(suite=DEFAULT_SUITE)
 
+# Tasks whose words may be left out: they become an option, since Invoke knows no optional words.
+_AS_OPTION = {"compare": "--sides"}
+# Those that take folders, which may have blanks in their names.
+_FOLDERS = frozenset({"report", "shard.costs"})
+_TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
+
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 
 
-def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None) -> None:
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
+def _execute(options: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> ExitCode:
+    from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
 
-        return execute(options, defaults, stages)
-
-    finish(work)
+    return execute(RunRequest.of(options, defaults, stages or asked_stages(options)), sys.stdout)
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, FORMAT))
-def list_task(_context: Any, options: dict[str, Any]) -> None:
+def list_task(options: dict[str, Any]) -> ExitCode:
     """Show which models, submodels, targets and markers there are."""
     from iree_gauntlet.tasks.inspect import list_cases  # noqa: PLC0415
 
-    finish(lambda: list_cases(options))
+    return list_cases(options)
 
 
 @gauntlet_task("plan", (*_RUN_OPTIONS, STAGES, FORMAT))
-def plan_task(_context: Any, options: dict[str, Any]) -> None:
+def plan_task(options: dict[str, Any]) -> ExitCode:
     """Show what `run` would do, and why each step would or would not come from the cache.
 
     Touches no network and runs nothing. --format json gives every step with its exact argument vector.
     """
+    from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.inspect import show_plan  # noqa: PLC0415
-
-        return show_plan(options, _ALL, asked_stages(options))
-
-    finish(work)
+    return show_plan(RunRequest.of(options, _ALL, asked_stages(options)), options["format"])
 
 
 @gauntlet_task(
     "lint",
     (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too.")),
 )
-def lint_task(_context: Any, options: dict[str, Any]) -> None:
+def lint_task(options: dict[str, Any]) -> ExitCode:
     """Check spec files: reads everything that is selected and reports all problems at once."""
+    from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.inspect import lint  # noqa: PLC0415
-
-        return lint(options)
-
-    finish(work)
+    return lint(options)
 
 
 @gauntlet_task("fetch", _RUN_OPTIONS)
-def fetch_task(_context: Any, options: dict[str, Any]) -> None:
+def fetch_task(options: dict[str, Any]) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    _execute(options, _ALL, (Stage.FETCH,))
+    return _execute(options, _ALL, (Stage.FETCH,))
 
 
 @gauntlet_task("compile", _RUN_OPTIONS)
-def compile_task(_context: Any, options: dict[str, Any]) -> None:
+def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
-    _execute(options, _ALL, (Stage.COMPILE,))
+    return _execute(options, _ALL, (Stage.COMPILE,))
 
 
 @gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
-def threshold_task(_context: Any, options: dict[str, Any]) -> None:
+def threshold_task(options: dict[str, Any]) -> ExitCode:
     """Compile, run and compare outputs with the expected ones (sharktank's run_thresholds.py).
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    _execute(options, _THRESHOLD, (Stage.THRESHOLD,))
+    return _execute(options, _THRESHOLD, (Stage.THRESHOLD,))
 
 
 @gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
-def benchmark_task(_context: Any, options: dict[str, Any]) -> None:
+def benchmark_task(options: dict[str, Any]) -> ExitCode:
     """Compile, measure and check golden times, dispatch counts and sizes (sharktank's run_benchmarks.py).
 
     Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
     """
-    _execute(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK))
+    return _execute(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK))
 
 
 @gauntlet_task("run", (*_RUN_OPTIONS, STAGES))
-def run_task(_context: Any, options: dict[str, Any]) -> None:
+def run_task(options: dict[str, Any]) -> ExitCode:
     """Run the gauntlet: compile → threshold → benchmark for the selection (default: suites/cpu.toml).
 
     Examples: run --suite suites/cpu.toml -j 2
               run --model rapidocr --submodel 'det*' --force-recompile
               run --resume
     """
-
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415
-
-        return execute(options, _ALL, asked_stages(options))
-
-    finish(work)
+    return _execute(options, _ALL)
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, FORMAT))
-def doctor_task(_context: Any, options: dict[str, Any]) -> None:
+def doctor_task(options: dict[str, Any]) -> ExitCode:
     """Say what is here and what is missing: IREE, drivers, devices, disk, and what would spoil a benchmark."""
+    from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.doctor import doctor  # noqa: PLC0415
-
-        return doctor(options)
-
-    finish(work)
+    return doctor(options)
 
 
 def _namespace() -> Collection:
@@ -184,7 +163,7 @@ class _Gauntlet(Program):
     def parse_core(self, argv: list[str] | None) -> None:
         """Parse the options before the first task."""
         with _usage_errors():
-            super().parse_core(several_in_one(_spelled_out(sys.argv if argv is None else argv)))
+            super().parse_core(_several_in_one(_spelled_out(sys.argv if argv is None else argv)))
 
     def parse_tasks(self) -> None:
         """Parse the tasks and their options."""
@@ -195,6 +174,25 @@ class _Gauntlet(Program):
 def _spelled_out(argv: list[str]) -> list[str]:
     """The short names of `bench`, of more than one letter, as Invoke can read them."""
     return [*argv[:2], *spelled_out(argv[2:], dashes=True)] if argv[1:2] == [bench_task.name] else argv
+
+
+def _several_in_one(argv: Sequence[str]) -> list[str]:
+    """A command line on which the words after a task that takes several are one word, with spaces.
+
+    Invoke fills a positional argument with one word.
+    """
+    words = list(argv)
+    start = next((place for place, word in enumerate(words) if word in _TAKE_SEVERAL), None)
+    if start is None:
+        return words
+    end = start + 1
+    while end < len(words) and not words[end].startswith("-"):
+        end += 1
+    if end == start + 1:
+        return words
+    join = shlex.join if words[start] in _FOLDERS else " ".join
+    option = [_AS_OPTION[words[start]]] if words[start] in _AS_OPTION else []
+    return [*words[: start + 1], *option, join(words[start + 1 : end]), *words[end:]]
 
 
 @contextmanager

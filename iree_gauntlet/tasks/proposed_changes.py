@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.tasks.workspace import shown
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,11 +16,11 @@ from iree_gauntlet.reporting.comparison_report import print_comparison, write_co
 from iree_gauntlet.reporting.final import print_final
 from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
 from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.bisect import report_bisection
 from iree_gauntlet.tasks.matrix import report_matrix
 from iree_gauntlet.tasks.merge import merge_runs
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
-from iree_gauntlet.tasks.workspace import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.running.plan import Plan
     from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.running.workbench import Workbench
     from iree_gauntlet.targets import Target
-    from iree_gauntlet.tasks.surroundings import Machine
 
 __all__ = ["run_event", "without_missing_devices"]
 
 
-def without_missing_devices(plan: Plan, machine: Machine) -> Plan:
+def without_missing_devices(plan: Plan, machine: Workbench) -> Plan:
     """Blocks the steps that no device or importer here can do: a demand that cannot be met fails at once."""
 
     def checked(step: Step) -> Step:
@@ -47,7 +47,7 @@ def without_missing_devices(plan: Plan, machine: Machine) -> Plan:
 
 
 def run_event(
-    plan: Plan, run_dir: Path, machine: Machine, suite: str, targets: Sequence[Target], command: Sequence[str]
+    plan: Plan, run_dir: Path, machine: Workbench, suite: str, targets: Sequence[Target], command: Sequence[str]
 ) -> dict[str, Any]:
     """The journal's `run` event, but for what was selected and by which options: those who know add that.
 

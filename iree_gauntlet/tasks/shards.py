@@ -17,53 +17,41 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.running.batches import BATCH_MODEL
 from iree_gauntlet.running.shards import chain_groups, cut_of, shards_of_groups
-from iree_gauntlet.tasks.options import Option
-from iree_gauntlet.tasks.workspace import runs_folder, shown
+from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.requests import ShardRequest
     from iree_gauntlet.running.plan import Plan
 
 __all__ = [
-    "CHAINS",
-    "SHARD",
-    "SHARD_NAMES",
     "asked_shard",
     "cost_of_chains",
+    "only_chains",
     "only_shard",
     "only_shard_of_cases",
     "record_costs",
     "run_named",
 ]
 
-SHARD = (
-    Option("shard", "", "Only one shard of the selection, for one of several machines: 3/8 is the third of eight."),
-    Option("shard_costs", "", "What shards are balanced by: a file of `shard.costs`, or the folder of a run."),
-)
-
-SHARD_NAMES = tuple(option.name for option in SHARD)
-
-# Key of `options` that no command line sets: the chains that are wanted, by id.
-CHAINS = "chains"
-
 _JOURNAL = "journal.jsonl"
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MOST_SHARDS = 10_000
 
 
-def asked_shard(options: Mapping[str, Any]) -> tuple[int, int] | None:
+def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
     """Which shard of how many, both from 1; None for everything.
 
     Raises:
         UsageError: it is none.
     """
-    text = str(options.get("shard") or "")
+    text = request.shard
     if not text:
-        if options.get("shard_costs"):
+        if request.shard_costs:
             raise UsageError("--shard-costs without --shard", "Say which shard this is, such as --shard 1/4.")
         return None
     match = _SHARD.fullmatch(text)
@@ -76,8 +64,8 @@ def asked_shard(options: Mapping[str, Any]) -> tuple[int, int] | None:
     return index, count
 
 
-def only_shard(plan: Plan, options: Mapping[str, Any]) -> tuple[Plan, dict[str, Any] | None]:
-    """The steps of a plan that `--shard` asks for, and what the run's journal says of the shard (`shard`).
+def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] | None]:
+    """The steps of a plan that are asked for, and what the run's journal says of the shard (`shard`).
 
     Chains that need each other's modules are one unit: no step is in two shards.
 
@@ -85,26 +73,23 @@ def only_shard(plan: Plan, options: Mapping[str, Any]) -> tuple[Plan, dict[str, 
         UsageError: `--shard` or `--shard-costs` cannot be understood.
         NothingSelectedError: the shard is empty.
     """
-    wanted = options.get(CHAINS)
-    if wanted is not None:
-        return _with_needs(plan, frozenset(wanted)), None
-    asked = asked_shard(options)
+    asked = asked_shard(request)
     if asked is None or not plan.steps:
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
     needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
-    chains, told = _chains_of(chain_of.values(), needs, asked, options)
+    chains, told = _chains_of(chain_of.values(), needs, asked, request)
     return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), told
 
 
-def only_shard_of_cases(cases: CaseSet, options: Mapping[str, Any]) -> tuple[Case, ...]:
+def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
     """The selected cases that `--shard` asks for, as `only_shard` deals out their chains.
 
     Raises:
         UsageError: `--shard` or `--shard-costs` cannot be understood.
         NothingSelectedError: the shard is empty.
     """
-    asked = asked_shard(options)
+    asked = asked_shard(request)
     if asked is None or not cases.cases:
         return cases.cases
     every = (*cases.cases, *cases.required)
@@ -114,16 +99,16 @@ def only_shard_of_cases(cases: CaseSet, options: Mapping[str, Any]) -> tuple[Cas
         if module.program.url and module.origin.file == case.origin.file:
             owners.setdefault(module.id, case.chain)
     needs = ((case.chain, owners[module.id]) for case, module in modules if module.id in owners)
-    chains, _ = _chains_of((case.chain for case in every), needs, asked, options)
+    chains, _ = _chains_of((case.chain for case in every), needs, asked, request)
     return tuple(case for case in cases.cases if case.chain in chains)
 
 
 def _chains_of(
-    chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], options: Mapping[str, Any]
+    chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
 ) -> tuple[frozenset[str], dict[str, Any]]:
     """The chains of a shard, and what a journal says of it."""
     index, count = asked
-    shards = shards_of_groups(chain_groups(chains, needs), _costs(options), count)
+    shards = shards_of_groups(chain_groups(chains, needs), _costs(request.shard_costs), count)
     mine = frozenset(chain for chain, shard in shards.items() if shard == index)
     if not mine:
         raise NothingSelectedError(
@@ -133,7 +118,8 @@ def _chains_of(
     return mine, {"index": index, "count": count, "cut": cut_of(shards), "chains": len(shards)}
 
 
-def _with_needs(plan: Plan, chains: frozenset[str]) -> Plan:
+def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
+    """The steps of some chains, with what they need."""
     by_id = {step.id: step for step in plan.steps}
     keep: set[str] = set()
     waiting = [step.id for step in plan.steps if step.chain in chains]
@@ -145,8 +131,7 @@ def _with_needs(plan: Plan, chains: frozenset[str]) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
 
 
-def _costs(options: Mapping[str, Any]) -> dict[str, float]:
-    named = str(options.get("shard_costs") or "")
+def _costs(named: str) -> dict[str, float]:
     if not named:
         return {}
     path = Path(named)

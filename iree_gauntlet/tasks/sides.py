@@ -6,30 +6,24 @@ A side is what one IREE makes of a selection: its modules, its figures and its v
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.artifacts.progress import Silent
-from iree_gauntlet.cases import Stage, Verdict
-from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.running.plan import make_plan
-from iree_gauntlet.tasks.execute import execute
-from iree_gauntlet.tasks.options import RUNNING
-from iree_gauntlet.tasks.run_event import without_missing_devices
-from iree_gauntlet.tasks.session_folder import is_begun
-from iree_gauntlet.tasks.surroundings import make_machine, make_surroundings
-from iree_gauntlet.tasks.workspace import select
+from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.running.run_folder import is_begun
+from iree_gauntlet.tasks.execute import run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
+    from typing import TextIO
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.tasks.surroundings import Machine
-    from iree_gauntlet.tasks.workspace import Defaults
+    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.tasks.execute import Chosen
 
 __all__ = ["Side", "prepare_side", "unready"]
 
@@ -55,7 +49,7 @@ class Side:
     name: str
     asked: str
     folder: Path
-    machine: Machine
+    machine: Workbench
     record: JournalRecord
     benchmarks: dict[str, Step]
     compiles: dict[str, Step]
@@ -71,41 +65,40 @@ class Side:
         }
 
 
-def prepare_side(name: str, asked: str, options: Mapping[str, Any], defaults: Defaults, folder: Path) -> Side:
+def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, stream: TextIO) -> Side:
     """Runs everything of a selection but its benchmarks with one IREE.
 
     Args:
         name: `A` or `B`.
-        asked: which IREE, as for `--iree`.
-        options: of the command line.
-        defaults: what is selected where they do not say.
-        folder: of its run; one that is there already is gone on with.
+        machine: with it.
+        asked: which one, as for `--iree`.
+        chosen: what is run.
+        folder: of its run; one that is there already is resumed.
+        stream: is told how it goes.
 
     Raises:
         GauntletError: what keeps the run from starting.
-        UsageError: nothing of the selection is compiled.
     """
-    options = {**{option.name: option.default for option in RUNNING}, **options}
-    options = {**options, "iree": asked, "run_dir": str(folder), "resume": is_begun(folder), "last_failed": False}
-    selection = select(options, defaults)
-    stages = tuple(stage for stage in selection.stages if stage is not Stage.BENCHMARK)
-    if Stage.COMPILE not in stages:
-        raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
-    sys.stdout.write(f"\n{name}: {asked}\n")
-    sys.stdout.flush()
-    code = execute(options, defaults, stages, brief=True)
-    machine = make_machine(options, Silent(), need_toolchain=True)
-    plan = make_plan(selection.cases, (Stage.BENCHMARK,), make_surroundings(machine, folder, options))
-    plan = without_missing_devices(plan, machine)
+    request = chosen.request
+    request = replace(
+        request,
+        toolchain=replace(request.toolchain, iree=asked),
+        folder=FolderRequest(run_dir=str(folder), resume=is_begun(folder)),
+    )
+    stream.write(f"\n{name}: {asked}\n")
+    stream.flush()
+    ran = run(replace(chosen, request=request), stream, machine=machine, hold=Stage.BENCHMARK, brief=True)
+    record = read_journal(folder / _JOURNAL)
+    compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
     return Side(
         name=name,
         asked=asked,
         folder=folder,
         machine=machine,
-        record=read_journal(folder / _JOURNAL),
-        benchmarks={step.chain: step for step in plan.steps if step.stage is Stage.BENCHMARK},
-        compiles={step.id.removesuffix(":compile"): step for step in plan.steps if step.id.endswith(":compile")},
-        interrupted=code is ExitCode.INTERRUPTED,
+        record=record,
+        benchmarks={step.chain: step for step in ran.held},
+        compiles={step.chain: step for step in compiles},
+        interrupted=ran.exit_code is ExitCode.INTERRUPTED,
     )
 
 

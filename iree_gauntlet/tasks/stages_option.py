@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import SPEC_STAGES, Stage
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.tasks.options import Option
+from iree_gauntlet.requests import Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ def asked_stages(options: Mapping[str, Any]) -> tuple[Stage, ...] | None:
     Raises:
         UsageError: there is no such stage.
     """
-    for name in options[STAGES.name]:
+    for name in options.get(STAGES.name, ()):
         if name not in SPEC_STAGES:
             raise UsageError(f"--stages {name}: unknown stage", f"Stages: {', '.join(SPEC_STAGES)}.")
-    return tuple(Stage(name) for name in options[STAGES.name]) or None
+    return tuple(Stage(name) for name in options.get(STAGES.name, ())) or None

@@ -14,13 +14,14 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.requests import ToolchainRequest, read
+from iree_gauntlet.settings import cache_folder, project_folder
 from iree_gauntlet.tasks.cache_place import age_text, asked_format, print_table
-from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,7 @@ def show(options: Mapping[str, Any]) -> ExitCode:
         UsageError: the value names no IREE.
     """
     wanted = asked_format(options)
-    compiler, runtime = chosen(options, os.environ)
+    compiler, runtime = chosen(read(ToolchainRequest, options), os.environ)
     place, _leases = _open(options, offline=True)
     found = find_toolchain(compiler, runtime, place)
     if wanted == "json":
@@ -133,7 +134,7 @@ def remove(options: Mapping[str, Any]) -> ExitCode:
     """
     names = _names(options, "remove")
     place, leases = _open(options, offline=True)
-    root = cache_folder(options)
+    root = cache_folder(options["cache_dir"])
     chosen_paths = [_removable(name, place) for name in names]
     for path, label, size in chosen_paths:
         relative = path.relative_to(root).as_posix()
@@ -147,11 +148,11 @@ def remove(options: Mapping[str, Any]) -> ExitCode:
 
 def _open(options: Mapping[str, Any], *, offline: bool) -> tuple[Place, Leases]:
     """The place, and the leases that must live as long as what is found in it is used."""
-    root = cache_folder(options)
+    root = cache_folder(options["cache_dir"])
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)
-    return toolchain_place(root, configuration, leases, hashes.sha256, find_installed, offline=offline), leases
+    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
 
 
 def _names(options: Mapping[str, Any], task: str) -> list[str]:

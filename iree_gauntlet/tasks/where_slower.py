@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.compile_changes import CompileChange
     from iree_gauntlet.running.blocks import Pair
-    from iree_gauntlet.running.comparing import Teller
-    from iree_gauntlet.running.event_log import EventLog
-    from iree_gauntlet.running.machine_lock import MachineLocks
     from iree_gauntlet.running.processes import Processes
     from iree_gauntlet.running.rounds import Measurement
+    from iree_gauntlet.running.session import Session
     from iree_gauntlet.running.session_verdicts import ModelVerdict
     from iree_gauntlet.tasks.sides import Side
 
@@ -31,13 +29,7 @@ _ORDER = "ABBA"
 
 
 def explain(
-    different: Sequence[ModelVerdict],
-    pairs: Sequence[Pair],
-    sides: tuple[Side, Side],
-    processes: Processes,
-    locks: MachineLocks,
-    log: EventLog,
-    teller: Teller,
+    session: Session[Any], different: Sequence[ModelVerdict], pairs: Sequence[Pair], sides: tuple[Side, Side]
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
@@ -46,15 +38,15 @@ def explain(
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in different:
         pair = by_chain[verdict.chain]
-        teller.progress(f"{pair.chain}: looking for where the time went")
+        session.teller.progress(f"{pair.chain}: looking for where the time went")
         a, b = sides
         with ExitStack() as stack:
-            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=teller.progress))
+            stack.enter_context(session.locks.quiet_machine(exclusive=True, on_wait=session.waiting))
             if pair.a.device:
-                stack.enter_context(locks.device_lock(pair.a.device, teller.progress))
-            dispatches = _dispatches(a, b, pair, processes, verdict)
+                stack.enter_context(session.locks.device_lock(pair.a.device, session.waiting))
+            dispatches = _dispatches(a, b, pair, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
-        log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
+        session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
 
 
 def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: ModelVerdict) -> dict[str, Any]:
@@ -78,14 +70,13 @@ def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: Mod
 
 
 def _profile(side: Side, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
-    toolchain, known = side.machine.toolchain, side.machine.known
+    toolchain = side.machine.toolchain
     assert toolchain is not None, "a side has been run"
-    assert known is not None, "and its tools asked"
     return profile_dispatches(
         measurement.step,
         toolchain,
         processes,
-        known.of(BENCHMARK_MODULE),
+        side.machine.flags_of(BENCHMARK_MODULE),
         command=measurement.command,
         invocation_ms=median,
         name=f"profile.{number}.",

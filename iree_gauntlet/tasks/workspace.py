@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Kind
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.errors import ArtifactError, Problem, SpecError, UsageError
+from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.targets import FAMILIES, Target, target_of
-from iree_gauntlet.tasks.options import SELECTION_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.load import CaseSet
@@ -25,39 +24,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
+    from iree_gauntlet.requests import Defaults, SelectionRequest
 
 __all__ = [
-    "DEFAULT_SUITE",
-    "Defaults",
     "Selection",
-    "cache_folder",
     "each_once",
-    "project_folder",
-    "runs_folder",
     "select",
     "suite_path",
     "urls_of",
 ]
 
-DEFAULT_SUITE = "suites/cpu.toml"
-_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What a task selects where neither options nor a suite say.
-
-    Attributes:
-        model: glob over models.
-        targets: names of targets.
-        sku: whose golden times are checked.
-        suite: the suite that is run when nothing at all is selected, where the project has it; empty for none.
-    """
-
-    model: str = "*"
-    targets: tuple[str, ...] = ("cpu",)
-    sku: str = ""
-    suite: str = ""
+# Options that leave the default suite in place: they say how it is run.
+_BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,37 +141,11 @@ def _urls_of_operator(case: Case) -> Iterator[tuple[str, str]]:
         yield from ((f"{field}[{index}]", item.url) for index, item in enumerate(arguments) if item.url)
 
 
-def project_folder() -> Path:
-    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "specs").is_dir() and (folder / "suites").is_dir():
-            return folder
-    return here
-
-
-def cache_folder(options: Mapping[str, Any]) -> Path:
-    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
-    named = options.get("cache_dir") or os.environ.get(_CACHE_VARIABLE, "")
-    if named:
-        return Path(named).expanduser().resolve()
-    project = project_folder()
-    if (project / "suites").is_dir():
-        return project / "cache"
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "iree-gauntlet"
-
-
-def runs_folder() -> Path:
-    """Where runs are kept: `runs/` of the project."""
-    return project_folder() / "runs"
-
-
-def select(options: Mapping[str, Any], defaults: Defaults, *, for_problems: bool = False) -> Selection:
-    """Reads specs and selects cases as the options say.
+def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
+    """Reads specs and selects cases.
 
     Args:
-        options: of the command line.
+        request: what is asked for.
         defaults: what the task selects by itself.
         for_problems: whether problems are what is asked for, also those of files that were not selected.
 
@@ -208,21 +160,21 @@ def select(options: Mapping[str, Any], defaults: Defaults, *, for_problems: bool
     from iree_gauntlet.dialects.suite import DEFAULT_STAGES  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
-    suite = _suite(options, defaults)
-    targets = _targets(options, defaults, suite)
-    folders = [Path(folder) for folder in options["spec_dir"]] or (list(suite.spec_dirs) if suite else [_own_specs()])
-    external = Path(options["external_file_directory"]) if options["external_file_directory"] else None
+    suite = _suite(request, defaults)
+    targets = _targets(request, defaults, suite)
+    folders = [Path(folder) for folder in request.spec_dir] or (list(suite.spec_dirs) if suite else [_own_specs()])
+    external = Path(request.external_file_directory) if request.external_file_directory else None
     if external is not None and not external.is_dir():
         raise UsageError(f"--external-file-directory {external} is no folder", "Name the folder of the external files.")
-    modules = Path(options["module_directory"]) if options["module_directory"] else None
+    modules = Path(request.module_directory) if request.module_directory else None
     if modules is not None and not modules.is_dir():
         raise UsageError(f"--module-directory {modules} is no folder", "Name the folder of the module definitions.")
-    configs = [Path(config) for config in options["config"]] or list(suite.configs if suite else ())
-    specs = read_specs(folders, external, modules, configs, options["model_root"])
+    configs = [Path(config) for config in request.config] or list(suite.configs if suite else ())
+    specs = read_specs(folders, external, modules, configs, request.model_root)
     _require_known(targets, specs)
-    includes = _includes(options, defaults, suite)
+    includes = _includes(request, defaults, suite)
     failures = suite.expected_failures if suite else ()
-    cases = load_cases(specs, includes, targets, failures, options["device"])
+    cases = load_cases(specs, includes, targets, failures, request.device)
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         raise no_match(includes, specs, families, cases.known_markers, cases.elsewhere)
@@ -272,15 +224,14 @@ def _not_asked(specs: Iterable[Spec | OpSpec | ModelSpec], targets: Sequence[Tar
     return tuple(lines)
 
 
-def _suite(options: Mapping[str, Any], defaults: Defaults) -> Suite | None:
+def _suite(request: SelectionRequest, defaults: Defaults) -> Suite | None:
     from iree_gauntlet.dialects.suite import read_suite  # noqa: PLC0415
 
-    if options["suite"]:
-        return read_suite(suite_path(options["suite"]))
-    narrowing = ("suite", "external_file_directory", "sku", "device")
-    asked = [name for name in SELECTION_NAMES if name not in narrowing]
+    if request.suite:
+        return read_suite(suite_path(request.suite))
+    asked = [value for name, value in asdict(request).items() if name not in _BESIDE_A_SUITE]
     default = project_folder() / defaults.suite
-    if defaults.suite and default.is_file() and not any(options[name] for name in asked):
+    if defaults.suite and default.is_file() and not any(asked):
         return read_suite(shown(default))
     return None
 
@@ -290,11 +241,6 @@ def suite_path(text: str) -> Path:
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
     return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
-
-
-def shown(path: Path) -> Path:
-    """A path as a user would type it: from the working folder where it lies below it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _own_specs() -> Path:
@@ -307,10 +253,10 @@ def _own_specs() -> Path:
     return shown(folder)
 
 
-def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
-    names = [*options["target"], *([options["backend"]] if options["backend"] else [])]
-    chip = options["rocm_chip"]
-    sku = options["sku"]
+def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> Sequence[Target]:
+    names = [*request.target, *([request.backend] if request.backend else [])]
+    chip = request.rocm_chip
+    sku = request.sku
     if suite and not names:
         found = replace(suite.target, sku=sku or suite.target.sku)
         return [replace(found, chip=chip) if chip and found.family == "rocm" else found]
@@ -329,15 +275,15 @@ def _targets(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None
     return list(targets.values())
 
 
-def _includes(options: Mapping[str, Any], defaults: Defaults, suite: Suite | None) -> list[Include]:
+def _includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
     """The options' globs; beside a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
-    MarkerExpression(options["markers"])
+    MarkerExpression(request.markers)
     asked = Include(
-        options["model"] or ("*" if suite else defaults.model),
-        options["submodel"] or "*",
-        options["filename"] or "*",
-        options["markers"],
+        request.model or ("*" if suite else defaults.model),
+        request.submodel or "*",
+        request.filename or "*",
+        request.markers,
     )
     if suite is None:
         return [asked]

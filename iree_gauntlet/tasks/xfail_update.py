@@ -15,11 +15,12 @@ from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens import release_of
+from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.tasks.earlier_runs import asked_for, newest_run
 from iree_gauntlet.tasks.op_xfail import is_operator_run
 from iree_gauntlet.tasks.op_xfail_update import config_changes
 from iree_gauntlet.tasks.proposed_changes import FileChange, hand_out
-from iree_gauntlet.tasks.workspace import runs_folder, shown, suite_path
+from iree_gauntlet.tasks.workspace import suite_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

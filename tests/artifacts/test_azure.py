@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.artifacts.store import Fetched
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 
 from iree_gauntlet.artifacts.azure_access import azure_access, azure_blob
 from iree_gauntlet.artifacts.remotes import remotes_of
-from iree_gauntlet.configuration import Configuration, StoreOptions
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import Configuration, StoreOptions
 
 _KEY = "a2V5"
 _CONNECTION = f"AccountName=mine;AccountKey={_KEY};EndpointSuffix=core.windows.net"

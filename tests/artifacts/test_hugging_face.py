@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
 
 _REVISION = "0123456789abcdef0123456789abcdef01234567"
 _URL = f"hf://meta-llama/Llama-3.1-8B@{_REVISION}/model.safetensors"

@@ -14,8 +14,8 @@ from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration, Mirror, StoreOptions
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import Configuration, Mirror, StoreOptions
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.settings import Configuration
     from tests.support.emulators import Bucket
 
 _SECRET = "hunter2/hunter2/hunter2"

@@ -15,9 +15,9 @@ from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
-from iree_gauntlet.tasks.options import SELECTION
-from iree_gauntlet.tasks.workspace import Defaults, select
+from iree_gauntlet.tasks.workspace import select
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.op_trees import COMPILE_FLAGS, add_onnx, config, load_ops
 from tests.support.places import CORPUS
@@ -213,12 +213,15 @@ def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
         '[[expect_failure]]\ncase = "node/test_*"\nstage = "threshold"\nreason = "why"\n'
     )
     assert read_suite(suite).configs == (chosen,)
-    options = {option.name: option.default for option in SELECTION} | {"suite": str(suite)}
-    selection = select(options, Defaults())
+    options: dict[str, object] = {"suite": str(suite)}
+    selection = select(read(SelectionRequest, options), Defaults())
     (case,) = selection.cases.cases
     assert case.chain == "node/test_a@chosen"
     assert [(item.reason, item.crash) for item in case.expectations] == [("why", None)]
-    given = select({**options, "config": [str(tmp_path / "ops" / "configs" / "passed_over.json")]}, Defaults())
+    given = select(
+        read(SelectionRequest, {**options, "config": [str(tmp_path / "ops" / "configs" / "passed_over.json")]}),
+        Defaults(),
+    )
     assert [case.chain for case in given.cases.cases] == ["node/test_a@passed_over"]
 
 
@@ -325,14 +328,14 @@ def test_a_config_from_elsewhere_says_by_its_entries_where_the_root_is(tmp_path:
 def test_a_target_of_a_plugin_can_be_named(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     path = config(tmp_path, iree_compile_flags=["--iree-hal-target-backends=amd-aie"])
-    options = {option.name: option.default for option in SELECTION} | {"spec_dir": [str(tmp_path)]}
-    found = select({**options, "target": ["amd-aie"]}, Defaults())
+    options = {"spec_dir": [str(tmp_path)]}
+    found = select(read(SelectionRequest, {**options, "target": ["amd-aie"]}), Defaults())
     assert [case.target.family for case in found.cases.cases] == ["amd-aie"]
     with pytest.raises(UsageError, match="unknown target 'amd-ai'"):
-        select({**options, "target": ["amd-ai"]}, Defaults())
+        select(read(SelectionRequest, {**options, "target": ["amd-ai"]}), Defaults())
     # One that is named, and for what was not asked for, is not left out in silence.
     cpu = config(tmp_path, "host")
-    both = select({**options, "config": [str(path), str(cpu)]}, Defaults())
+    both = select(read(SelectionRequest, {**options, "config": [str(path), str(cpu)]}), Defaults())
     (warning,) = both.warnings()
     assert "cpu.json is for amd-aie, which was not asked for" in warning
 

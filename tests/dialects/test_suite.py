@@ -12,9 +12,9 @@ from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
-from iree_gauntlet.tasks.options import SELECTION
-from iree_gauntlet.tasks.workspace import Defaults, Selection, select
+from iree_gauntlet.tasks.workspace import Selection, select
 from tests.support.places import ROOT
 from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree
 
@@ -45,8 +45,7 @@ def write(folder: Path, text: str | bytes, name: str = "suites/x.toml") -> Path:
 
 
 def chosen(folder: Path, **options: Any) -> Selection:
-    values = {option.name: option.default for option in SELECTION} | {"suite": str(folder / "suites/x.toml")} | options
-    return select(values, Defaults())
+    return select(read(SelectionRequest, {"suite": str(folder / "suites/x.toml"), **options}), Defaults())
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
@@ -20,8 +21,9 @@ from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.results import Result
 from iree_gauntlet.running.steps import Command, Resources, Step, StepInput
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.running.workbench import Workbench
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.sessions import session_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,24 +69,18 @@ def performed(
     jobs: int = 2,
     memory: Callable[[], int | None] = lambda: 64 << 30,
 ) -> tuple[ExitCode, Told, JournalRecord]:
-    told, cancelled = Told(), threading.Event()
-    locks = MachineLocks(LockFolder(tmp_path / "locks"), patience=5.0, cancelled=cancelled)
-    with Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal, Supervisor() as supervisor:
+    told, cache = Told(), tmp_path / "cache"
+    store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
+    bench = Workbench(None, None, None, cache, store, modules, None, Leases(cache))
+    options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
+    with (
+        Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
+        session_in(tmp_path, journal) as session,
+    ):
         journal.run({"steps": steps})
-        engine = Engine(
-            tmp_path,
-            ArtifactStore(tmp_path / "cache", Registry()),
-            ModuleCache(tmp_path / "cache"),
-            supervisor,
-            locks,
-            cancelled,
-            journal,
-            told,
-            RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, release="", confirm=None),
-            memory,
-            performers=performers,
-        )
+        engine = Engine(session, bench, told, options, performers, memory)
         code = engine.run(steps, {})
+        locks = session.locks
     with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         pass
     return code, told, read_journal(tmp_path / "journal.jsonl")

@@ -17,12 +17,10 @@ from iree_gauntlet.micro import interleaved
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds, TorchRound
 from iree_gauntlet.micro.speedups import median_ms, speedup
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
-from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.rounds import Measurement, TakenRound
 from iree_gauntlet.running.steps import Command, Resources, Step
-from iree_gauntlet.running.supervisor import Supervisor
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.sessions import session_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,21 +64,12 @@ class _Bench:
     def take(
         self, iree: Mapping[str, Measurement], torch: TorchRound | None = None, *, replace: bool = False
     ) -> Blocks:
-        locks = MachineLocks(LockFolder(self.folder / "locks"), patience=LIMIT_SECONDS, cancelled=self.cancelled)
         (self.folder / "step").mkdir(exist_ok=True)
-        with Supervisor() as supervisor, EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log:
-            rounds = InterleavedRounds(
-                _CHAIN,
-                iree,
-                torch,
-                Processes(supervisor, self.folder),
-                locks,
-                log,
-                lambda _: None,
-                1,
-                self.cancelled,
-                replace_disturbed=replace,
-            )
+        with (
+            EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
+            session_in(self.folder, log, cancelled=self.cancelled) as session,
+        ):
+            rounds = InterleavedRounds(session, _CHAIN, iree, torch, 1, replace_disturbed=replace)
             return rounds.take(self.progress.append)
 
     def blocks(self) -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ from iree_gauntlet.cases import Metric, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.running.workbench import Workbench, make_surroundings, open_workbench
 from iree_gauntlet.targets import Target
-from iree_gauntlet.tasks.options import RUNNING, SELECTION, TOOLCHAIN
-from iree_gauntlet.tasks.surroundings import Machine, make_machine, make_surroundings
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
 
@@ -358,12 +358,10 @@ def test_folders_of_steps_are_their_own(tree: Path) -> None:
 # With the real caches and toolchain.
 
 
-def machine_of(cache: Path) -> tuple[Machine, dict[str, Any]]:
-    options = {option.name: option.default for option in (*SELECTION, *TOOLCHAIN, *RUNNING)}
-    options["cache_dir"] = str(cache)
+def machine_of(cache: Path) -> Workbench:
     from iree_gauntlet.artifacts.progress import Silent  # noqa: PLC0415
 
-    return make_machine(options, Silent(), need_toolchain=True), options
+    return open_workbench(ToolchainRequest(str(cache)), Silent(), need_toolchain=True)
 
 
 @pytest.mark.iree
@@ -372,7 +370,7 @@ def test_planning_starts_nothing_and_writes_nothing(
 ) -> None:
     write_tree(tree, {"regression_tests/m/clip_rocm.json": SECOND | {"compiler_flags": ["--iree-opt-level=O3"]}})
     cache = tmp_path / "cache"
-    machine, options = machine_of(cache)
+    machine = machine_of(cache)
     before = sorted(path for path in tmp_path.rglob("*"))
     cases = load(tree, MI300, includes=[Include(submodel="clip")])
 
@@ -384,7 +382,7 @@ def test_planning_starts_nothing_and_writes_nothing(
     monkeypatch.setattr(os, "fork", refuse)
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
 
-    made = [make_plan(cases, ALL, make_surroundings(machine, tmp_path / "run", options)) for _ in range(2)]
+    made = [make_plan(cases, ALL, make_surroundings(machine, tmp_path / "run")) for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].steps
     assert sorted(path for path in tmp_path.rglob("*")) == before
@@ -394,10 +392,10 @@ def test_planning_starts_nothing_and_writes_nothing(
 def test_planning_needs_no_cache_folder(tree: Path, tmp_path: Path) -> None:
     # A file where the folder should be: nothing can be written there, also not by root.
     (tmp_path / "file").touch()
-    machine, options = machine_of(tmp_path / "file" / "cache")
+    machine = machine_of(tmp_path / "file" / "cache")
     from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
 
-    made = make_plan(load(tree, MI300), (Stage.FETCH,), make_surroundings(machine, tmp_path / "run", options))
+    made = make_plan(load(tree, MI300), (Stage.FETCH,), make_surroundings(machine, tmp_path / "run"))
     assert len(made.steps) == 4
 
 

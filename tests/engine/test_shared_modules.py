@@ -15,11 +15,11 @@ import obstore
 import pytest
 
 from iree_gauntlet.artifacts.object_stores import open_store
-from iree_gauntlet.configuration import Configuration, SharedModulesSettings, StoreOptions
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.running.module_cache import Entry, ModuleCache
 from iree_gauntlet.running.module_key import make_key
 from iree_gauntlet.running.shared_modules import Found, SharedModules, shared_modules
+from iree_gauntlet.settings import Configuration, SharedModulesSettings, StoreOptions
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.emulators import ACCOUNT, Azurite, Bucket
 from tests.support.places import ROOT
@@ -177,7 +177,7 @@ def test_a_large_module_is_streamed_both_ways(remote: Remote, first: ModuleCache
 import sys
 from pathlib import Path
 from tests.engine.test_shared_modules import *
-from iree_gauntlet.configuration import Configuration
+from iree_gauntlet.settings import Configuration
 url, environ, folder = sys.argv[1], eval(sys.argv[2]), Path(sys.argv[3])
 shared = SharedModules(url, Configuration(environ=environ), write=True)
 cache = ModuleCache(folder / "first")

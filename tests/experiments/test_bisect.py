@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.measuring.midpoint import most_comparisons
 from iree_gauntlet.measuring.noise import blocks_from_rounds
@@ -23,11 +24,14 @@ from iree_gauntlet.reporting.bisection import (
     bisect_text,
     write_bisect_reports,
 )
+from iree_gauntlet.requests import BisectRequest, RunRequest
 from iree_gauntlet.running.event_log import EventLog
 from iree_gauntlet.tasks.bisect_probe import ExactJudge, Judged, Reading, Run
 from iree_gauntlet.tasks.bisect_question import Question
 from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
 from iree_gauntlet.tasks.bisect_search import BisectSearch
+from iree_gauntlet.tasks.execute import Chosen
+from iree_gauntlet.tasks.workspace import Selection
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
@@ -54,7 +58,9 @@ class Bisects:
     def __init__(self, folder: Path, *, good_is_older: bool = True) -> None:
         self.folder = folder
         row = tuple(Candidate(label, f"build:/{label}") for label in _LABELS)
-        self.question = Question("size", "toy/abs@cpu", row, good_is_older, {"iree_compiler": ""})
+        selection = Selection("custom", (), (), (), CaseSet((), (), ()))
+        chosen = Chosen(RunRequest(), selection, ())
+        self.question = Question("size", "toy/abs@cpu", row, good_is_older, BisectRequest(), chosen)
         self.asked: list[str] = []
         self.said: list[str] = []
 
@@ -349,7 +355,7 @@ def test_a_planted_change_of_size_is_found(project: Builds, monkeypatch: pytest.
     reported = project.gauntlet("report", "latest")
     assert (reported.code, reported.out in again.out) == (0, True), reported.text
     other = project.gauntlet("bisect", "--resume", "--metric", "error")
-    assert (other.code, "--metric: a resumed bisect keeps" in other.err) == (2, True)
+    assert (other.code, "--metric error: runs" in other.err) == (2, True)
 
 
 @pytest.mark.iree

@@ -19,9 +19,8 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.cpu_times import CpuUse
 from iree_gauntlet.measuring.disturbance import RoundState, RoundWatch
 from iree_gauntlet.measuring.machine import MachineState
-from iree_gauntlet.running import blocks, rounds
+from iree_gauntlet.running import blocks, rounds, session
 from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.tasks import compare
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG
@@ -270,7 +269,8 @@ class _TimedCompiles(Processes):
 
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         outcome = super().run(step, command, name)
-        assert command is not None
+        if command is None:
+            return outcome
         times = 2 if "/late/" in command.argv[0] else 1
         return replace(
             outcome, seconds=times * float(np.exp(self.chance.normal(0, 0.002))), peak_rss_bytes=times * 100_000_000
@@ -278,7 +278,7 @@ class _TimedCompiles(Processes):
 
 
 def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "Processes", _TimedCompiles)
+    monkeypatch.setattr(session, "Processes", _TimedCompiles)
     # A round's module is nobody's; what is in the cache is compiled by the real one.
     made = 'for word; do case $word in *.vmfb.round) echo made > "${word#-o=}" ;; esac; done; exit'
     quick = f'case "$*" in *.round*) {made} ;; esac'
@@ -300,7 +300,7 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         (("installed",), "compare takes two IREEs, not 1"),
         (("installed", "installed", "installed"), "compare takes two IREEs, not 3"),
         (("installed", "3.x"), "3.x"),
-        (("installed", "installed", "--metric", "speed"), "--metric speed: unknown metric"),
+        (("installed", "installed", "--metric", "speed"), "--metric speed: unknown"),
         (("installed", "installed", "--least", "5"), "expected 0 < least ≤ band"),
         (("installed", "installed", "--budget", "0"), "--budget 0: expected minutes above 0"),
         (("installed", "installed", "--repetitions", "0"), "--repetitions 0"),

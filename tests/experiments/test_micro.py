@@ -141,7 +141,8 @@ def test_a_changed_sweep_is_not_gone_on_with(second: Micro) -> None:
     assert "is not what" in done.err
     done = second.gauntlet("micro", "--resume", "--dtype", "float16")
     assert done.code == 2
-    assert "--dtype asks for something else" in done.err
+    assert "--dtype float16: " in done.err
+    assert "was begun without it" in done.err
 
 
 def test_a_sweep_is_not_taken_for_a_run_of_specs(second: Micro) -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.running import workbench
 from iree_gauntlet.running.journal import Journal
 from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.running.plan import Plan, make_plan
-from iree_gauntlet.tasks import execute, surroundings
+from iree_gauntlet.tasks import execute
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
@@ -172,7 +173,7 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").touch()
     (environment / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(surroundings, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
+    monkeypatch.setattr(workbench, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
     done = project.gauntlet("run")
     assert done.code == 3
     assert "pip install" in done.err

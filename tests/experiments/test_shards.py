@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.requests import ShardRequest
 from iree_gauntlet.running.plan import Plan
 from iree_gauntlet.running.shards import chain_groups, cut_of, shard_of, shards_of_groups
 from iree_gauntlet.running.steps import Step
-from iree_gauntlet.tasks.shards import asked_shard, cost_of_chains, only_shard, record_costs
+from iree_gauntlet.tasks.shards import asked_shard, cost_of_chains, only_chains, only_shard, record_costs
 from tests.support.journal_builder import HIT, JournalBuilder
 
 if TYPE_CHECKING:
@@ -86,12 +87,8 @@ def plan() -> Plan:
     return Plan(tuple(steps[:6]) + tuple(_step(f"n/s{number}@cpu", Stage.COMPILE) for number in range(30)))
 
 
-def _options(**options: Any) -> dict[str, Any]:
-    return {"shard": "", "shard_costs": "", **options}
-
-
 def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
-    parts = [only_shard(plan, _options(shard=f"{index}/4")) for index in (1, 2, 3, 4)]
+    parts = [only_shard(plan, ShardRequest(shard=f"{index}/4")) for index in (1, 2, 3, 4)]
     ids = [step.id for part, _ in parts for step in part.steps]
     assert sorted(ids) == sorted(step.id for step in plan.steps)
     assert [[step.id for step in plan.steps if step in part.steps] for part, _ in parts] == [
@@ -102,19 +99,18 @@ def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
     told = [shard for _, shard in parts if shard]
     assert [(shard["index"], shard["count"], shard["chains"]) for shard in told] == [(i, 4, 33) for i in (1, 2, 3, 4)]
     assert len({shard["cut"] for shard in told}) == 1
-    assert only_shard(plan, _options()) == (plan, None)
+    assert only_shard(plan, ShardRequest()) == (plan, None)
 
 
 def test_what_is_run_again_comes_with_what_it_needs(plan: Plan) -> None:
-    part, shard = only_shard(plan, _options(shard="1/40", chains=["m/s1@cpu"]))
+    part = only_chains(plan, ["m/s1@cpu"])
     assert [step.id for step in part.steps] == ["m/s0@cpu:compile", "m/s1@cpu:compile", "m/s1@cpu:threshold"]
-    assert shard is None
 
 
 def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> None:
     costs = {"n/s3@cpu": 60.0, "n/s4@cpu": 50.0, "n/s5@cpu": 5}
     (tmp_path / "costs.json").write_text(json.dumps(costs))
-    by_file = only_shard(plan, _options(shard="1/2", shard_costs=str(tmp_path / "costs.json")))
+    by_file = only_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "costs.json")))
     names = {step.submodel for step in by_file[0].steps if step.model == "n"}
     assert ("s3" in names, "s4" in names, "s5" in names) == (True, False, False)
     builder = JournalBuilder()
@@ -123,21 +119,21 @@ def test_costs_decide_from_a_file_and_from_a_run(plan: Plan, tmp_path: Path) -> 
     for step, seconds in zip(steps, costs.values(), strict=True):
         builder.result(step, seconds=seconds)
     builder.write(tmp_path / "run")
-    assert only_shard(plan, _options(shard="1/2", shard_costs=str(tmp_path / "run"))) == by_file
+    assert only_shard(plan, ShardRequest(shard="1/2", shard_costs=str(tmp_path / "run"))) == by_file
 
 
 @pytest.mark.parametrize("text", ["3", "0/8", "9/8", "a/b", "1/0", "1/8 ", "-1/2", "1/99999"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a shard and how many there are, such as 3/8"):
-        asked_shard(_options(shard=text))
+        asked_shard(ShardRequest(shard=text))
 
 
 def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--shard-costs without --shard"):
-        asked_shard(_options(shard_costs="x"))
+        asked_shard(ShardRequest(shard_costs="x"))
     with pytest.raises(UsageError, match="--shard-costs nope: there is no such run"):
-        only_shard(plan, _options(shard="1/2", shard_costs="nope"))
+        only_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
     for content, told in [
         ("[", "cannot be read"),
         ("[]", "an object"),
@@ -145,11 +141,11 @@ def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]:
         (tmp_path / "costs.json").write_text(content)
         with pytest.raises(UsageError, match=told):
-            only_shard(plan, _options(shard="1/2", shard_costs="costs.json"))
+            only_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
     lonely = Plan((_step("m/s@cpu", Stage.COMPILE),))
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]
     with pytest.raises(NothingSelectedError, match="none of the 1 chains of this selection belongs to this shard"):
-        only_shard(lonely, _options(shard=f"{empty}/2"))
+        only_shard(lonely, ShardRequest(shard=f"{empty}/2"))
 
 
 def _run(folder: Path, name: str, seconds: dict[str, float], **changes: Any) -> Path:

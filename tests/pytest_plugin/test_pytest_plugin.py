@@ -384,10 +384,10 @@ exit $code
 # Loaded by all processes of a pytest.
 TOOLS_CONFTEST = """
 import dataclasses, os
-from iree_gauntlet.tasks import surroundings
+from iree_gauntlet.running import workbench
 os.environ["PYTEST_PID"] = str(os.getpid())
-found = dataclasses.replace(surroundings.find_installed(), **{tools!r})
-surroundings.find_installed = lambda: found
+found = dataclasses.replace(workbench.find_installed(), **{tools!r})
+workbench.find_installed = lambda: found
 """
 
 

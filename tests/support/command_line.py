@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from iree_gauntlet.tasks import program, surroundings
+from iree_gauntlet.running import workbench
+from iree_gauntlet.tasks import program
 from iree_gauntlet.toolchains.installed import find_installed
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ LIMIT_SECONDS = 500.0
 MAIN = "from iree_gauntlet.tasks.program import main; main()"
 _PATCHED = """
 import dataclasses, sys
-import iree_gauntlet.tasks.surroundings as surroundings
+from iree_gauntlet.running import workbench
 from iree_gauntlet.tasks.program import main
-found = surroundings.find_installed()
+found = workbench.find_installed()
 changes = dict(pair.split("=", 1) for pair in sys.argv.pop(1).split(";"))
-surroundings.find_installed = lambda: dataclasses.replace(found, **changes)
+workbench.find_installed = lambda: dataclasses.replace(found, **changes)
 main()
 """
 
@@ -76,7 +77,7 @@ def run_here(
         stack.enter_context(mock.patch.object(sys, "stdin", stack.enter_context(Path(os.devnull).open())))
         if toolchain:
             found = dataclasses.replace(find_installed(), **dict[str, Any](toolchain))
-            stack.enter_context(mock.patch.object(surroundings, "find_installed", return_value=found))
+            stack.enter_context(mock.patch.object(workbench, "find_installed", return_value=found))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         code = _exit_code(package)

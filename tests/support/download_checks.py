@@ -17,8 +17,8 @@ from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
-from iree_gauntlet.configuration import Configuration, StoreOptions
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.settings import Configuration, StoreOptions
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 

@@ -14,11 +14,9 @@ from iree_gauntlet import worker
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
-from iree_gauntlet.running.processes import Processes
 from iree_gauntlet.running.steps import Command, Resources, Step
-from iree_gauntlet.running.supervisor import Supervisor
 from tests.support.command_line import LIMIT_SECONDS
+from tests.support.sessions import session_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,15 +75,11 @@ class PeerBench:
         command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
         place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
         where = AgainstPlace(**place)
-        locks = MachineLocks(LockFolder(self.folder / "locks"), patience=LIMIT_SECONDS, cancelled=self.cancelled)
         with (
-            Supervisor() as supervisor,
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
+            session_in(self.folder, log, self.told, self.cancelled) as session,
         ):
-            processes = Processes(supervisor, self.folder)
-            rounds = iree_rounds(step, command)
-            told = self.told
-            return measure(names, rounds, build, where, processes, locks, log, told, self.cancelled, seed=7)
+            return measure(session, names, iree_rounds(step, command), build, where, seed=7)
 
     def blocks(self) -> list[dict[str, Any]]:
         lines = (self.folder / "journal.jsonl").read_text().splitlines()

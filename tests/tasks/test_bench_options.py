@@ -21,8 +21,9 @@ from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
 from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.bench.front import build_parser, parse
 from iree_gauntlet.bench.options import OPTIONS, BenchOptions, nearest_option, read_options, spelled_out
-from iree_gauntlet.errors import ToolchainError, UsageError
-from iree_gauntlet.tasks.options import CACHE, IREE, Option, gauntlet_task
+from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import CACHE, IREE, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
 from iree_gauntlet.toolchains.known_flags import KnownFlags
 from tests.support.places import ROOT
@@ -42,8 +43,9 @@ DOCUMENT = """
 @cache
 def invoke_parser() -> Parser:
     @gauntlet_task("bench", tuple(Option(o.name, o.default, o.help, o.short) for o in OPTIONS))
-    def bench_task(_context: Any, options: dict[str, Any]) -> None:
+    def bench_task(_options: dict[str, Any]) -> ExitCode:
         """Only its options are used."""
+        return ExitCode.OK
 
     return Parser(contexts=[ParserContext(name="bench", args=bench_task.get_arguments())])
 

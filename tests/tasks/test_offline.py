@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.configuration import Configuration, Mirror
 from iree_gauntlet.running.steps import Step, StepInput
+from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.tasks.offline import MissingFile, missing_files, missing_text
 
 if TYPE_CHECKING:

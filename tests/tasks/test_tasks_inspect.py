@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.tasks import surroundings
+from iree_gauntlet.running import workbench
 from iree_gauntlet.tasks.program import _Gauntlet, namespace
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import known_flags
@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "find_installed", absent)
+    monkeypatch.setattr(workbench, "find_installed", absent)
 
 
 class Result:

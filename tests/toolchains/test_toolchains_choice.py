@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.tasks.several_words import several_in_one
-from iree_gauntlet.tasks.toolchain_place import chosen
+from iree_gauntlet.requests import ToolchainRequest
+from iree_gauntlet.tasks.program import _several_in_one
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.toolchain_place import chosen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,13 +88,13 @@ def test_no_text_is_more_than_a_usage_error(text: str) -> None:
 
 def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     environ = {"IREE_GAUNTLET_IREE": "3.5.0"}
-    assert [choice.text for choice in chosen({}, {})] == ["installed", "installed"]
-    assert [choice.text for choice in chosen({}, environ)] == ["3.5.0", "3.5.0"]
-    assert [choice.text for choice in chosen({"iree": "path"}, environ)] == ["path", "path"]
-    options = {"iree": "3.9.0", "iree_runtime": "3.12.0"}
+    assert [choice.text for choice in chosen(ToolchainRequest(), {})] == ["installed", "installed"]
+    assert [choice.text for choice in chosen(ToolchainRequest(), environ)] == ["3.5.0", "3.5.0"]
+    assert [choice.text for choice in chosen(ToolchainRequest(iree="path"), environ)] == ["path", "path"]
+    options = ToolchainRequest(iree="3.9.0", iree_runtime="3.12.0")
     assert [choice.text for choice in chosen(options, environ)] == ["3.9.0", "3.12.0"]
     with pytest.raises(UsageError, match="IREE_GAUNTLET_IREE nonsense"):
-        chosen({}, {"IREE_GAUNTLET_IREE": "nonsense"})
+        chosen(ToolchainRequest(), {"IREE_GAUNTLET_IREE": "nonsense"})
 
 
 @pytest.mark.parametrize(
@@ -109,4 +110,4 @@ def test_one_side_overrides_the_whole_which_overrides_the_variable() -> None:
     ],
 )
 def test_tasks_that_take_several_words(words: list[str], joined: list[str]) -> None:
-    assert several_in_one(words) == joined
+    assert _several_in_one(words) == joined

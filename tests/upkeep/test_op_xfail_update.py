@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,16 @@ import pytest
 from iree_gauntlet.dialects.json5_text import plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.tasks import execute
+from iree_gauntlet.tasks.execute import Ran
 from iree_gauntlet.tasks.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
 from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import TextIO
+
+    from iree_gauntlet.tasks.execute import Chosen
 
 _CONFIG = """{
   "config_name": "cpu", // the only one
@@ -164,16 +166,17 @@ class _Again:
         self.times = list(times)
         self.asked: list[tuple[list[str], bool]] = []
 
-    def __call__(self, options: Mapping[str, Any], *_: Any, brief: bool) -> ExitCode:
+    def __call__(self, chosen: Chosen, stream: TextIO, *, brief: bool) -> Ran:
         assert brief
-        chains = sorted(options["chains"])
-        self.asked.append((chains, options["force_recompile"]))
+        request = chosen.request
+        chains, forced = sorted(request.chains or ()), request.conduct.force_recompile
+        self.asked.append((chains, forced))
         names = [chain.removeprefix("node/").removesuffix("@cpu") for chain in chains]
-        sys.stdout.write("progress\n")
-        folder = Path(options["run_dir"])
-        number = sum(forced == options["force_recompile"] for _, forced in self.asked) - 1
+        stream.write("progress\n")
+        folder = Path(request.folder.run_dir)
+        number = sum(before == forced for _, before in self.asked) - 1
         _journal(folder, {name: self.times[number][name] for name in names})
-        return ExitCode.FAILED
+        return Ran(folder, ExitCode.FAILED, (), ())
 
 
 def test_only_what_comes_out_the_same_every_time_is_proposed(
@@ -184,7 +187,7 @@ def test_only_what_comes_out_the_same_every_time_is_proposed(
     )
     steady: Results = {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
     again = _Again(steady, {**steady, "new": (CRASH, SKIPPED), "wrong": (PASSED, PASSED)}, steady)
-    monkeypatch.setattr(execute, "execute", again)
+    monkeypatch.setattr(execute, "run", again)
     update(_options(rerun=3))
     captured = capsys.readouterr()
     assert [forced for _, forced in again.asked] == [True, False] * 3
@@ -209,7 +212,7 @@ def test_a_rerun_by_another_iree_says_nothing(project: Path, monkeypatch: pytest
     _journal(
         project / "runs" / "one", {"new": (FAILED, SKIPPED)}, toolchain={"compiler": "3.12.0", "identity": "other"}
     )
-    monkeypatch.setattr(execute, "execute", _Again({"new": (FAILED, SKIPPED)}))
+    monkeypatch.setattr(execute, "run", _Again({"new": (FAILED, SKIPPED)}))
     with pytest.raises(UsageError, match="another IREE than the one that is here now"):
         update(_options(rerun=1))
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.remotes import places, remotes_of
-from iree_gauntlet.configuration import Configuration, Mirror, StoreOptions, is_below
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ArtifactError, GauntletError, SpecError, UsageError
+from iree_gauntlet.settings import Configuration, Mirror, StoreOptions, is_below
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -19,22 +19,18 @@ _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_be
 
 
 @gauntlet_task("record", (*SELECTION, *CACHE, *RUNNING))
-def record_task(_context: Any, options: dict[str, Any]) -> None:
+def record_task(options: dict[str, Any]) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
+    from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
-
-        return record(options)
-
-    finish(work)
+    return record(options)
 
 
 @gauntlet_task(
     "sensitivity",
     (*SELECTION, *CACHE, *RUNNING, Option("write", False, "Write the share into the provenance of the outputs.")),
 )
-def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
+def sensitivity_task(options: dict[str, Any]) -> ExitCode:
     """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
 
     Scales each weight by 1.01, one at a time, and runs the model with onnxruntime: whether a spec's tolerance and
@@ -42,13 +38,9 @@ def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
 
     Example: golden.sensitivity --model dtln --write
     """
+    from iree_gauntlet.tasks.golden import sensitivity  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden import sensitivity  # noqa: PLC0415
-
-        return sensitivity(options)
-
-    finish(work)
+    return sensitivity(options)
 
 
 @gauntlet_task(
@@ -63,7 +55,7 @@ def sensitivity_task(_context: Any, options: dict[str, Any]) -> None:
         Option("write", False, "Change the spec files."),
     ),
 )
-def update_task(_context: Any, options: dict[str, Any]) -> None:
+def update_task(options: dict[str, Any]) -> ExitCode:
     """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
 
     Figures of failed, unfinished or disturbed measurements do not count, and are told.
@@ -71,13 +63,9 @@ def update_task(_context: Any, options: dict[str, Any]) -> None:
     Examples: golden.update --last 5
               golden.update --match 'dtln/*' --write
     """
+    from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
-
-        return update(options)
-
-    finish(work)
+    return update(options)
 
 
 @gauntlet_task(
@@ -97,7 +85,7 @@ def update_task(_context: Any, options: dict[str, Any]) -> None:
         *(option for option in RUNNING if option.name in _AGAIN),
     ),
 )
-def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
+def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
 
     What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
@@ -105,28 +93,20 @@ def xfail_update_task(_context: Any, options: dict[str, Any]) -> None:
     Examples: xfail.update --write
               xfail.update --run 20261121-051800-custom --rerun 0 --output xfail.patch
     """
+    from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
-
-        return update(options)
-
-    finish(work)
+    return update(options)
 
 
 @gauntlet_task("show", (*SELECTION, FORMAT, Option("last", 20, "How many of the newest runs are looked through.")))
-def golden_show_task(_context: Any, options: dict[str, Any]) -> None:
+def golden_show_task(options: dict[str, Any]) -> ExitCode:
     """Show every golden of the selection, beside the newest figure that was measured for it.
 
     Example: golden.show --model 'dtln*' --target cpu
     """
+    from iree_gauntlet.tasks.golden_show import show  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.golden_show import show  # noqa: PLC0415
-
-        return show(options)
-
-    finish(work)
+    return show(options)
 
 
 def golden_collection() -> Collection:

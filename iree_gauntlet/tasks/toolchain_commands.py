@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.tasks.ending import asked_for_help, finish
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, TOOLCHAIN, Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -25,70 +25,54 @@ TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})
         *CACHE,
         *(option for option in RUNNING if option.name == "offline"),
     ),
-    positional=("version",),
+    positional="version",
+    usage="toolchain.install VERSION…",
 )
-def install_task(_context: Any, options: dict[str, Any]) -> None:
+def install_task(options: dict[str, Any]) -> ExitCode:
     """Install releases of IREE into the cache, each in an environment of its own.
 
     Examples: toolchain.install 3.9.0 3.12.0
               toolchain.install nightly
               toolchain.install wheels:dist
     """
+    from iree_gauntlet.tasks.toolchain import install  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.toolchain import install  # noqa: PLC0415
-
-        return install(options)
-
-    if not asked_for_help(options["version"], "toolchain.install VERSION…", install_task):
-        finish(work)
+    return install(options)
 
 
 @gauntlet_task("list", (*CACHE, FORMAT))
-def list_task(_context: Any, options: dict[str, Any]) -> None:
+def list_task(options: dict[str, Any]) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
+    from iree_gauntlet.tasks.toolchain import list_toolchains  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.toolchain import list_toolchains  # noqa: PLC0415
-
-        return list_toolchains(options)
-
-    finish(work)
+    return list_toolchains(options)
 
 
 @gauntlet_task("show", (*TOOLCHAIN, FORMAT))
-def show_task(_context: Any, options: dict[str, Any]) -> None:
+def show_task(options: dict[str, Any]) -> ExitCode:
     """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
 
     Example: toolchain.show --iree build:../iree-build
     """
+    from iree_gauntlet.tasks.toolchain import show  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.toolchain import show  # noqa: PLC0415
-
-        return show(options)
-
-    finish(work)
+    return show(options)
 
 
 @gauntlet_task(
     "remove",
     (Option("version", None, "Versions, or names as `toolchain.list` has them."), *CACHE),
-    positional=("version",),
+    positional="version",
+    usage="toolchain.remove VERSION…",
 )
-def remove_task(_context: Any, options: dict[str, Any]) -> None:
+def remove_task(options: dict[str, Any]) -> ExitCode:
     """Delete releases of IREE from the cache; one that a running process uses stays.
 
     Example: toolchain.remove 3.9.0
     """
+    from iree_gauntlet.tasks.toolchain import remove  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.toolchain import remove  # noqa: PLC0415
-
-        return remove(options)
-
-    if not asked_for_help(options["version"], "toolchain.remove VERSION…", remove_task):
-        finish(work)
+    return remove(options)
 
 
 def toolchain_collection() -> Collection:

@@ -1,18 +1,18 @@
-"""The `bench` task as the command line has it."""
+"""The commands about models that torch makes: `bench` and `micro`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.options import OPTIONS, read_options
-from iree_gauntlet.tasks.ending import finish
-from iree_gauntlet.tasks.options import Option, gauntlet_task
+from iree_gauntlet.requests import MicroRequest, Option, ToolchainRequest, options_of, read
+from iree_gauntlet.tasks.options import TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.options import BenchOption
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["BENCH_OPTIONS", "bench_task"]
+__all__ = ["BENCH_OPTIONS", "bench_task", "micro_task"]
 
 
 def _option(option: BenchOption) -> Option:
@@ -29,7 +29,7 @@ BENCH_OPTIONS = tuple(_option(option) for option in OPTIONS)
 
 
 @gauntlet_task("bench", BENCH_OPTIONS)
-def bench_task(_context: Any, options: dict[str, Any]) -> None:
+def bench_task(options: dict[str, Any]) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
     The outputs are held against torch eager once, then the same inputs are pushed again and again; no speed is
@@ -40,11 +40,31 @@ def bench_task(_context: Any, options: dict[str, Any]) -> None:
               bench -m bert -c tiny -df Fp16 -mf HiFi4 -opt 3 --loop-count 50 -o perf.json
               bench -m vit -c tiny --against torch --trace light
     """
+    asked = read_options(options)
+    from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        asked = read_options(options)
-        from iree_gauntlet.tasks.bench import bench  # noqa: PLC0415
+    return bench(asked)
 
-        return bench(asked)
 
-    finish(work)
+@gauntlet_task(
+    "micro",
+    (
+        *options_of(MicroRequest),
+        *TOOLCHAIN,
+    ),
+)
+def micro_task(options: dict[str, Any]) -> ExitCode:
+    """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
+
+    Each recipe is made by torch, compiled by IREE, held against torch eager, shown to change what it says it changes,
+    and measured beside the baseline in interleaved rounds. Exit codes: 0 measured, 1 wrong or does not compile,
+    2 usage, 3 an error, 4 too disturbed.
+
+    Examples: micro --list
+              micro --config specs/recipes/quick.yml
+              micro --config specs/recipes/dashboard.yml --output benchmark_results.json
+              micro --resume
+    """
+    from iree_gauntlet.tasks.micro import micro  # noqa: PLC0415
+
+    return micro(read(MicroRequest, options), read(ToolchainRequest, options))

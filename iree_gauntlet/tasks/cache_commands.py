@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.tasks.ending import asked_for_help, finish
-from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, Option, gauntlet_task
+from iree_gauntlet.requests import Option
+from iree_gauntlet.tasks.options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -19,18 +19,14 @@ __all__ = ["cache_collection"]
     "list",
     (*CACHE, FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
 )
-def list_task(_context: Any, options: dict[str, Any]) -> None:
+def list_task(options: dict[str, Any]) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
 
     Example: cache.list --match '*.irpa'
     """
+    from iree_gauntlet.tasks.cache import list_cache  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache import list_cache  # noqa: PLC0415
-
-        return list_cache(options)
-
-    finish(work)
+    return list_cache(options)
 
 
 @gauntlet_task(
@@ -41,15 +37,11 @@ def list_task(_context: Any, options: dict[str, Any]) -> None:
         Option("offline", False, "Never touch the network: what is damaged stays, unless it can be made here."),
     ),
 )
-def verify_task(_context: Any, options: dict[str, Any]) -> None:
+def verify_task(options: dict[str, Any]) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
+    from iree_gauntlet.tasks.cache_verify import verify  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache_verify import verify  # noqa: PLC0415
-
-        return verify(options)
-
-    finish(work)
+    return verify(options)
 
 
 @gauntlet_task(
@@ -61,18 +53,14 @@ def verify_task(_context: Any, options: dict[str, Any]) -> None:
         Option("delete", False, "Delete it; without this, only show what would go."),
     ),
 )
-def gc_task(_context: Any, options: dict[str, Any]) -> None:
+def gc_task(options: dict[str, Any]) -> ExitCode:
     """Make room: what was not used for long goes, never what a running process uses.
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
+    from iree_gauntlet.tasks.cache_gc import collect_garbage  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache_gc import collect_garbage  # noqa: PLC0415
-
-        return collect_garbage(options)
-
-    finish(work)
+    return collect_garbage(options)
 
 
 @gauntlet_task(
@@ -84,31 +72,24 @@ def gc_task(_context: Any, options: dict[str, Any]) -> None:
         Option("dry_run", False, "Show what would change, and change nothing."),
     ),
 )
-def lock_task(_context: Any, options: dict[str, Any]) -> None:
+def lock_task(options: dict[str, Any]) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
+    from iree_gauntlet.tasks.cache_lock import lock_hashes  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache_lock import lock_hashes  # noqa: PLC0415
-
-        return lock_hashes(options)
-
-    finish(work)
+    return lock_hashes(options)
 
 
-@gauntlet_task("where", (Option("url", None, "As it stands in a spec."), *CACHE, FORMAT), positional=("url",))
-def where_task(_context: Any, options: dict[str, Any]) -> None:
+@gauntlet_task(
+    "where", (Option("url", None, "As it stands in a spec."), *CACHE, FORMAT), positional="url", usage="cache.where URL"
+)
+def where_task(options: dict[str, Any]) -> ExitCode:
     """Print the local path of a URL's file; exit code 3 if it is not there yet.
 
     Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
     """
+    from iree_gauntlet.tasks.cache import where  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache import where  # noqa: PLC0415
-
-        return where(options)
-
-    if not asked_for_help(options["url"], "cache.where URL", where_task):
-        finish(work)
+    return where(options)
 
 
 @gauntlet_task(
@@ -120,31 +101,27 @@ def where_task(_context: Any, options: dict[str, Any]) -> None:
         Option("output", "", "The archive to write."),
     ),
 )
-def export_task(_context: Any, options: dict[str, Any]) -> None:
+def export_task(options: dict[str, Any]) -> ExitCode:
     """Pack what the selection needs, modules included, into one archive, for a machine without a network.
 
     Example: cache.export --suite cpu --output cpu.tar
     """
+    from iree_gauntlet.tasks.cache_archive import export_cache  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache_archive import export_cache  # noqa: PLC0415
-
-        return export_cache(options)
-
-    finish(work)
+    return export_cache(options)
 
 
-@gauntlet_task("import", (Option("archive", None, "What `cache.export` has written."), *CACHE), positional=("archive",))
-def import_task(_context: Any, options: dict[str, Any]) -> None:
+@gauntlet_task(
+    "import",
+    (Option("archive", None, "What `cache.export` has written."), *CACHE),
+    positional="archive",
+    usage="cache.import ARCHIVE",
+)
+def import_task(options: dict[str, Any]) -> ExitCode:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
+    from iree_gauntlet.tasks.cache_archive import import_cache  # noqa: PLC0415
 
-    def work() -> ExitCode:
-        from iree_gauntlet.tasks.cache_archive import import_cache  # noqa: PLC0415
-
-        return import_cache(options)
-
-    if not asked_for_help(options["archive"], "cache.import ARCHIVE", import_task):
-        finish(work)
+    return import_cache(options)
 
 
 def cache_collection() -> Collection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import Environments
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.leases import Leases
-    from iree_gauntlet.configuration import Configuration
+    from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.settings import Configuration
     from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -25,17 +25,15 @@ __all__ = ["chosen", "toolchain_place"]
 _VARIABLE = "IREE_GAUNTLET_IREE"
 
 
-def chosen(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Choice, Choice]:
+def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choice, Choice]:
     """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable.
 
     Raises:
         UsageError: a value names no IREE.
     """
-    if options.get("iree"):
-        whole = parse_choice(str(options["iree"]))
-    else:
-        whole = parse_choice(environ.get(_VARIABLE, ""), f"${_VARIABLE}")
-    compiler, runtime = str(options.get("iree_compiler") or ""), str(options.get("iree_runtime") or "")
+    from_environment = environ.get(_VARIABLE, ""), f"${_VARIABLE}"
+    whole = parse_choice(request.iree) if request.iree else parse_choice(*from_environment)
+    compiler, runtime = request.iree_compiler, request.iree_runtime
     return (
         parse_choice(compiler, "--iree-compiler") if compiler else whole,
         parse_choice(runtime, "--iree-runtime") if runtime else whole,
@@ -45,7 +43,7 @@ def chosen(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Choi
 def toolchain_place(
     cache_dir: Path,
     configuration: Configuration,
-    leases: Leases,
+    use: Callable[[Path], None],
     hash_of: Callable[[Path], str],
     installed: Callable[[], Toolchain],
     *,
@@ -56,7 +54,7 @@ def toolchain_place(
     Args:
         cache_dir: folder of the caches.
         configuration: of the project and the user.
-        leases: of the cache; environments are in use for as long as it lives.
+        use: takes a lease of the cache on an environment.
         hash_of: SHA-256 of a file's content.
         installed: finds the one beside this toolkit.
         offline: nothing is installed.
@@ -66,7 +64,7 @@ def toolchain_place(
         cache_dir / "toolchains" / "envs",
         lambda: find_installer(settings.installer),
         offline=offline,
-        use=leases.use,
+        use=use,
         news=_say,
     )
     return Place(installed, environments, settings.nightly_links, hash_of, os.environ.get("PATH", ""))

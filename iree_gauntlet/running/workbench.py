@@ -1,50 +1,50 @@
-"""What planning and running need to know of this machine: toolchain, known flags, caches."""
+"""What planning and running work with: toolchain, known flags, caches."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import worker
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
-from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
-from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.requests import ConductRequest, NetworkRequest
 from iree_gauntlet.running.module_cache import ModuleCache
 from iree_gauntlet.running.module_key import flag_ingredients, make_key
 from iree_gauntlet.running.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.running.steps import CacheLookup
 from iree_gauntlet.running.surroundings import Surroundings
-from iree_gauntlet.tasks.toolchain_place import chosen, toolchain_place
-from iree_gauntlet.tasks.workspace import cache_folder, project_folder
+from iree_gauntlet.settings import cache_folder, project_folder
 from iree_gauntlet.toolchains.find import find_toolchain
 from iree_gauntlet.toolchains.host import host_identity, means_host
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.toolchains.translate import Translation, translate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.artifacts.progress import Progress
+    from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["Machine", "make_machine", "make_surroundings"]
+__all__ = ["Workbench", "make_surroundings", "open_workbench"]
 
 _REGISTRY = "cache/registry.txt"
-_STALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The parts that a command works with.
+class Workbench:
+    """An IREE and the caches: what a command works with.
 
     Attributes:
         toolchain: the IREE; None where there is none.
@@ -66,13 +66,21 @@ class Machine:
     shared: SharedModules | None
     leases: Leases
 
+    def flags_of(self, tool: str) -> FlagSet:
+        """The flags that a tool of the toolchain knows."""
+        assert self.known is not None, "of every toolchain"
+        return self.known.of(tool)
 
-def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolchain: bool) -> Machine:
+
+def open_workbench(
+    request: ToolchainRequest, progress: Progress, network: NetworkRequest = NetworkRequest(), *, need_toolchain: bool
+) -> Workbench:
     """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
 
     Args:
-        options: of the command line.
+        request: which IREE, and the folder of the caches.
         progress: is told of downloads.
+        network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
 
     Raises:
@@ -80,13 +88,13 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
         UsageError: `--iree` names none.
         GauntletError: the registry of artifacts cannot be read.
     """
-    cache_dir = cache_folder(options)
-    compiler, runtime = chosen(options, os.environ)
+    cache_dir = cache_folder(request.cache_dir)
+    compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(
         cache_dir,
         Registry.read(project_folder() / _REGISTRY),
-        offline=bool(options.get("offline")),
-        stall_timeout=_seconds(options, "timeout_stall") or _STALL_SECONDS,
+        offline=network.offline,
+        stall_timeout=network.timeout_stall,
         progress=progress,
         configuration=read_configuration(project_folder(), os.environ),
     )
@@ -94,10 +102,10 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
     place = toolchain_place(
         cache_dir,
         store.configuration,
-        leases,
+        leases.use,
         store.verified.sha256,
         find_installed,
-        offline=bool(options.get("offline")) or not need_toolchain,
+        offline=network.offline or not need_toolchain,
     )
     toolchain: Toolchain | None = None
     missing: ToolchainError | None = None
@@ -108,12 +116,12 @@ def make_machine(options: Mapping[str, Any], progress: Progress, *, need_toolcha
             raise
         missing = error
     known = known_flags(toolchain, cache_dir) if toolchain else None
-    shared = shared_modules(store.configuration, offline=bool(options.get("offline")))
-    return Machine(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
+    shared = shared_modules(store.configuration, offline=network.offline)
+    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
 
 
-def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any]) -> Surroundings:
-    """What planning has to know, from the parts and the options."""
+def make_surroundings(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> Surroundings:
+    """What planning has to know, from the parts and how steps are to be run."""
     toolchain = machine.toolchain
 
     def translated(flags: Sequence[str], tool: str) -> Translation:
@@ -156,8 +164,8 @@ def make_surroundings(machine: Machine, run_dir: Path, options: Mapping[str, Any
         ),
         host_of=host_of,
         lookup=lookup,
-        timeouts=_timeouts(options),
-        force_recompile=bool(options.get("force_recompile")),
+        timeouts=conduct.timeouts,
+        force_recompile=conduct.force_recompile,
     )
 
 
@@ -167,26 +175,3 @@ def _onnxruntime() -> str:
         return importlib.metadata.version("onnxruntime")
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _timeouts(options: Mapping[str, Any]) -> dict[Stage, float]:
-    found: dict[Stage, float] = {}
-    for stage in (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK):
-        seconds = _seconds(options, f"timeout_{stage}")
-        if seconds:
-            found[stage] = seconds
-    return found
-
-
-def _seconds(options: Mapping[str, Any], name: str) -> float:
-    """The value of an option; 0 where it is not given.
-
-    Raises:
-        UsageError: it is negative, or not finite.
-    """
-    seconds = float(options.get(name) or 0)
-    if seconds < 0 or not math.isfinite(seconds):
-        raise UsageError(
-            f"--{name.replace('_', '-')} {seconds:g}: expected seconds above 0", "Leave it out for the default."
-        )
-    return seconds

@@ -1,17 +1,18 @@
-"""What a user sets once for all commands: mirrors, stores, the shared module cache (`gauntlet.toml`).
+"""Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache.
 
-`dialects/configuration_file.py` reads it; docs/artifacts.md describes it.
+`dialects/configuration_file.py` reads `gauntlet.toml`; docs/artifacts.md describes it.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = [
     "Configuration",
@@ -20,8 +21,15 @@ __all__ = [
     "SharedModulesSettings",
     "StoreOptions",
     "ToolchainSettings",
+    "cache_folder",
     "is_below",
+    "project_folder",
+    "runs_folder",
+    "shown",
 ]
+
+
+_CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +130,34 @@ class Configuration:
 def is_below(url: str, prefix: str) -> bool:
     """Whether a URL is a prefix, or lies in the folder that it names."""
     return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
+
+
+def project_folder() -> Path:
+    """The nearest folder from here upwards that holds `specs/` and `suites/`; the working folder where none does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "specs").is_dir() and (folder / "suites").is_dir():
+            return folder
+    return here
+
+
+def cache_folder(cache_dir: str) -> Path:
+    """`--cache-dir`, else $IREE_GAUNTLET_CACHE, else `cache/` of the project, else the user's cache folder."""
+    named = cache_dir or os.environ.get(_CACHE_VARIABLE, "")
+    if named:
+        return Path(named).expanduser().resolve()
+    project = project_folder()
+    if (project / "suites").is_dir():
+        return project / "cache"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "iree-gauntlet"
+
+
+def runs_folder() -> Path:
+    """Where runs are kept: `runs/` of the project."""
+    return project_folder() / "runs"
+
+
+def shown(path: Path) -> Path:
+    """A path as a user would type it: from the working folder where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,417 @@
+"""Requests: what a command is asked for, frozen and typed; each option is declared once, as a field.
+
+A field says what the command line and the docs say of its option: default, type, help, choices, unit. `read` makes a
+request of the values that a command line gives, by name. Field and option have the same name, under which journals keep
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = [
+    "DEFAULT_SUITE",
+    "BisectRequest",
+    "CompareRequest",
+    "ConductRequest",
+    "Defaults",
+    "FolderRequest",
+    "MicroRequest",
+    "NetworkRequest",
+    "Option",
+    "RunRequest",
+    "SelectionRequest",
+    "ShardRequest",
+    "ToolchainRequest",
+    "dashed",
+    "given",
+    "option",
+    "options_of",
+    "read",
+    "require_as_begun",
+]
+
+DEFAULT_SUITE = "suites/cpu.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the command line.
+
+    Attributes:
+        name: Python name; `--` and dashes are the command line's.
+        default: also gives the type; a list for an option that may be repeated.
+        help: one or two lines.
+        short: a single letter, empty for none.
+        choices: the values that it can have; empty for any.
+        unit: of a number that has to be above 0; empty for any number.
+    """
+
+    name: str
+    default: Any
+    help: str
+    short: str = ""
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+
+
+def option(default: Any, text: str, *, short: str = "", choices: tuple[str, ...] = (), unit: str = "") -> Any:
+    """A field of a request that is an option; arguments as for `Option`, repeatable where the default is a tuple."""
+    plain = list(default) if isinstance(default, tuple) else default
+    return field(default=default, metadata={"option": Option("", plain, text, short, choices, unit)})
+
+
+def options_of(request: type, *names: str) -> tuple[Option, ...]:
+    """The options of a request, or those of them that are named."""
+    found = [replace(item.metadata["option"], name=item.name) for item in fields(request) if "option" in item.metadata]
+    return tuple(item for item in found if not names or item.name in names)
+
+
+def dashed(name: str) -> str:
+    """An option as it is typed: `--spec-dir`."""
+    return f"--{name.replace('_', '-')}"
+
+
+_Request = TypeVar("_Request")
+
+
+def read(request: type[_Request], values: Mapping[str, Any]) -> _Request:
+    """Makes a request of the values of options; those that are missing have their defaults.
+
+    Raises:
+        UsageError: a value is none that its option can have.
+    """
+    known = [item for item in options_of(request) if item.name in values]
+    return request(**{item.name: _checked(item, values[item.name]) for item in known})
+
+
+def _checked(item: Option, value: Any) -> Any:
+    if item.choices and value not in item.choices:
+        raise UsageError(f"{dashed(item.name)} {value}: unknown", f"Known: {', '.join(item.choices)}.")
+    # 0 stands for an option that is left out.
+    if item.unit and (value or item.default) and not 0 < value < math.inf:
+        usual = f"{item.default:g}" if item.default else "the default"
+        raise UsageError(f"{dashed(item.name)} {value:g}: expected {item.unit} above 0", f"Leave it out for {usual}.")
+    return tuple(value) if isinstance(item.default, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a task selects where neither options nor a suite say.
+
+    Attributes:
+        model: glob over models.
+        targets: names of targets.
+        sku: whose golden times are checked.
+        suite: the suite that is run when nothing at all is selected, where the project has it; empty for none.
+    """
+
+    model: str = "*"
+    targets: tuple[str, ...] = ("cpu",)
+    sku: str = ""
+    suite: str = ""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Defaults:
+        """From a journal."""
+        return cls(**{**record, "targets": tuple(record["targets"])})
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRequest:
+    """Which cases of which specs, and where they run."""
+
+    model: str = option("", "Models to select (glob over folder names).")
+    submodel: str = option("", "Submodels to select (glob).")
+    filename: str = option("", "Spec files to select (glob over file stems, such as clip_rocm).")
+    markers: str = option("", "Marker expression, such as 'cpu and not slow'.")
+    suite: str = option("", "Suite file; the options beside it narrow it down.")
+    spec_dir: tuple[str, ...] = option((), "Folder of specs, in place of specs/ or the suite's (repeatable).")
+    external_file_directory: str = option(
+        "", "Folder of the files that specs name without a URL (tuner files, pipelines)."
+    )
+    module_directory: str = option(
+        "", "Folder of torch models' module definitions (default: that of the tests, or the one above it)."
+    )
+    config: tuple[str, ...] = option(
+        (),
+        "Config of an operator suite or of ONNX models, in place of all in its folder configs/ or the suite's "
+        "(repeatable).",
+    )
+    model_root: str = option(
+        "", "Folder or URL to fetch the models of an onnx_models suite from, in place of its URLs."
+    )
+    target: tuple[str, ...] = option(
+        (), "Where to run: cpu, rocm, cuda, vulkan, metal, vmvx, or a chip such as gfx942 (repeatable)."
+    )
+    backend: str = option("", "The same as --target, under the sharktank benchmarks' name.")
+    rocm_chip: str = option("", "Chip of ROCm targets (default gfx942).")
+    sku: str = option("", "Machine whose golden times are checked, such as mi300.")
+    device: str = option("", "IREE device in place of the specs', such as hip://1 or local-sync.")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolchainRequest:
+    """Which IREE, and the folder where it is installed and everything else is kept."""
+
+    cache_dir: str = option("", "Folder of downloads and modules (default: cache/ of the project).")
+    iree: str = option(
+        "",
+        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, wheels:DIR, "
+        "venv:DIR, build:DIR, path.",
+    )
+    iree_compiler: str = option("", "The compiler, where it is not that of --iree.")
+    iree_runtime: str = option("", "The runtime, where it is not that of --iree.")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRequest:
+    """How files are fetched."""
+
+    offline: bool = option(False, "Never touch the network; missing files are errors that name them.")
+    timeout_stall: float = option(60.0, "Seconds without a byte after which a download is given up.", unit="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """Which part of a selection."""
+
+    shard: str = option("", "Only one shard of the selection, for one of several machines: 3/8 is the third of eight.")
+    shard_costs: str = option("", "What shards are balanced by: a file of `shard.costs`, or the folder of a run.")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRequest:
+    """Where a run goes, and whether it continues an earlier one."""
+
+    run_dir: str = option("", "Folder of this run (default: runs/<time>-<suite>).")
+    resume: bool = option(False, "Continue the newest run (or --run-dir), with its own selection, where it was killed.")
+    last_failed: bool = option(
+        False, "Only what failed in the newest run; without a selection, of what that run had selected."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConductRequest:
+    """How steps are run and judged."""
+
+    jobs: int = option(
+        0, "Steps at once before benchmarks (default: the cores of this machine).", short="j", unit="a number"
+    )
+    fail_fast: bool = option(False, "Stop at the first failure.")
+    keep_going: bool = option(True, "Go on after failures (the default).")
+    force_recompile: bool = option(False, "Compile again even what is in the cache, and compare.")
+    lenient: bool = option(False, "An unexpected pass does not fail the run.")
+    verdict: str = option(
+        "confirm",
+        "What a broken golden time is: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
+        choices=("confirm", "strict"),
+    )
+    confirm_seconds: float = option(300.0, "Seconds that one golden time may take to be confirmed.", unit="seconds")
+    disturbed: str = option(
+        "replace",
+        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "never quiet).",
+        choices=("replace", "count"),
+    )
+    timeout_import: float = option(0.0, "Seconds for an import (default 600, or the spec's).", unit="seconds")
+    timeout_parameters: float = option(
+        0.0, "Seconds for made-up weights (default 3600, or the spec's).", unit="seconds"
+    )
+    timeout_compile: float = option(0.0, "Seconds for a compile (default 1800, or the spec's).", unit="seconds")
+    timeout_threshold: float = option(0.0, "Seconds for a threshold run (default 600, or the spec's).", unit="seconds")
+    timeout_benchmark: float = option(0.0, "Seconds for a benchmark (default 900, or the spec's).", unit="seconds")
+    batch: int = option(
+        0,
+        "Operator suites: compile this many cases as one module, for a quick answer (0: one by one).",
+        unit="a number of cases",
+    )
+
+    @property
+    def replaces_disturbed(self) -> bool:
+        """Whether disturbed rounds are taken again."""
+        return self.disturbed == "replace"
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the first failure ends the run."""
+        return self.fail_fast or not self.keep_going
+
+    @property
+    def timeouts(self) -> dict[Stage, float]:
+        """Seconds by stage, where they were given."""
+        stages = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
+        return {stage: seconds for stage in stages if (seconds := getattr(self, f"timeout_{stage}"))}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run of spec files.
+
+    Attributes:
+        selection, toolchain, network, shard, folder, conduct: see there.
+        defaults: what is selected where the selection does not say.
+        stages: what is done; None for what the suite says.
+        chains: the only chains that are wanted, with what they need; None for all.
+    """
+
+    selection: SelectionRequest = SelectionRequest()
+    toolchain: ToolchainRequest = ToolchainRequest()
+    network: NetworkRequest = NetworkRequest()
+    shard: ShardRequest = ShardRequest()
+    folder: FolderRequest = FolderRequest()
+    conduct: ConductRequest = ConductRequest()
+    defaults: Defaults = Defaults()
+    stages: tuple[Stage, ...] | None = None
+    chains: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], defaults: Defaults, stages: tuple[Stage, ...] | None = None) -> RunRequest:
+        """What a command line asks for.
+
+        Raises:
+            UsageError: a value is none that its option can have.
+        """
+        return cls(
+            selection=read(SelectionRequest, values),
+            toolchain=read(ToolchainRequest, values),
+            network=read(NetworkRequest, values),
+            shard=read(ShardRequest, values),
+            folder=read(FolderRequest, values),
+            conduct=read(ConductRequest, values),
+            defaults=defaults,
+            stages=stages,
+        )
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The options that a resumed run keeps, by name."""
+        toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
+        return asdict(self.selection) | toolchain | asdict(self.shard) | {"batch": self.conduct.batch}
+
+    def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
+        """The same request with other values of options that a resumed run keeps."""
+        return replace(
+            self,
+            selection=read(SelectionRequest, {**asdict(self.selection), **values}),
+            toolchain=read(ToolchainRequest, {**asdict(self.toolchain), **values}),
+            shard=read(ShardRequest, {**asdict(self.shard), **values}),
+            conduct=read(ConductRequest, {**asdict(self.conduct), **values}),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """A comparison of two IREEs: which, by what, and how sure."""
+
+    sides: str = option(
+        "", "A and B, as for --iree, where no words follow the task: --sides '3.12.0 3.13.0' with `inv`."
+    )
+    metric: str = option(
+        "time", "What is compared: time (of benchmarks) or compile-time.", choices=("time", "compile-time")
+    )
+    least: float = option(1.0, "The least difference that matters, in per cent.")
+    band: float = option(3.0, "Within so many per cent two times are the same.")
+    budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
+    repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")
+    min_time: float = option(0.05, "Seconds that a repetition takes at least.", unit="seconds")
+    cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all).")
+    seed: int = option(1, "Of the coins that choose the order of rounds.")
+
+
+@dataclass(frozen=True, slots=True)
+class BisectRequest:
+    """A search for a change: between which IREEs, and by what."""
+
+    good: str = option("", "The IREE that is good: a release, a nightly, or any form of --iree with --among.")
+    bad: str = option("", "The IREE that is bad; it may be older than the good one.")
+    metric: str = option("", "What to look at: time, compile-time, size, dispatches, error, compiles or runs.")
+    nightlies: bool = option(False, "Search among nightlies (so it is where an end is one).")
+    among: tuple[str, ...] = option((), "What lies between, in order, in any form of --iree (repeatable).")
+    every: bool = option(False, "Try every candidate: finds changes back and forth too.")
+    budget: float = option(0.0, "Minutes for the rounds of each candidate (default 30; times only).", unit="minutes")
+    repetitions: int = option(0, "Repetitions of a benchmark in each process (default 5; times only).", unit="a number")
+    min_time: float = option(
+        0.0, "Seconds that a repetition takes at least (default 0.05; times only).", unit="seconds"
+    )
+    cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all; times only).")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroRequest:
+    """A sweep of recipes over shapes."""
+
+    config: str = option("", "The YAML file: recipes, model types, shapes (torchao's dialect; docs/micro.md).")
+    output: str = option("", "File for the results as records of the PyTorch OSS benchmark database.")
+    list: bool = option(False, "List the recipes, model types and shape sets that a configuration can name.")
+    plugin: tuple[str, ...] = option(
+        (), "Python file with further recipes, architectures, activations or shape sets (repeatable)."
+    )
+    device: str = option(
+        "", "Where to run, in place of the configuration's: cpu, cuda, or IREE's own, such as hip://0."
+    )
+    target: str = option("", "Chip to compile for, such as gfx942 or sm_80.")
+    dtype: str = option("", "Element type in place of the configuration's: float32, float16, bfloat16.")
+    against: str = option(
+        "torch",
+        "What runs beside IREE, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
+        choices=("torch", "torch-eager", "none"),
+    )
+    disturbed: str = option(
+        "replace",
+        "What becomes of rounds that other work on the machine disturbed: replace, or count (for machines that are "
+        "never quiet).",
+        choices=("replace", "count"),
+    )
+    targets: str = option("", "JSON file of what metrics should come to, for the target_value of the records.")
+    torch_python: str = option("", "Python that has torch and makes the models (default: this one).")
+    resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) where it was killed.")
+    run_dir: str = option("", "With --resume: folder of the run to continue.")
+
+
+def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """The one rule of a resumed session: what it keeps may be left out, or be given as it was.
+
+    Args:
+        kind: what is resumed: `run`, `matrix`.
+        folder: of it, for messages.
+        given: options that differ from their defaults.
+        before: those that it was begun with, by name.
+
+    Raises:
+        UsageError: one is given another value.
+    """
+    for name, value in given.items():
+        if name in before and _plain(value) != _plain(before[name]):
+            was = " ".join(map(str, _words(before[name])))
+            now = " ".join(map(str, _words(value)))
+            raise UsageError(
+                f"{dashed(name)} {now}: {folder} was begun {f'with {was}' if was else 'without it'}",
+                f"Leave it out to resume that {kind}, or start a new one.",
+            )
+
+
+def given(requests: Iterable[Any]) -> dict[str, Any]:
+    """The options of requests that differ from their defaults, by name."""
+    return {
+        item.name: value
+        for request in requests
+        for item in fields(request)
+        if "option" in item.metadata and (value := getattr(request, item.name)) != item.default
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _words(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [] if value in ("", None) else [value]
