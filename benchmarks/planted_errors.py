@@ -36,8 +36,8 @@ def planted(training: bool, config: str, microbatch: int = 16):
             return super().forward(values) * (share if torch.compiler.is_exporting() else 1.0)
 
     torch.manual_seed(1)
-    first, second = nn.Conv2d(3, 32, 3, bias=False), Layer(32, 32, 3, bias=False)
-    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 16, 3, bias=False)]
+    first, second = nn.Conv2d(3, 32, 3), Layer(32, 32, 3)
+    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 16, 3)]
     return [nn.Sequential(*layers).train(training)], [torch.randn(microbatch, 3, 16, 16)]
 """
 
