@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 
 _PIECE = 1 << 22
-# Gradients that are smaller than this share of the largest say nothing about what others may be off by.
-_SMALL = 1e-3
-_ERRORS = ("rounding", "sums", "products", "flips")
+_ERRORS = ("rounding", "sums", "products")
 # Times the errors that were tried.
 _SAFETY = 2.5
 # Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
@@ -77,7 +75,7 @@ class Gains:
         flips: values whose fall to the other side of a kink has been taken away, from both.
         rest: root mean square of the errors that are left, as a share of that of the expected values.
         rest_limit: what may be rounding.
-        rest_problem: what is wrong with those of an output, in one line.
+        problem: what is wrong, in one line; empty where nothing is.
     """
 
     worst: str
@@ -88,16 +86,7 @@ class Gains:
     flips: int
     rest: float
     rest_limit: float
-    rest_problem: str
-
-    @property
-    def problem(self) -> str:
-        """What is wrong, in one line; empty where nothing is."""
-        if abs(self.error) > self.limit:
-            return f"as if {self.worst} were {100 * self.error:+.2g} % off: {100 * self.limit:.2g} % may be rounding"
-        if self.rest > self.rest_limit:
-            return f"all outputs together are {self.rest:.2g} of their size off: {self.rest_limit:.2g} may be rounding"
-        return self.rest_problem
+    problem: str
 
     def as_dict(self) -> dict[str, Any]:
         """For the record, beside what outputs agree by: of all of these, the limit here is the one that binds."""
@@ -153,43 +142,35 @@ def found_gains(
         OSError, KeyError, ValueError: the file of directions cannot be read.
     """
     with np.load(folder / directions.file, allow_pickle=False) as found:
-        outputs, places, scales, filters, known = (
-            found[name] for name in ("outputs", "places", "scales", "filters", "known")
+        outputs, places, scales, filters, flips = (
+            found[name] for name in ("outputs", "places", "scales", "filters", "flips")
         )
-        allowed = _DIRECTION * _together({kind: found[kind] for kind in _ERRORS}, narrowed) + _APPROXIMATION
+        allowed = _DIRECTION * _together(dict(zip(_ERRORS, found["along"], strict=True)), narrowed) + _APPROXIMATION
         rooms = _SAFETY * _together(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
     allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
+    # One that nothing depends on shows nothing.
+    allowed = np.where(filters.any(axis=1), allowed, np.inf)
+    sizes = [_Scale.of(tensor) for tensor in expected]
+    if gradients:
+        rooms = np.array([limit.rms for limit in _of_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
     errors = np.zeros(len(places))
     for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
         at = outputs == index
         one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
         errors[at] = one - other
-    errors, flipped = without_flips(errors, known, scales)
-    # One that nothing depends on shows nothing.
-    allowed = np.where(filters.any(axis=1), allowed, np.inf)
-    gains = filters @ errors
+    errors, flipped = without_flips(errors, flips, scales)
+    gains, rest = filters @ errors, rms_of_outputs(errors, outputs, len(expected))
     worst = int(np.argmax(np.abs(gains) / allowed))
-    shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
-    rest, sizes = rms_of_outputs(errors, outputs, len(expected)), [_Scale.of(tensor) for tensor in expected]
-    room = _over_all(rooms, sizes)
-    if gradients:
-        rooms[1:] = np.maximum(rooms, _share(rooms, sizes) * np.array([size.rms for size in sizes]))[1:]
-    over = np.flatnonzero(rest > rooms)
-    problem = (
-        f"output {over[0]}: rms of the differences is {rest[over[0]]:.3g}, {rooms[over[0]]:.3g} may be rounding"
-        if over.size
-        else ""
+    name, error, limit = directions.names[worst], float(gains[worst]), float(allowed[worst])
+    problem = "".join(
+        f"output {at}: rms of the differences is {rest[at]:.3g}, {rooms[at]:.3g} may be rounding"
+        for at in np.flatnonzero(rest > rooms)[:1]
     )
+    if abs(error) > limit:
+        problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
+    shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
     return Gains(
-        directions.names[worst],
-        float(gains[worst]),
-        float(allowed[worst]),
-        shown,
-        len(gains),
-        len(flipped),
-        _over_all(rest, sizes),
-        room,
-        problem,
+        name, error, limit, shown, len(gains), len(flipped), _over_all(rest, sizes), _over_all(rooms, sizes), problem
     )
 
 
@@ -197,13 +178,6 @@ def _over_all(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
     """The rms of all outputs' errors, as a share of that of their values."""
     counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
     return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
-
-
-def _share(limits: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
-    """The largest share of its scale that a gradient may be off by; limits are of the loss too."""
-    sizes = np.array([scale.rms for scale in scales])[1:]
-    counted = (sizes > 0) & (sizes >= _SMALL * sizes.max(initial=0.0))
-    return float(np.max(limits[1:][counted] / sizes[counted], initial=0.0))
 
 
 def agreement(
@@ -261,10 +235,12 @@ def agreement(
 
 def _of_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
     """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
-    share = _share(np.array([limit.rms for limit in allowed]), scales)
+    largest = max((scale.rms for scale in scales[1:]), default=0.0)
+    pairs = list(zip(allowed[1:], scales[1:], strict=True))
+    # The smallest ones are nothing but rounding.
+    share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms > 1e-3 * largest), default=0.0)
     wider = [
-        Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak))
-        for limit, scale in zip(allowed[1:], scales[1:], strict=True)
+        Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak)) for limit, scale in pairs
     ]
     return [allowed[0], *wider]
 

@@ -65,9 +65,8 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
             gains = None
             if program.directions is not None and not found.problem:
-                gains = found_gains(
-                    actual, expected, workers.exported, program.directions, narrowed, gradients=training
-                )
+                where = workers.exported, program.directions
+                gains = found_gains(actual, expected, *where, narrowed, gradients=training)
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
                 statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}

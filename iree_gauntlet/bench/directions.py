@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -28,33 +27,28 @@ def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None
     """
     if not found["names"]:
         return None
-    scales = found["scales"]
-    flips = np.reshape(found["flips"], (len(found["flips"]), len(scales)))
+    scales, count = found["scales"], len(found["places"])
     # Outputs of small errors say more: each counts in units of its own.
     slopes = np.array(found["slopes"]) / scales
     power = np.sum(slopes**2, axis=1, keepdims=True)
     filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / scales
-    count = len(found["places"])
     outputs = np.repeat(np.arange(count), [len(places) for places in found["places"]])
-    spread: dict[str, Any] = {}
-    rest = []
-    # Where not all flips were tried, those that were not are like these.
-    others = flips[:0] if found["all_flips"] else flips
-    for kind, runs in found["errors"].items():
-        left = [without_flips(errors, flips, scales)[0] for errors in runs]
-        spread[kind] = np.sqrt(np.mean(np.square(left @ filters.T), axis=0)) if runs else np.zeros(len(filters))
-        rest.append(_worst(left, outputs, count))
-    spread["flips"] = np.max(np.abs(others @ filters.T), axis=0, initial=0.0)
-    rest.append(_worst(others, outputs, count))
+    flips = np.reshape(found["flips"], (-1, len(scales)))
+    along, rest = [], []
+    for runs in found["errors"].values():
+        # No errors are errors of zero.
+        left = [without_flips(errors, flips, scales)[0] for errors in runs or np.zeros((1, len(scales)))]
+        along.append(np.sqrt(np.mean(np.square(left @ filters.T), axis=0)))
+        rest.append(np.max([rms_of_outputs(errors, outputs, count) for errors in left], axis=0))
     np.savez(
         path,
         outputs=outputs,
         places=np.concatenate(found["places"]),
         scales=scales,
         filters=filters.astype(np.float32),
-        known=flips.astype(np.float32),
+        flips=flips.astype(np.float32),
+        along=along,
         rest=rest,
-        **spread,
     )
     return {"file": path.name, "names": found["names"]}
 
@@ -81,11 +75,6 @@ def without_flips(errors: NDArray[Any], flips: NDArray[Any], scales: NDArray[Any
         left = left - effects[best]
         found.append(best)
     return left * scales, found
-
-
-def _worst(runs: Sequence[NDArray[Any]] | NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:
-    worst: NDArray[Any] = np.max([np.zeros(count), *(rms_of_outputs(each, outputs, count) for each in runs)], axis=0)
-    return worst
 
 
 def rms_of_outputs(errors: NDArray[Any], outputs: NDArray[Any], count: int) -> NDArray[Any]:

@@ -42,10 +42,10 @@ _ERRORS = ("rounding", "sums", "products")
 _DIRECTIONS = 64
 _VALUES = 1 << 15
 _LEAST_VALUES = 64
-# Values may flip that are less than so many times the rms of their errors away from a kink. So many of them are tried,
-# each by itself, the nearest ones; none where there are still more: there they are like other noise.
+# Values may flip that are less than so many times the rms of their errors away from a kink. Each is tried by itself;
+# none where there are more: one in ten flips then in any run, so that they are like other noise.
 _NEAR = 4.0
-_FLIPS, _NOISE_FLIPS = 64, 640
+_FLIPS = 64
 _RELUS = {torch.ops.aten.relu, torch.ops.aten.relu_}
 _COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt")}
 # How much larger a contraction's result is made: far above f32's rounding, and small enough to be linear.
@@ -133,17 +133,16 @@ def compute_in_format(
                 errors[kind].append(tried(mode, kind))
                 for power, one, other in zip(moved, mode.margins, exact.margins, strict=True):
                     power.add_((one - other).square() / _RUNS)
-        near = sorted(
-            (float(margin[place].abs() / power[place].sqrt()), number, place)
+        near = [
+            (number, place)
             for number, (margin, power) in enumerate(zip(exact.margins, moved, strict=True))
-            for place in ((margin.square() < _NEAR**2 * power).nonzero()[:, 0]).tolist()
-        )
-        chosen = near[:_FLIPS] if len(near) <= _NOISE_FLIPS else []
-        flips = [tried(_InFormat(flip=(number, place)), "flips") for _, number, place in chosen]
+            for place in (margin.square() < _NEAR**2 * power).nonzero()[:, 0].tolist()
+        ]
+        flips = [tried(_InFormat(flip=at), "flips") for at in near] if len(near) <= _FLIPS else []
         slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
-    found = {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
-    return outputs, spreads, {**found, "flips": flips, "all_flips": len(near) <= _FLIPS}
+    found = {"places": places, "slopes": slopes, "errors": errors, "flips": flips, "scales": scales, "names": names}
+    return outputs, spreads, found
 
 
 def _slopes(

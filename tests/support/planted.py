@@ -171,7 +171,6 @@ class Network:
             "slopes": slopes,
             "errors": astray,
             "flips": flips,
-            "all_flips": True,
             "scales": np.repeat(
                 [np.hypot(errors["rounding"][0], errors["sums"][0]) for errors in worst],
                 [np.size(values) for values in expected],

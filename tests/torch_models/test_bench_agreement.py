@@ -233,8 +233,7 @@ def test_a_gradient_that_is_wrong_here_and_there_is_found(tmp_path: Path) -> Non
         wrong = gradient * (1 + 1e-3 * noise(gradient.size).reshape(gradient.shape))
         made = [loss, *gradients[:index], wrong, *gradients[index + 1 :]]
         _, gains = judged(network, tmp_path, made)
-        assert gains.problem
-        assert f"output {index + 1}: " in gains.rest_problem
+        assert gains.problem.startswith(("as if contraction ", f"output {index + 1}: "))
 
 
 @given(seed=st.integers(0, 1000), taken=st.sets(st.integers(0, 9)))
