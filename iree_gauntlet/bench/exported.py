@@ -121,11 +121,10 @@ def _narrow(graph: Any, outputs: Sequence[Any]) -> None:
     narrow = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=False)):
         if tensor.dtype in narrow and value.dtype is onnx_ir.DataType.FLOAT:
-            cast = onnx_ir.node("Cast", [value], {"to": int(narrow[tensor.dtype])})
-            graph.append(cast)
-            graph.outputs[index] = cast.outputs[0]
-            cast.outputs[0].name, cast.outputs[0].shape = f"{value.name}_narrow", value.shape
-            cast.outputs[0].dtype = narrow[tensor.dtype]
+            kind = narrow[tensor.dtype]
+            cast = onnx_ir.Value(name=f"{value.name}_narrow", shape=value.shape, type=onnx_ir.TensorType(kind))
+            graph.append(onnx_ir.node("Cast", [value], {"to": int(kind)}, outputs=[cast]))
+            graph.outputs[index] = cast
 
 
 def _check(path: Path, inputs: Sequence[Any], outputs: Sequence[Any], model: str) -> None:

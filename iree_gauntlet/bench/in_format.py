@@ -134,9 +134,9 @@ def compute_in_format(
                 for power, one, other in zip(moved, mode.margins, exact.margins, strict=True):
                     power.add_((one - other).square() / _RUNS)
         near = [
-            (number, place)
+            (number, int(place))
             for number, (margin, power) in enumerate(zip(exact.margins, moved, strict=True))
-            for place in (margin.square() < _NEAR**2 * power).nonzero()[:, 0].tolist()
+            for place in (margin.square() < _NEAR**2 * power).nonzero()[: _FLIPS + 1, 0]
         ]
         flips = [tried(_InFormat(flip=at), "flips") for at in near] if len(near) <= _FLIPS else []
         slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
