@@ -31,7 +31,8 @@ class Array:
         type: IREE's name of its element type; bf16 is held as uint16.
         shape: its dimensions.
         errors: rms and largest of the errors that a correct program may make, by kind: `rounding` of operators'
-            results, `sums` of products, `products` of rounded inputs; none where that was not tried.
+            results, `sums` of products, `products` of rounded inputs, `flips` of values at a kink; none where that was
+            not tried.
     """
 
     file: str
@@ -42,7 +43,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """What errors of contractions look like in the outputs (see `in_format.py`).
+    """What errors of contractions look like in the outputs (see `directions.py`).
 
     Attributes:
         file: name of an `.npz` in the folder.

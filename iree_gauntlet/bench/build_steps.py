@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from iree_gauntlet.bench.directions import write_directions
 from iree_gauntlet.bench.exported import export_program, type_name, write_arrays
 from iree_gauntlet.bench.failures import failure_problem
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.in_format import compute_in_format, write_directions
+from iree_gauntlet.bench.in_format import compute_in_format
 from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.weights import convert
 from iree_gauntlet.errors import GauntletError

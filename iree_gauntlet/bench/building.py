@@ -134,6 +134,16 @@ def _require_repeatable(steps: BuildSteps, first: Sequence[Any], second: Sequenc
             )
 
 
+def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
+    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
+    if differences > _REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
+        raise steps.model.problem(
+            "the gradients of a second step with the same inputs are others, as with dropout",
+            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
+        )
+
+
 def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
     """The device's inputs in f32, and the host's where there is a module before the device."""
     inputs = steps.checked(content.inputs, "the inputs")
@@ -150,6 +160,7 @@ def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict
     if not targets:
         raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
     loss, gradients = _eager_step(steps, module, inputs, targets)
+    _require_no_chance(steps, gradients, _eager_step(steps, module, inputs, targets)[1])
     so_far = random_gradients(list(gradients.values())) if accumulate else ()
     if not steps.exact:
         steps.refer_to([loss, *_sums(so_far, gradients)])

@@ -65,8 +65,9 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             expected = tensors(workers.exported, program.outputs)
             found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
             gains = None
-            if program.directions is not None and not training and not found.problem:
-                gains = found_gains(actual, expected, workers.exported, program.directions, narrowed)
+            if program.directions is not None and not found.problem:
+                where = workers.exported, program.directions
+                gains = found_gains(actual, expected, *where, narrowed, gradients=training)
             if number == 0:
                 against_f32 = tensors(workers.exported, build.reference) if build.reference else expected
                 statistics = _statistics(answer.figures) | {"to_f32": recorded(relative_error(actual, against_f32))}
@@ -76,7 +77,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             return replace(result, verdict=Verdict.ERROR, reason=shorten(f"{program.name}: {error}"))
         outputs += found.comparisons
         if number == 0:
-            statistics["error"] = found.as_dict() | ({"contractions": gains.as_dict()} if gains else {})
+            statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
         if found.tells_nothing:
             told = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
             result = replace(result, notes=(*result.notes, told))

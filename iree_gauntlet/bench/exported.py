@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import torch
 
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -107,8 +108,23 @@ def export_program(
         for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
             value.metadata_props.clear()
     program.model.metadata_props.clear()
+    _narrow(program.model.graph, outputs)
     program.save(str(path), external_data=True)
     _check(path, inputs, outputs, model)
+
+
+def _narrow(graph: Any, outputs: Sequence[Any]) -> None:
+    """Give outputs the types that the module returns: a sum of f16 or bf16 is exported in f32 (torch 2.13).
+
+    The exporter narrows it again for all that use it, but not where the sum itself is returned.
+    """
+    narrow = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
+    for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=False)):
+        if tensor.dtype in narrow and value.dtype is onnx_ir.DataType.FLOAT:
+            kind = narrow[tensor.dtype]
+            cast = onnx_ir.Value(name=f"{value.name}_narrow", shape=value.shape, type=onnx_ir.TensorType(kind))
+            graph.append(onnx_ir.node("Cast", [value], {"to": int(kind)}, outputs=[cast]))
+            graph.outputs[index] = cast
 
 
 def _check(path: Path, inputs: Sequence[Any], outputs: Sequence[Any], model: str) -> None:

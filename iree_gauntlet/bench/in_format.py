@@ -6,7 +6,8 @@ program may be from it is tried on the model itself. Runs in which every roundin
 roundoff more, or every contraction of k products by the error of a sum of k in f32, show what becomes of that at
 the outputs (Monte Carlo arithmetic, Parker 1997: https://web.cs.ucla.edu/~stott/mca/). The same model with one
 contraction's result larger shows what an error there looks like: a direction among the outputs, along which small
-errors stand out of the rounding of many values.
+errors stand out of the rounding of many values. Where few values lie so near a kink, such as that of a ReLU, that
+rounding decides on which side, each is tried on the other one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ from iree_gauntlet.bench.weights import cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
-__all__ = ["Spread", "compute_in_format", "write_directions"]
+__all__ = ["Spread", "compute_in_format"]
 
 _RUNS = 6
 # Of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's digits: the
 # last is so much larger where math fidelity narrows these.
 _ERRORS = ("rounding", "sums", "products")
-# Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each.
+# Contractions that are tried, evenly spread where there are more; values of the outputs that are kept of each, and of
+# each output at least.
 _DIRECTIONS = 64
 _VALUES = 1 << 15
+_LEAST_VALUES = 64
+# Values may flip that are less than so many times the rms of their errors away from a kink. Each is tried by itself;
+# none where there are more: one in ten flips then in any run, so that they are like other noise.
+_NEAR = 4.0
+_FLIPS = 64
+_RELUS = {torch.ops.aten.relu, torch.ops.aten.relu_}
+_COMPARISONS = {getattr(torch.ops.aten, name) for name in ("ge", "gt", "le", "lt")}
 # How much larger a contraction's result is made: far above f32's rounding, and small enough to be linear.
 _STEP = 2.0**-6
 # Rms of a rounding error, in units of roundoff: uniform, over mantissas between 1 and 2.
@@ -57,27 +65,28 @@ class Spread:
 
     def __init__(self, expected: Sequence[Any]) -> None:
         self._expected = expected
-        self._worst = {kind: [[0.0, 0.0] for _ in expected] for kind in _ERRORS}
+        self._runs: dict[str, list[list[tuple[float, float]]]] = {
+            kind: [[] for _ in expected] for kind in (*_ERRORS, "flips")
+        }
 
     def add(self, kind: str, outputs: Sequence[Any]) -> None:
-        """Outputs of a run with errors of a kind."""
+        """Outputs of a run with errors of a kind, or a flip."""
         for index, (found, wanted) in enumerate(zip(outputs, self._expected, strict=True)):
             if wanted.numel():
                 # Of what is no number, whether it is another one.
                 is_float = wanted.is_floating_point()
                 difference = (found.double() - wanted.double()).abs() if is_float else (found != wanted).double()
                 rms, peak = math.sqrt(float(difference.square().mean())), float(difference.max())
-                self._worst[kind][index] = [
-                    max(*pair) for pair in zip(self._worst[kind][index], (rms, peak), strict=True)
-                ]
+                self._runs[kind][index].append((rms, peak))
 
     def of(self, index: int) -> dict[str, list[float]]:
         """For `build.json`: rms and peak of an output's errors in the worst run, by kind."""
-        return {kind: worst[index] for kind, worst in self._worst.items()}
+        return {kind: np.max([(0.0, 0.0), *runs[index]], axis=0).tolist() for kind, runs in self._runs.items()}
 
     def scale(self, index: int) -> float:
-        """The rms of an output's errors; that of one rounding where there are none."""
-        errors = math.hypot(*(worst[index][0] for worst in self._worst.values()))
+        """The rms of an output's errors in most runs, without what few of them have; of one rounding where none is."""
+        runs = (self._runs[kind][index] for kind in _ERRORS)
+        errors = math.hypot(*(float(np.median([rms for rms, _ in found] or 0.0)) for found in runs))
         output = self._expected[index].double()
         return errors or UNIT_ROUNDOFF["f32"] * float(output.square().mean().sqrt()) or 1.0
 
@@ -101,61 +110,54 @@ def compute_in_format(
     Returns:
         The outputs; their spread, and that of what `post` returns; and directions, as `write_directions` has them.
     """
+    # In narrower formats the sums' errors are nothing beside the rounding of their results.
+    kinds = _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]
     with _attention_as_exported():
-        with _InFormat():
+        with _InFormat() as exact:
             outputs = run(module, inputs)
         spreads = [Spread(outputs), *([Spread(post(outputs))] if post else [])]
         places = _places(outputs)
+
+        def tried(mode: _InFormat, kind: str) -> Any:
+            with mode:
+                found = run(module, inputs)
+            for spread, result in zip(spreads, [found, *([post(found)] if post else [])], strict=True):
+                spread.add(kind, result)
+            return _values(found, places) - _values(outputs, places)
+
         errors: dict[str, list[Any]] = {kind: [] for kind in _ERRORS}
+        moved = [torch.zeros_like(margin) for margin in exact.margins]
         for seed in range(_RUNS):
-            # In narrower formats the sums' errors are nothing beside the rounding of their results.
-            for kind in _ERRORS if form is DataFormat.FP32 else _ERRORS[:1]:
-                with _InFormat(kind, seed):
-                    found = run(module, inputs)
-                errors[kind].append(_values(found, places) - _values(outputs, places))
-                for spread, result in zip(spreads, [found, *([post(found)] if post else [])], strict=True):
-                    spread.add(kind, result)
-        plain, given = copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32)
-        with _Larger() as counted:
-            before = _values(run(plain, given), places)
-        chosen = sorted(
-            {round(at) for at in np.linspace(0, len(counted.names) - 1, min(_DIRECTIONS, len(counted.names)))}
-        )
-        slopes = []
-        for at in chosen:
-            with _Larger(at):
-                slopes.append((_values(run(plain, given), places) - before) / _STEP)
-    names = [f"contraction {at + 1} of {len(counted.names)} ({counted.names[at]})" for at in chosen]
+            for kind in kinds:
+                mode = _InFormat(kind, seed)
+                errors[kind].append(tried(mode, kind))
+                for power, one, other in zip(moved, mode.margins, exact.margins, strict=True):
+                    power.add_((one - other).square() / _RUNS)
+        near = [
+            (number, int(place))
+            for number, (margin, power) in enumerate(zip(exact.margins, moved, strict=True))
+            for place in (margin.square() < _NEAR**2 * power).nonzero()[: _FLIPS + 1, 0]
+        ]
+        flips = [tried(_InFormat(flip=at), "flips") for at in near] if len(near) <= _FLIPS else []
+        slopes, names = _slopes(run, copy.deepcopy(module).to(torch.float32), cast(inputs, DataFormat.FP32), places)
     scales = np.concatenate([np.full(len(at), spreads[0].scale(index)) for index, at in enumerate(places)])
-    return outputs, spreads, {"places": places, "slopes": slopes, "errors": errors, "scales": scales, "names": names}
+    found = {"places": places, "slopes": slopes, "errors": errors, "flips": flips, "scales": scales, "names": names}
+    return outputs, spreads, found
 
 
-def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.
-
-    Returns:
-        The file, and what each of them is of, in words; None for a model without contractions.
-    """
-    if not found["names"]:
-        return None
-    # Outputs of small errors say more: each counts in units of its own.
-    slopes = np.array(found["slopes"]) / found["scales"]
-    power = np.sum(slopes**2, axis=1, keepdims=True)
-    filters = np.divide(slopes, power, out=np.zeros_like(slopes), where=power > 0) / found["scales"]
-    spread = {
-        kind: np.sqrt(np.mean((np.array(runs) @ filters.T) ** 2, axis=0)) if runs else np.zeros(len(filters))
-        for kind, runs in found["errors"].items()
-    }
-    np.savez(
-        path,
-        outputs=np.repeat(np.arange(len(found["places"])), [len(places) for places in found["places"]]),
-        places=np.concatenate(found["places"]),
-        filters=filters.astype(np.float32),
-        rounding=spread["rounding"],
-        sums=spread["sums"],
-        products=spread["products"],
-    )
-    return {"file": path.name, "names": found["names"]}
+def _slopes(
+    run: Callable[[Any, Sequence[Any]], list[Any]], module: Any, inputs: Sequence[Any], places: Sequence[Any]
+) -> tuple[list[Any], list[str]]:
+    """What changes in values of the outputs as contractions' results grow, in f32; and which these are, in words."""
+    with _Larger() as counted:
+        before = _values(run(module, inputs), places)
+    count = len(counted.names)
+    chosen = sorted({round(at) for at in np.linspace(0, count - 1, min(_DIRECTIONS, count))})
+    slopes = []
+    for at in chosen:
+        with _Larger(at):
+            slopes.append((_values(run(module, inputs), places) - before) / _STEP)
+    return slopes, [f"contraction {at + 1} of {count} ({counted.names[at]})" for at in chosen]
 
 
 class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there to be read
@@ -164,16 +166,31 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
     Args:
         error: a kind of error that is made on the way; none for the reference.
         seed: of the errors.
+        flip: number of a comparison of floats, and a place in its result that is made the opposite.
+
+    Attributes:
+        margins: of comparisons of floats, flat: how far apart these are. A ReLU's derivative is such a comparison.
     """
 
-    def __init__(self, error: str = "", seed: int = 0) -> None:
+    def __init__(self, error: str = "", seed: int = 0, flip: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self.margins: list[Any] = []
         self._error = error
+        self._flip = flip
+        # Results of ReLUs and what these were given, by where the results lie: kept, so that nothing else does.
+        self._relus: dict[int, tuple[Any, Any]] = {}
         self._parts = backward_decompositions()
         self._random = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func.overloadpacket not in _RELUS:
+            return self._run(func, args, kwargs or {})
+        given = args[0].clone()
+        result = self._run(func, args, {})
+        self._relus[result.data_ptr()] = (result, given)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._parts and (func is not torch.ops.aten.native_batch_norm.default or args[5]):
             # As the exporter takes it apart, in training.
             with self:
@@ -183,6 +200,14 @@ class _InFormat(TorchDispatchMode):  # type: ignore[misc]  # torch is not there 
         returned = func(*args, **kwargs)
         floats = [leaf for leaf in tree_leaves(returned) if _is_float(leaf)]
         taken = any(map(_is_float, tree_leaves((args, kwargs))))
+        if func.overloadpacket in _COMPARISONS and _is_float(args[0]):
+            if self._flip and self._flip[0] == len(self.margins):
+                decided = returned.flatten()
+                decided[self._flip[1]] = ~decided[self._flip[1]]
+                returned = decided.reshape(returned.shape)
+            _, one = self._relus.get(args[0].data_ptr(), (None, args[0]))
+            self.margins.append((one.double() - args[1]).float().expand(returned.shape).flatten())
+            return returned
         # What is written in place, and views of it, are as torch has them.
         if func._schema.is_mutable or func.is_view or not floats or not taken:  # noqa: SLF001 - not to be had else
             return returned
@@ -265,7 +290,9 @@ def _places(outputs: Sequence[Any]) -> list[Any]:
     share = min(1.0, _VALUES / max(1, sum(sizes)))
     random = np.random.default_rng(0)
     return [
-        np.unique(random.integers(size, size=math.ceil(size * share))) if share < 1 and size else np.arange(size)
+        np.unique(random.integers(size, size=max(_LEAST_VALUES, math.ceil(size * share))))
+        if share < 1 and size > _LEAST_VALUES
+        else np.arange(size)
         for size in sizes
     ]
 

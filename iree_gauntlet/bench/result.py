@@ -76,6 +76,11 @@ def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> li
             f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
             f"{milliseconds(checked.statistics['first_call_ms'])} ms"
         )
+        if error.get("flips"):
+            without = error_figure(error["rms_without_flips"])
+            lines.append(
+                f"{without} without flips, {error['flips']}: values that rounding moved across a kink, as of a ReLU"
+            )
         tried = error.get("contractions")
         if tried:
             lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")

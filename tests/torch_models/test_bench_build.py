@@ -454,6 +454,26 @@ def none(training: bool):
 
 
 @pytest.mark.models
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_gradients_of_biases_are_exported_in_the_type_of_the_model(tmp_path: Path, needs_torch: Any, name: str) -> None:
+    torch = needs_torch
+    from iree_gauntlet.bench.exported import export_program  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.bench.training import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
+
+    dtype = getattr(torch, name)
+    module, given = torch.nn.Conv2d(2, 3, 3).to(dtype), torch.randn(1, 2, 4, 4).to(dtype)
+    targets = [torch.randn(1, 3, 2, 2).to(dtype)]
+    loss, gradients = eager_step(module, [given], targets)
+    step = exportable_step(module, [given], targets, list(gradients), accumulate=False)
+    path = tmp_path / "main.onnx"
+    export_program(step, [given, *targets], [loss, *gradients.values()], path, model="mine", optimize=False)
+    types = [value.type.tensor_type.elem_type for value in onnx.load(str(path)).graph.output]
+    # A bias is added to every position, so that its gradient is a sum of theirs.
+    assert types == [onnx.TensorProto.FLOAT] + [onnx.TensorProto.DataType.Value(name.upper().replace("32", ""))] * 2
+
+
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("shape", "weight", "stride", "padding", "dilation", "transposed", "groups"),
     [

@@ -149,3 +149,46 @@ def test_the_models_of_the_documentation(bench: Bench) -> None:
         done = bench.run(*words, "--models-dir", "my-models")
         assert done.code == 0, done.text
     assert [entry["samples_per_call"] for entry in bench.perf] == [16, 8]
+
+
+_TRAINED = """
+from iree_gauntlet.bench import benchmark_model
+
+@benchmark_model(configs=["right", "forward", "backward", "dropout"])
+def trained(training: bool, config: str, microbatch: int = 16):
+    import torch
+    from torch import nn
+
+    class Layer(nn.Conv2d):
+        def forward(self, values):
+            found = super().forward(values)
+            # Only the program that is compiled is wrong.
+            if not torch.compiler.is_exporting() or config == "right":
+                return found
+            return found * 1.01 if config == "forward" else found + 0.01 * (found - found.detach())
+
+    torch.manual_seed(1)
+    first = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    second = [Layer(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
+    layers = [*first, *second, nn.Dropout(0.1 * (config == "dropout")), nn.Flatten(), nn.Linear(16 * 16, 10)]
+    return [nn.Sequential(*layers).train(training)], [torch.randn(microbatch, 3, 8, 8)]
+"""
+
+
+def test_a_layer_that_is_a_little_wrong_is_found_in_training(bench: Bench) -> None:
+    (bench.folder / "trained").mkdir()
+    (bench.folder / "trained" / "trained.py").write_text(_TRAINED)
+
+    def train(config: str) -> Done:
+        return bench.run("-m", "trained", "-c", config, "--training", "--models-dir", "trained")
+
+    assert train("right").code == 0
+    found = bench.perf[0]["numeric_error"]
+    assert found["rms_without_flips"] <= found["rms_tolerance"] < 12 * found["rms_without_flips"]
+    assert found["contractions"]["shown"]["0.1%"] == found["contractions"]["of"]
+    for number, config in enumerate(("forward", "backward"), 1):
+        assert train(config).code == 1
+        assert bench.perf[number]["error"].startswith("threshold failed: ")
+    done = train("dropout")
+    assert done.code == 3
+    assert "the gradients of a second step with the same inputs are others, as with dropout" in done.text
