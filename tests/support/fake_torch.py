@@ -92,15 +92,17 @@ def _directions(folder: Path, expected: NDArray[np.float64], roundoff: float) ->
     flat = expected.reshape(-1)
     usable = np.isfinite(flat).all() and flat.any()
     filters = (flat / np.dot(flat, flat) if usable else np.zeros_like(flat))[np.newaxis]
-    spread = [unit * np.linalg.norm(filters * flat, axis=1) for unit in (roundoff, 4 * _ROUNDOFF["f32"])]
+    kinds = (roundoff, 4 * _ROUNDOFF["f32"], roundoff)
+    size = np.sqrt(np.mean(flat**2)) if usable else 1.0
     np.savez(
         folder / "main.directions.npz",
         outputs=np.zeros(flat.size, int),
         places=np.arange(flat.size),
+        scales=np.ones(flat.size),
         filters=filters,
-        rounding=spread[0],
-        sums=spread[1],
-        products=spread[0],
+        flips=np.zeros((0, flat.size)),
+        along=[unit * np.linalg.norm(filters * flat, axis=1) for unit in kinds],
+        rest=[[unit * size] for unit in kinds],
     )
     return {"file": "main.directions.npz", "names": ["contraction 1 of 1 (mm)"]}
 
