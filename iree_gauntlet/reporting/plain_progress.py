@@ -85,8 +85,10 @@ class PlainProgress(Painter):
         del at_once
         with self._lock:
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+                thread.start()
+                # Ctrl-C may come before it has begun, and then there is nothing to wait for.
+                self._thread = thread
 
     def _beat(self) -> None:
         while not self._closing.wait(min(self._heartbeat / 4, 1.0)):

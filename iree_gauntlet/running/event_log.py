@@ -143,8 +143,10 @@ class EventLog:
 
     def _start_syncing(self) -> None:
         if self._syncing is None:
-            self._syncing = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
-            self._syncing.start()
+            thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
+            thread.start()
+            # Ctrl-C may come before it has begun, and then there is nothing to wait for.
+            self._syncing = thread
 
     def _sync(self) -> None:
         """What a thread does until the log is closed: brings lines to the kernel and the disk, many at a time."""

@@ -44,6 +44,19 @@ def write_run(path: Path) -> None:
         journal.end(exit_code=0, seconds=1.5, interrupted=False)
 
 
+def test_ctrl_c_before_anything_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, clock) as journal:
+        journal.run({"run": "r", "steps": STEPS})
+        with pytest.raises(KeyboardInterrupt):
+            journal.start("a")
+    assert read_journal(path).starts == {"a": "2026-11-21T05:18:00.123Z"}
+
+
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write_run(path)

@@ -94,6 +94,16 @@ def test_of_many_steps_what_went_wrong_has_a_line_and_the_rest_is_counted() -> N
     assert lines[-1] == "[ 560/1000] 1 error, 1 failed, 556 passed, 1 skipped, 1 xfailed; 70.0 s, about 55.0 s left"
 
 
+def test_ctrl_c_before_the_heartbeat_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    builder = planned(1)
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt), PlainProgress(io.StringIO()) as console:
+        console.run_started(builder.lines[0])
+
+
 def test_what_is_left_goes_by_the_last_minute() -> None:
     builder, clock = planned(1), Clock()
     progress = PlainProgress(io.StringIO(), clock=clock)
