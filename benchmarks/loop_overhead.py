@@ -18,8 +18,8 @@ import numpy as np
 from iree import runtime
 
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.device_context import Device, Program
-from iree_gauntlet.worker.measure_module import Context, run_loop
+from iree_gauntlet.workers.iree_side.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.measure_module import Context, run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,16 +26,16 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.plain_progress import PlainProgress
-from iree_gauntlet.reporting.report import write_reports
+from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.run_reports import write_reports
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.running.engine import Engine, RunOptions
-from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput
-from iree_gauntlet.running.workbench import Workbench
+from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.steps import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

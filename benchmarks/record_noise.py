@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.measuring.machine import CpuWatch, machine_facts
+from iree_gauntlet.measuring.machine.machine_state import CpuWatch, machine_facts
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

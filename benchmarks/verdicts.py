@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from iree_gauntlet.cases import Statistic
-from iree_gauntlet.measuring.comparison_verdict import Comparison, Verdict, compare_log_ratios
-from iree_gauntlet.measuring.golden_confirmation import confirm_breach
-from iree_gauntlet.measuring.noise import (
+from iree_gauntlet.measuring.goldens.golden_confirmation import confirm_breach
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare_log_ratios
+from iree_gauntlet.measuring.statistics.noise import (
     Recording,
     blocks_from_rounds,
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
 )
-from iree_gauntlet.measuring.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
-from iree_gauntlet.measuring.rounds import Round
-from iree_gauntlet.measuring.sequential import sequential_plan
-from iree_gauntlet.measuring.student import student_quantile
+from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
+from iree_gauntlet.measuring.statistics.rounds import Round
+from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.student import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.measuring.sequential import SequentialPlan
+    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
 _NOISE = Path(__file__).parents[1] / "tests" / "data" / "noise"
 _CONDITIONS = ("quiet", "neighbour", "shared")

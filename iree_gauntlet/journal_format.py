@@ -1,6 +1,6 @@
 """Reading a run's journal: JSON lines, append-only, written by a process that may die at any byte.
 
-The lines are described where they are written (`running/event_log.py`, `running/journal.py`). A reader trusts a line
+The lines are described where they are written (`records/event_log.py`, `records/journal.py`). A reader trusts a line
 only when it is whole: a last line without its newline is torn, was never acknowledged, and is left out.
 """
 
@@ -88,7 +88,7 @@ class EventRecord:
 
 
 def read_events(path: Path, opening: str) -> EventRecord:
-    """Read a log that `running/event_log.py` writes, also one that is being written or whose writer was killed.
+    """Read a log that `records/event_log.py` writes, also one that is being written or whose writer was killed.
 
     Args:
         path: the log.

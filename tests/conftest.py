@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.running.machine_lock import LOCKS_VARIABLE
+from iree_gauntlet.engine.rounds.machine_lock import LOCKS_VARIABLE
 from tests.support.budgets import register_budgets
 from tests.support.emulators import Azurite, Bucket, azurite_server, google_server, s3_server
 from tests.support.session_folder import SESSION_FOLDER_VARIABLE

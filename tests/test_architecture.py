@@ -154,7 +154,7 @@ def test_the_worker_needs_nothing_but_its_own_python() -> None:
     assert workers
     for module in workers:
         # Run as a script, a worker finds its siblings in its own package, wherever that lies (see measure_module.py).
-        used = {name for name in module.imports if not name.startswith("iree_gauntlet.worker.")}
+        used = {name for name in module.imports if not name.startswith("iree_gauntlet.workers.iree_side.")}
         outside = {name.split(".")[0] for name in used} - set(sys.stdlib_module_names)
         # onnx brings google.protobuf.
         assert outside <= {"numpy", "onnx", "google", "onnxruntime", "iree"}, module.path
@@ -226,7 +226,7 @@ def test_reading_specs_and_planning_touch_neither_network_nor_processes() -> Non
     pure = [
         module
         for module in modules()
-        if module.path.match("dialects/*.py") or str(module.path) in {"running/plan.py", "running/commands.py"}
+        if module.path.match("dialects/*.py") or str(module.path) in {"engine/plan.py", "engine/commands.py"}
     ]
     assert len(pure) > 2
     for module in pure:

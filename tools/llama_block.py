@@ -29,8 +29,8 @@ from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import write_archive
 from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
 from iree_gauntlet.artifacts.parameters.values import DEVIATION, RandomContent
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

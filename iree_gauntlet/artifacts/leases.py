@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError, GauntletError
-from iree_gauntlet.file_lock import file_lock, take_lock
+from iree_gauntlet.system.file_lock import file_lock, take_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

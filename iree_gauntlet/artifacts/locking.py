@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.publishing import disk_errors
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

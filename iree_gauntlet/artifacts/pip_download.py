@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from uv import find_uv_bin
 
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.short_process import run_short
+from iree_gauntlet.system.short_process import run_short
 
 if TYPE_CHECKING:
     from pathlib import Path

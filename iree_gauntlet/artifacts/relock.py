@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.registry import Entry, Registry
-from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

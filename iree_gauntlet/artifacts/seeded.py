@@ -42,8 +42,8 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 
 from iree_gauntlet.artifacts.glyphs import picture_of_words, smallest_picture, words_per_line
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

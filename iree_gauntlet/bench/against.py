@@ -2,7 +2,7 @@
 
 A round is a process start with a warm-up of its own: of IREE's measuring program, or of a script that calls the peer.
 Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
-A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`running/blocks.py`);
+A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`);
 `peers.py` says what is made of them. Peers run on the CPU, whatever IREE runs on.
 
 Before its blocks, each peer is tried: its outputs must be those of torch eager that lie in the build folder, within
@@ -22,24 +22,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_build, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
+from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Evidence, Pair
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import read_npy
+from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.results import shorten
-from iree_gauntlet.running.blocks import AB, BlockTaker, Evidence, Pair
-from iree_gauntlet.running.machine_lock import WaitCancelledError
-from iree_gauntlet.running.rounds import Measurement, gpu_of, take_round
-from iree_gauntlet.running.steps import Command
+from iree_gauntlet.steps import Command
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.steps import Step
 
 __all__ = ["AgainstPlace", "iree_rounds", "measure"]
 

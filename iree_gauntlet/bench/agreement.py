@@ -10,9 +10,9 @@ import numpy as np
 
 from iree_gauntlet.bench.directions import rms_of_outputs, without_flips
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, Tolerance
-from iree_gauntlet.measuring.comparison import compare_outputs
-from iree_gauntlet.measuring.element_types import is_float
-from iree_gauntlet.measuring.tolerances import Tolerances
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import is_float
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iree_gauntlet.bench.build_folder import Array, Directions
-    from iree_gauntlet.measuring.arrays import Tensor
+    from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
 
 __all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]

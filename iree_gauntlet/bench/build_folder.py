@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import Tensor, read_npy
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_steps import BuildSteps
 from iree_gauntlet.bench.exported import ExportFailedError, type_name, write_arrays
 from iree_gauntlet.bench.formats import DataFormat
@@ -21,6 +20,7 @@ from iree_gauntlet.bench.instantiate import Pipeline
 from iree_gauntlet.bench.planned_model import planned_model
 from iree_gauntlet.bench.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
 from iree_gauntlet.bench.weights import cast, shares_weights
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,16 +12,16 @@ from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import Tensor, read_npy
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from iree_gauntlet.bench.measuring_worker import Answer, Workers
+    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.results import OutputComparison
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = ["check_outputs", "narrowing"]
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.results import CacheUse, Result, shorten
-from iree_gauntlet.running.judging import after_process
-from iree_gauntlet.running.module_cache import EntryGoneError
-from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.steps import Step
 
 __all__ = ["Exporter", "unshare_weights"]
 

@@ -17,7 +17,7 @@ from iree_gauntlet.bench.host_pipeline import StageError
 from iree_gauntlet.bench.instantiate import Pipeline
 from iree_gauntlet.bench.planned_model import planned_model
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.worker.plan_file import PlanError, array_bits, host_type
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, array_bits, host_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

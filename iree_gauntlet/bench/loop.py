@@ -11,19 +11,19 @@ from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import tensors
 from iree_gauntlet.bench.checking import narrowing
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import read_npy
-from iree_gauntlet.measuring.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine import benchmark_warnings
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.results import Result, Samples, shorten
-from iree_gauntlet.running.rounds import gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.measuring_worker import Workers
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.steps import Step
 
 __all__ = ["latencies", "run_loop"]
 

@@ -3,7 +3,7 @@
     python measure_pipeline.py PLAN.json
 
 Runs in the Python of the toolchain that is measured, which must have the version of the one that has torch: torch is
-imported from there. The plan is that of `worker/measure_module.py`, and
+imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
 
     {"torch_paths": ["/…/site-packages"],   of the Python that has torch
      "models_dirs": ["/…/models"], "model": "vit", "config": "tiny" or null, "training": false, "layers": null,
@@ -23,7 +23,7 @@ The answer is that of `measure_module.py`, and
 `total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same of the first call.
 `call_ms` is the device's part, by context; a context takes a call when it is free. `overhead_us` is what a call
 through three stages takes that do nothing, the hand-over between threads. What a model prints goes to standard error.
-A stage that fails ends the others; exit codes are those of `worker/plan_file.py`.
+A stage that fails ends the others; exit codes are those of `workers/iree_side/plan_file.py`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if __name__ == "__main__":
 
 from iree_gauntlet.bench.host_modules import HostModules, add_torch, build_host_modules
 from iree_gauntlet.bench.host_pipeline import PipelineLoop, run_pipeline
-from iree_gauntlet.worker.device_context import device_memory
-from iree_gauntlet.worker.measure_module import Context, read_contexts
-from iree_gauntlet.worker.plan_file import answer_plan, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.device_context import device_memory
+from iree_gauntlet.workers.iree_side.measure_module import Context, read_contexts
+from iree_gauntlet.workers.iree_side.plan_file import answer_plan, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import worker
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.plan_places import Places
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.running.judging import after_process
-from iree_gauntlet.running.plan_places import Places
-from iree_gauntlet.running.steps import Command
+from iree_gauntlet.steps import Command
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Array, Build, Program
     from iree_gauntlet.bench.chain import Chain
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.supervisor import Outcome
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.steps import Step
 
 __all__ = ["FUNCTION", "MODULE_WORKER", "Answer", "Workers", "ask", "planned_command"]
 
@@ -162,7 +162,7 @@ class Workers:
 
     def command(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
         """The command of a measuring program, whose plan is written into the step's folder."""
-        home = _OWN_CODE if script == _PIPELINE_WORKER else Path(worker.__file__).parent
+        home = _OWN_CODE if script == _PIPELINE_WORKER else Path(iree_side.__file__).parent
         return planned_command(
             step, self.chain.toolchain.compiler.python, home / script, plan, name, self.chain.options.env
         )

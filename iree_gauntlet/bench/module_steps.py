@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Module, OnnxImport, Program
-from iree_gauntlet.running.plan_modules import compile_step
-from iree_gauntlet.running.steps import Command, StepInput
+from iree_gauntlet.engine.plan_modules import compile_step
+from iree_gauntlet.steps import Command, StepInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.running.plan_context import PlanContext
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.toolchains.translate import Translation

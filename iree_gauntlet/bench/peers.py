@@ -1,9 +1,9 @@
 """A peer of IREE: what was measured of it beside IREE, the word for that, and the line that a person reads.
 
 The number of blocks is fixed before anything is measured and they are looked at once, so that the interval needs no
-correction for looking earlier. It is the exact one of `measuring/paired.py`, from the log ratios of blocks: six of
-them are the fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵), and so six it is. The words
-are those of `compare`, by its margins: faster or slower from 1 % on, the same within 3 %.
+correction for looking earlier. It is the exact one of `paired.py`, from the log ratios of blocks: six of them are the
+fewest that have a two-sided interval at 95 % (five have 93.75 %, 1 − 2/2⁵), and so six it is. The words are those of
+`compare`, by its margins: faster or slower from 1 % on, the same within 3 %.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.comparison_verdict import Verdict, compare
-from iree_gauntlet.measuring.sequential import SequentialPlan
+from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare
+from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.rounds import Round
-    from iree_gauntlet.running.blocks import Evidence
+    from iree_gauntlet.engine.rounds.blocks import Evidence
+    from iree_gauntlet.measuring.statistics.rounds import Round
 
 __all__ = ["BLOCKS", "ONE_LOOK", "WORDS", "Peer", "judged", "shown"]
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

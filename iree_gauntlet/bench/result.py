@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.bench.chain import AGAINST, TRACE
 from iree_gauntlet.bench.perf_file import About, failed_result, measured_result
 from iree_gauntlet.cases import MAIN, Stage, Verdict
-from iree_gauntlet.reporting.figures import byte_size, duration, error_figure, milliseconds
-from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
+from iree_gauntlet.steps import step_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

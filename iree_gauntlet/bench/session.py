@@ -16,8 +16,8 @@ from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import Workers
 from iree_gauntlet.bench.peers import shown
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.results import Result
-from iree_gauntlet.running.plan import blocked
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.chain import Chain
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.steps import Step
 
 __all__ = ["BenchSession"]
 

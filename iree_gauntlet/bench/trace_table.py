@@ -6,14 +6,14 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.dispatch_names import dispatch_name
-from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.figures import milliseconds
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.figures import milliseconds
+from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.measuring.dispatch_profile import DispatchProfile
+    from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
 
 __all__ = ["TraceRow", "TraceTable", "table_lines", "trace_table"]
 

@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.measuring_worker import FUNCTION
 from iree_gauntlet.bench.trace_table import table_lines, trace_table
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.perfetto import perfetto_trace
-from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
 from iree_gauntlet.results import shorten
-from iree_gauntlet.running.judging import after_process
-from iree_gauntlet.running.profiling import profile_dispatches
-from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import shell_line
+from iree_gauntlet.steps import Command
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_folder import Array
     from iree_gauntlet.bench.trace_table import TraceTable
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -240,7 +240,7 @@ def _input_text(file: Path, item: Array, folder: Path) -> str:
     """What stands behind `--input=`."""
     if item.type in _NPY_TYPES:
         return f"@{file}"
-    from iree_gauntlet.measuring.arrays import read_npy  # noqa: PLC0415 - brings NumPy
+    from iree_gauntlet.measuring.numerics.arrays import read_npy  # noqa: PLC0415 - brings NumPy
 
     raw = folder / f"{file.stem}.bin"
     content = read_npy(file).array.tobytes()

@@ -17,12 +17,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.contractions import read_contractions
 from iree_gauntlet.bench.exported import export_program, type_name, write_arrays
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.built_model import Model, apply_recipes, base_model, blaming
 from iree_gauntlet.micro.plugins import load_registry
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench.agreement import agreement, pieces, recorded
 from iree_gauntlet.bench.build_folder import tensors
 from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
@@ -22,18 +21,19 @@ from iree_gauntlet.bench.measuring_worker import FUNCTION, MODULE_WORKER, ask, p
 from iree_gauntlet.bench.module_steps import PARAMETERS
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import Tensor, read_npy
-from iree_gauntlet.measuring.element_types import is_float
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
+from iree_gauntlet.measuring.numerics.element_types import is_float
 from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = ["check_variant", "distance", "module_plan", "variant_tolerance"]
 
@@ -87,7 +87,7 @@ def check_variant(
         "warm_up_calls": 0,
         "outputs": str(folder),
     }
-    script = Path(worker.__file__).with_name(MODULE_WORKER)
+    script = Path(iree_side.__file__).with_name(MODULE_WORKER)
     answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:

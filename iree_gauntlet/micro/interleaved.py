@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.bench.peers import BLOCKS
-from iree_gauntlet.running.round_seed import seed_of
-from iree_gauntlet.running.rounds import Measurement, take_round
+from iree_gauntlet.engine.rounds.round_seed import seed_of
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.running.rounds import TakenRound
-    from iree_gauntlet.running.session import Session
+    from iree_gauntlet.engine.rounds.taken_rounds import TakenRound
+    from iree_gauntlet.engine.session import Session
 
 __all__ = ["Blocks", "InterleavedRounds", "TorchRound"]
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reporting.figures import byte_size
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ __all__ = [
     "write_memory_profile",
 ]
 
-# Of `iree_gauntlet.worker`.
+# Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"
 _CALLS = 10
 _INTERVAL_MS = 2.0

@@ -12,21 +12,21 @@ from iree_gauntlet.bench.chain import PLAN_FILE, hash_of_files
 from iree_gauntlet.bench.module_steps import ModuleSteps
 from iree_gauntlet.bench.registry import shown
 from iree_gauntlet.cases import MAIN, Origin, Stage
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.plan import blocked
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS
+from iree_gauntlet.engine.plan_places import Places
 from iree_gauntlet.micro.points import torch_side, torch_sides
-from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.plan import blocked
-from iree_gauntlet.running.plan_context import DEFAULT_TIMEOUTS
-from iree_gauntlet.running.plan_places import Places
-from iree_gauntlet.running.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
+from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.torch_python import TorchPython
+    from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.points import Point
-    from iree_gauntlet.running.plan_context import PlanContext
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

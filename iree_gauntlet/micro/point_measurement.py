@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command
 from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
 from iree_gauntlet.micro.checking import module_plan
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds
 from iree_gauntlet.micro.points import torch_side
@@ -21,18 +21,18 @@ from iree_gauntlet.micro.roofline import why_no_roofline
 from iree_gauntlet.micro.speedups import median_ms
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.running.rounds import Measurement, gpu_of
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.record import VariantFigures
     from iree_gauntlet.micro.roofline import Roofline
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]
 
@@ -129,7 +129,7 @@ class PointMeasurement:
             return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
-        script = Path(worker.__file__).with_name(MODULE_WORKER)
+        script = Path(iree_side.__file__).with_name(MODULE_WORKER)
         programs: dict[str, Measurement] = {}
         for variant in wanted:
             side = torch_side(variant).label

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
 from iree_gauntlet.bench.exporting import Exporter, unshare_weights
@@ -28,21 +27,22 @@ from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.steps import step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.module_facts import ModuleFacts
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.flags import FlagSet
 
 __all__ = ["PointSession"]
@@ -267,7 +267,7 @@ def _trace_variant(
 def _profile_memory(step: Step, chain: PointChain, variant: Variant, build: Build, processes: Processes) -> Result:
     """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
     plan = memory_plan(module_plan(chain, variant, build, chain.exported(torch_side(variant).label)))
-    script = Path(worker.__file__).with_name(MEMORY_WORKER)
+    script = Path(iree_side.__file__).with_name(MEMORY_WORKER)
     answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:

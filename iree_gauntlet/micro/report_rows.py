@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.reporting.cleaning import one_line
+from iree_gauntlet.cleaning import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,6 +6,8 @@ import html
 import re
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.cleaning import clean
+from iree_gauntlet.figures import duration, error_figure, milliseconds
 from iree_gauntlet.micro.plot_style import INK, PAPER
 from iree_gauntlet.micro.report_rows import entries
 from iree_gauntlet.micro.results_figures import (
@@ -22,9 +24,7 @@ from iree_gauntlet.micro.results_figures import (
     time_text,
     without_empty,
 )
-from iree_gauntlet.reporting.chain_figures import NOTHING
-from iree_gauntlet.reporting.cleaning import clean
-from iree_gauntlet.reporting.figures import duration, error_figure, milliseconds
+from iree_gauntlet.reports.chain_figures import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

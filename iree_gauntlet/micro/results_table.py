@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.text import Text
 
+from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.micro.report_rows import entries
 from iree_gauntlet.micro.results_figures import (
     LEGEND,
@@ -18,9 +19,8 @@ from iree_gauntlet.micro.results_figures import (
     time_text,
     without_empty,
 )
-from iree_gauntlet.reporting.cleaning import clean, one_line
-from iree_gauntlet.reporting.markdown import escape, table
-from iree_gauntlet.reporting.printing import printing
+from iree_gauntlet.reports.live.printing import printing
+from iree_gauntlet.reports.markdown import escape, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

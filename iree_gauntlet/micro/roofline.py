@@ -17,16 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from iree_gauntlet import worker
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.measuring.machine import MachineFacts
+    from iree_gauntlet.measuring.machine.machine_state import MachineFacts
 
 __all__ = ["Bound", "Roofline", "machine_roofline", "why_no_roofline"]
 
@@ -149,7 +149,7 @@ def _better(one: Roofline, other: Roofline) -> Roofline:
 
 
 def _measured(python: str, machine: MachineFacts) -> Roofline:
-    script = Path(worker.__file__).with_name(_WORKER)
+    script = Path(iree_side.__file__).with_name(_WORKER)
     most = machine.memory_bytes
     plan = {
         "threads": machine.cores,

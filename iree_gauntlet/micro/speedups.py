@@ -1,8 +1,8 @@
 """Speed-ups from interleaved rounds: a ratio of times with its interval, and a word for it.
 
 In each block two programs give a log ratio, of the mean logs of their rounds. The interval is the exact one of
-`measuring/paired.py` at 95 %, looked at once, after all blocks; words are those of `compare`: faster or slower from 1 %
-on, the same within 3 %. Each interval is one by itself: of a hundred of them, five may miss.
+`paired.py` at 95 %, looked at once, after all blocks; words are those of `compare`: faster or slower from 1 % on, the
+same within 3 %. Each interval is one by itself: of a hundred of them, five may miss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.bench.peers import ONE_LOOK, WORDS
-from iree_gauntlet.measuring.comparison_verdict import compare_log_ratios
+from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 
 if TYPE_CHECKING:
     from iree_gauntlet.micro.interleaved import Blocks

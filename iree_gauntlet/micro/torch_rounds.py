@@ -14,22 +14,22 @@ from iree_gauntlet import micro
 from iree_gauntlet.bench.agreement import agreement
 from iree_gauntlet.bench.build_folder import tensors
 from iree_gauntlet.bench.measuring_worker import ask, planned_command
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.arrays import read_npy
+from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.micro.checking import variant_tolerance
 from iree_gauntlet.micro.interleaved import TorchRound
 from iree_gauntlet.micro.points import torch_side
 from iree_gauntlet.results import shorten
-from iree_gauntlet.running.rounds import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
-    from iree_gauntlet.running.processes import Processes
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = ["COMPILE", "EAGER", "TorchTrial", "calls_of", "torch_name", "try_torch"]
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.dialects.selection import MarkerExpression
+from iree_gauntlet.engine.rounds.confirming import confirm_rules
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.pytest_plugin.collection import ModelTest, SpecFile, SpecFolder, UnreadableTest
-from iree_gauntlet.pytest_plugin.session import ModelTestSession, SessionSettings
-from iree_gauntlet.pytest_plugin.suite import ModelTestSuite
-from iree_gauntlet.reporting.report import write_job_summary, write_reports
-from iree_gauntlet.running.confirming import confirm_rules
-from iree_gauntlet.running.run_folder import new_folder, require_plain
+from iree_gauntlet.pytest_plugin.collecting import ModelTest, SpecFile, SpecFolder, UnreadableTest
+from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
+from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
+from iree_gauntlet.records.run_folder import new_folder, require_plain
+from iree_gauntlet.reports.run_reports import write_job_summary, write_reports
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.running.confirming import ConfirmRules
 
 __all__ = ["ModelTestPlugin"]
 

@@ -20,21 +20,21 @@ from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.cases import exit_code_of
+from iree_gauntlet.engine.model_engine import model_engine, require_importer
+from iree_gauntlet.engine.plan import Plan
+from iree_gauntlet.engine.run_event import run_event
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.figures import whole
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.reporting.figures import whole
-from iree_gauntlet.reporting.printing import write_text
-from iree_gauntlet.reporting.report import print_run, write_reports
+from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.run_folder import make_folder
+from iree_gauntlet.reports.live.printing import write_text
+from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.run_reports import print_run, write_reports
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.run_folder import make_folder
-from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.workbench import open_workbench, plan_context
 from iree_gauntlet.settings import cache_folder, project_folder, shown
-from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.output import Output, open_progress
-from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.toolchain import COMPILE
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.running.engine import Engine
-    from iree_gauntlet.running.workbench import Workbench
 
 __all__ = ["bench"]
 

@@ -18,7 +18,7 @@ from iree_gauntlet.requests import (
     read,
 )
 from iree_gauntlet.tasks.options import CACHE, FORMAT, SELECTION, TOOLCHAIN, gauntlet_task
-from iree_gauntlet.tasks.upkeep_requests import CollectRequest, LockRequest, VerifyRequest
+from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, LockRequest, VerifyRequest
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -35,7 +35,7 @@ def list_task(options: dict[str, Any]) -> ExitCode:
 
     Example: cache.list --match '*.irpa'
     """
-    from iree_gauntlet.tasks.cache import list_cache  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_list import list_cache  # noqa: PLC0415
 
     return list_cache(options["cache_dir"], options["match"], as_json=read(FormatRequest, options).as_json)
 
@@ -43,7 +43,7 @@ def list_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task("verify", options_of(VerifyRequest))
 def verify_task(options: dict[str, Any]) -> ExitCode:
     """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
-    from iree_gauntlet.tasks.cache_verify import verify  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_verify import verify  # noqa: PLC0415
 
     return verify(read(VerifyRequest, options))
 
@@ -54,7 +54,7 @@ def gc_task(options: dict[str, Any]) -> ExitCode:
 
     Example: cache.gc --older-than 30d --max-size 50GB --delete
     """
-    from iree_gauntlet.tasks.cache_gc import collect_garbage  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_gc import collect_garbage  # noqa: PLC0415
 
     return collect_garbage(read(CollectRequest, options))
 
@@ -62,7 +62,7 @@ def gc_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task("lock", options_of(LockRequest))
 def lock_task(options: dict[str, Any]) -> ExitCode:
     """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
-    from iree_gauntlet.tasks.cache_lock import lock_hashes  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
 
     return lock_hashes(read(LockRequest, options))
 
@@ -78,7 +78,7 @@ def where_task(options: dict[str, Any]) -> ExitCode:
 
     Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
     """
-    from iree_gauntlet.tasks.cache import where  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_list import where  # noqa: PLC0415
 
     return where(options["url"], options["cache_dir"], as_json=read(FormatRequest, options).as_json)
 
@@ -97,7 +97,7 @@ def export_task(options: dict[str, Any]) -> ExitCode:
 
     Example: cache.export --suite cpu --output cpu.tar
     """
-    from iree_gauntlet.tasks.cache_archive import export_cache  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_archive import export_cache  # noqa: PLC0415
 
     return export_cache(RunRequest.of(options, Defaults(suite=DEFAULT_SUITE)), options["output"])
 
@@ -110,7 +110,7 @@ def export_task(options: dict[str, Any]) -> ExitCode:
 )
 def import_task(options: dict[str, Any]) -> ExitCode:
     """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
-    from iree_gauntlet.tasks.cache_archive import import_cache  # noqa: PLC0415
+    from iree_gauntlet.upkeep.cache_archive import import_cache  # noqa: PLC0415
 
     return import_cache(Path(options["archive"]), options["cache_dir"])
 

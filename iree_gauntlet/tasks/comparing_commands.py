@@ -56,8 +56,8 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
               compare 3.12.0 3.13.0 --suite cpu --model minilm --metric compile-time
               compare --resume
     """
-    from iree_gauntlet.tasks.compare import compare  # noqa: PLC0415
-    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
+    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
     from iree_gauntlet.tasks.report import show_comparison  # noqa: PLC0415
 
     presenter = ConsolePresenter(sys.stdout)
@@ -98,7 +98,7 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
               matrix --iree installed --iree build:../iree-build --model minilm
               matrix --resume
     """
-    from iree_gauntlet.tasks.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
+    from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
 
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
@@ -129,8 +129,8 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
-    from iree_gauntlet.tasks.bisect import bisect, report_bisection  # noqa: PLC0415
-    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.experiments.bisect import bisect, report_bisection  # noqa: PLC0415
+    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
 
     presenter = ConsolePresenter(sys.stdout)
     folder, code = bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), presenter)

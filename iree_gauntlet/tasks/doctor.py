@@ -13,10 +13,10 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
-from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
-from iree_gauntlet.toolchains.doctor import Finding, diagnose
 from iree_gauntlet.toolchains.find import find_toolchain
+from iree_gauntlet.toolchains.findings import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 

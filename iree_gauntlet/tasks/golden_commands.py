@@ -8,7 +8,7 @@ from invoke.collection import Collection
 
 from iree_gauntlet.requests import Defaults, NetworkRequest, Option, RunRequest, SelectionRequest, options_of, read
 from iree_gauntlet.tasks.options import CACHE, RUNNING, SELECTION, gauntlet_task
-from iree_gauntlet.tasks.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest, XfailUpdateRequest
+from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest, XfailUpdateRequest
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -23,7 +23,7 @@ _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_be
 @gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
 def record_task(options: dict[str, Any]) -> ExitCode:
     """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
-    from iree_gauntlet.tasks.golden import record  # noqa: PLC0415
+    from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
 
     return record(RunRequest.of(options, Defaults()))
 
@@ -40,7 +40,7 @@ def sensitivity_task(options: dict[str, Any]) -> ExitCode:
 
     Example: golden.sensitivity --model dtln --write
     """
-    from iree_gauntlet.tasks.golden import sensitivity  # noqa: PLC0415
+    from iree_gauntlet.upkeep.golden_record import sensitivity  # noqa: PLC0415
 
     return sensitivity(RunRequest.of(options, Defaults()), write=options["write"])
 
@@ -54,7 +54,7 @@ def update_task(options: dict[str, Any]) -> ExitCode:
     Examples: golden.update --last 5
               golden.update --match 'dtln/*' --write
     """
-    from iree_gauntlet.tasks.golden_update import update  # noqa: PLC0415
+    from iree_gauntlet.upkeep.golden_update import update  # noqa: PLC0415
 
     return update(read(GoldenUpdateRequest, options))
 
@@ -71,7 +71,7 @@ def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     Examples: xfail.update --write
               xfail.update --run 20261121-051800-custom --rerun 0 --output xfail.patch
     """
-    from iree_gauntlet.tasks.xfail_update import update  # noqa: PLC0415
+    from iree_gauntlet.upkeep.xfail_update import update  # noqa: PLC0415
 
     # Its suite is the one that changes; what is selected, the run says.
     return update(read(XfailUpdateRequest, options), RunRequest.of(options, Defaults()))
@@ -83,7 +83,7 @@ def golden_show_task(options: dict[str, Any]) -> ExitCode:
 
     Example: golden.show --model 'dtln*' --target cpu
     """
-    from iree_gauntlet.tasks.golden_show import show  # noqa: PLC0415
+    from iree_gauntlet.upkeep.golden_show import show  # noqa: PLC0415
 
     return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
 

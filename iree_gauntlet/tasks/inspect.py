@@ -12,22 +12,22 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
 from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
+from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
+from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
-from iree_gauntlet.tasks.output import print_table
-from iree_gauntlet.tasks.shards import only_shard, only_shard_of_cases
-from iree_gauntlet.tasks.workspace import Selection, each_once, select, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
+    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.requests import RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
-    from iree_gauntlet.running.plan import Plan
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = ["lint", "list_cases", "show_plan"]
 
@@ -74,10 +74,10 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
+    from iree_gauntlet.engine.offline import missing_files, missing_text  # noqa: PLC0415
+    from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
-    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.running.workbench import open_workbench, plan_context  # noqa: PLC0415
-    from iree_gauntlet.tasks.offline import missing_files, missing_text  # noqa: PLC0415
 
     selection = select(request.selection, request.defaults)
     selection.require_sound()
@@ -171,9 +171,9 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
     """Flags that the installed tools do not know, and those that would be written otherwise."""
     from pathlib import Path  # noqa: PLC0415
 
+    from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
-    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
-    from iree_gauntlet.running.workbench import open_workbench, plan_context  # noqa: PLC0415
 
     machine = open_workbench(toolchain, Progress(), need_toolchain=True)
     context = plan_context(machine, runs_folder() / "lint")

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.micro.oss_database import oss_json
@@ -18,9 +17,10 @@ from iree_gauntlet.micro.results_csv import results_csv
 from iree_gauntlet.micro.results_figures import NOT_MEASURED, UNREACHED
 from iree_gauntlet.micro.results_html import results_html
 from iree_gauntlet.micro.results_table import print_results, results_markdown
-from iree_gauntlet.reporting.outcome import state_of
-from iree_gauntlet.running.steps import step_id
+from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.settings import shown
+from iree_gauntlet.steps import step_id
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

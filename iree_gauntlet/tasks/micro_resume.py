@@ -11,8 +11,8 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
-from iree_gauntlet.running.steps import step_id
 from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.steps import step_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

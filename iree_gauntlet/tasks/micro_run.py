@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
 from iree_gauntlet.cases import Stage, Verdict, exit_code_of
+from iree_gauntlet.engine.model_engine import model_engine, require_importer
+from iree_gauntlet.engine.plan import Plan
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
+from iree_gauntlet.engine.run_event import run_event
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import plan_context
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.figures import duration
 from iree_gauntlet.journal_format import JOURNAL
-from iree_gauntlet.measuring.gpus import asked_gpus, is_gpu, read_gpus
-from iree_gauntlet.measuring.machine import machine_facts
+from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.micro.configuration_schema import iree_device
 from iree_gauntlet.micro.point_chain import DIALECT, PointChain, builder_identity
 from iree_gauntlet.micro.point_measurement import Measuring
@@ -24,34 +31,27 @@ from iree_gauntlet.micro.point_session import PointSession
 from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.reporting.figures import duration
-from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import WaitCancelledError
-from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.run_folder import make_folder
-from iree_gauntlet.running.session import open_session
-from iree_gauntlet.running.workbench import plan_context
+from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.settings import shown
-from iree_gauntlet.tasks.model_engine import model_engine, require_importer
-from iree_gauntlet.tasks.run_event import run_event
 from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.torch_python import TorchPython
-    from iree_gauntlet.measuring.gpu_state import GpuState
+    from iree_gauntlet.engine.engine import Engine
+    from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.micro.configuration import MicroConfig
     from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
-    from iree_gauntlet.running.engine import Engine
-    from iree_gauntlet.running.plan_context import PlanContext
-    from iree_gauntlet.running.session import Session
-    from iree_gauntlet.running.steps import Step
-    from iree_gauntlet.running.workbench import Workbench
+    from iree_gauntlet.steps import Step
     from iree_gauntlet.tasks.micro_resume import Earlier
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

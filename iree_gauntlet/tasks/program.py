@@ -67,8 +67,8 @@ _STAGES = options_of(RunRequest)
 
 
 def _execute(request: RunRequest) -> ExitCode:
-    from iree_gauntlet.tasks.execute import execute  # noqa: PLC0415 - `list` must not wait for it
-    from iree_gauntlet.tasks.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
+    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
 
     return execute(request, ConsolePresenter(sys.stdout))
 

@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.experiments.bisect import report_bisection
+from iree_gauntlet.experiments.matrix import report_matrix
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.reporting.bisection import BISECT_RECORD
-from iree_gauntlet.reporting.comparison import COMPARISON_FILE, read_comparison
-from iree_gauntlet.reporting.comparison_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reporting.matrix_record import MATRIX_RECORD
-from iree_gauntlet.reporting.merged_runs import merged
-from iree_gauntlet.reporting.report import print_run, write_reports
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.matrix_record import MATRIX_RECORD
+from iree_gauntlet.records.merged_runs import merged
+from iree_gauntlet.reports.bisect_document import BISECT_RECORD
+from iree_gauntlet.reports.compare_report import print_comparison, write_comparison_reports
+from iree_gauntlet.reports.run_reports import print_run, write_reports
 from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.tasks.bisect import report_bisection
-from iree_gauntlet.tasks.matrix import report_matrix
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
 
 if TYPE_CHECKING:

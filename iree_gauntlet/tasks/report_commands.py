@@ -53,7 +53,7 @@ def costs_task(options: dict[str, Any]) -> ExitCode:
 
     Example: shard.costs runs/20261121-051800-ops runs/20261122-051800-ops --output ops-costs.json
     """
-    from iree_gauntlet.tasks.shards import record_costs  # noqa: PLC0415
+    from iree_gauntlet.experiments.shards import record_costs  # noqa: PLC0415
 
     return record_costs(options["runs"], options["output"])
 

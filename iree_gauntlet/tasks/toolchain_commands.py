@@ -35,7 +35,7 @@ def install_task(options: dict[str, Any]) -> ExitCode:
               toolchain.install nightly
               toolchain.install wheels:dist
     """
-    from iree_gauntlet.tasks.toolchain import install  # noqa: PLC0415
+    from iree_gauntlet.upkeep.installed_toolchains import install  # noqa: PLC0415
 
     return install(options["version"], options["cache_dir"], offline=options["offline"])
 
@@ -43,7 +43,7 @@ def install_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task("list", (*CACHE, *FORMAT))
 def list_task(options: dict[str, Any]) -> ExitCode:
     """Show which IREE is installed here, and those in the cache with their size and last use."""
-    from iree_gauntlet.tasks.toolchain import list_toolchains  # noqa: PLC0415
+    from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
 
     return list_toolchains(options["cache_dir"], as_json=read(FormatRequest, options).as_json)
 
@@ -54,7 +54,7 @@ def show_task(options: dict[str, Any]) -> ExitCode:
 
     Example: toolchain.show --iree build:../iree-build
     """
-    from iree_gauntlet.tasks.toolchain import show  # noqa: PLC0415
+    from iree_gauntlet.upkeep.installed_toolchains import show  # noqa: PLC0415
 
     return show(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
 
@@ -70,7 +70,7 @@ def remove_task(options: dict[str, Any]) -> ExitCode:
 
     Example: toolchain.remove 3.9.0
     """
-    from iree_gauntlet.tasks.toolchain import remove  # noqa: PLC0415
+    from iree_gauntlet.upkeep.installed_toolchains import remove  # noqa: PLC0415
 
     return remove(options["version"], options["cache_dir"])
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import site_packages_of
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
 

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.atomic import write_atomic
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.locking import locked
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
@@ -17,6 +16,7 @@ from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.artifacts.transfer import Policy
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.progress import Progress, Recorder
+from iree_gauntlet.system import file_lock
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.download_checks import OnNote

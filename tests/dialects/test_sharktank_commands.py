@@ -15,8 +15,8 @@ from tests.support.places import CORPUS
 from tests.support.spec_trees import CPU, load, plan, step_of
 
 if TYPE_CHECKING:
-    from iree_gauntlet.running.plan import Plan
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.steps import Step
 
 EXTERNAL = CORPUS / "test_suite_files"
 TREES = ("sharktank_models", "sharktank_models_v1")

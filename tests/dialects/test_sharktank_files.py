@@ -13,7 +13,7 @@ from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, loa
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.engine.plan import Plan
 
 MI300 = Target("rocm", "gfx942", "mi300")
 OWN = BENCHMARK | {"compilation_required": True, "mlir_url": "https://h/own.mlir", "compile_flags": ["--own"]}

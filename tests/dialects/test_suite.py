@@ -11,10 +11,10 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
+from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
-from iree_gauntlet.tasks.workspace import Selection, select
 from tests.support.places import ROOT
 from tests.support.spec_trees import BENCHMARK, CPU, SECOND, load, write_tree
 

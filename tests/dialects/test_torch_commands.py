@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Golden
-    from iree_gauntlet.running.plan import Plan
+    from iree_gauntlet.engine.plan import Plan
 
 MODELS = CORPUS / "torch_models"
 EXTERNAL = CORPUS / "test_suite_files"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.running.plan import Plan
 
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"

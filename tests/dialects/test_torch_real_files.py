@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.running.plan import Plan
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.steps import Step
 
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 HIP = ["--iree-hal-target-device=hip"]

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.compile_client import BatchJob, CompileJob, CompileServer, served
+from iree_gauntlet.engine.processes.compile_outcome import blamed_programs, outcome_of
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.running.compile_outcome import blamed_programs, outcome_of
-from iree_gauntlet.running.compile_server import BatchJob, CompileJob, CompileServer, served
-from iree_gauntlet.running.judging import after_process
-from iree_gauntlet.running.steps import Step
-from iree_gauntlet.worker import compile_child
+from iree_gauntlet.steps import Step
+from iree_gauntlet.workers.iree_side import compile_child
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import CORPUS, ROOT
@@ -31,7 +31,7 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.running.supervisor import Outcome
+    from iree_gauntlet.engine.processes.supervisor import Outcome
 
 pytestmark = [
     pytest.mark.iree,
@@ -371,7 +371,7 @@ def test_a_client_that_is_killed_leaves_nothing(hanging: CompileJob, tmp_path: P
     code = f"""
 import sys
 from pathlib import Path
-from iree_gauntlet.running.compile_server import CompileJob, CompileServer
+from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer
 folder = Path({str(tmp_path)!r})
 server = CompileServer(sys.executable, folder / "tmp")
 job = CompileJob("never.mlir", (), folder / "o", folder / "out", folder / "err", str(folder), 100.0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from iree_gauntlet.worker import compile_server
+from iree_gauntlet.workers.iree_side import compile_server
 from tests.support.clocks import Clock
 
 if TYPE_CHECKING:

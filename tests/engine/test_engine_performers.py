@@ -13,16 +13,16 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.running.engine import Engine, RunOptions
-from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
-from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.steps import Command, Resources, Step, StepInput
-from iree_gauntlet.running.workbench import Workbench
+from iree_gauntlet.steps import Command, Resources, Step, StepInput
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
+from iree_gauntlet.engine.judging import after_process, first_error, with_expectation
+from iree_gauntlet.engine.processes.supervisor import Outcome
+from iree_gauntlet.engine.threshold import _of_other_types
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.running.judging import after_process, first_error, with_expectation
-from iree_gauntlet.running.steps import Step
-from iree_gauntlet.running.supervisor import Outcome
-from iree_gauntlet.running.threshold import _of_other_types
+from iree_gauntlet.steps import Step
 
 _STEP = Step(
     id="m/s@cpu:compile",

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.running.machine_lock import (
+from iree_gauntlet.engine.rounds.machine_lock import (
     LOCKS_VARIABLE,
-    LockFile,
     LockFolder,
     MachineLocks,
     WaitCancelledError,
@@ -25,6 +23,8 @@ from iree_gauntlet.running.machine_lock import (
     lock_folder,
     machine_locks,
 )
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.system.file_lock import LockFile
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HOLDER = """
 import sys, threading
 from pathlib import Path
-from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
 locks = MachineLocks(LockFolder(Path(sys.argv[1])), patience=5, cancelled=threading.Event())
 what = sys.argv[2]
 lock = (locks.device_lock("hip://0", print) if what == "device"

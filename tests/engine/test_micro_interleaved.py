@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.micro import interleaved
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds, TorchRound
 from iree_gauntlet.micro.speedups import median_ms, speedup
-from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.rounds import Measurement, TakenRound
-from iree_gauntlet.running.steps import Command, Resources, Step
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.steps import Command, Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 

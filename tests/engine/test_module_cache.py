@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts import hashing
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.running import module_cache
-from iree_gauntlet.running.machine_lock import WaitCancelledError
-from iree_gauntlet.running.module_cache import EntryGoneError, ModuleCache, Publication
-from iree_gauntlet.running.module_entry import sealed
-from iree_gauntlet.running.module_key import describe_changes, flag_ingredients, join_flags, make_key
+from iree_gauntlet.engine.modules import module_cache
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError, ModuleCache, Publication
+from iree_gauntlet.engine.modules.module_entry import sealed
+from iree_gauntlet.engine.modules.module_key import describe_changes, flag_ingredients, join_flags, make_key
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from tests.support.clocks import Clock
 from tests.support.permissions import permissions_respected
 from tests.support.places import ROOT
@@ -273,7 +273,7 @@ PUBLISHER = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
 cache, work, count = ModuleCache(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 work.mkdir()
 print("ready", flush=True)
@@ -307,8 +307,8 @@ KILLED = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from iree_gauntlet.running.module_cache import ModuleCache
-from iree_gauntlet.running.module_key import make_key
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_key import make_key
 from tests.support.dying import killed_everywhere
 folder = Path(sys.argv[1])
 key = make_key({"n": "1"})
@@ -480,7 +480,7 @@ def test_flags_without_files_and_outputs_stay(tmp_path: Path, flags: list[str]) 
 MAKE = """
 import os, sys, threading
 from pathlib import Path
-from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from tests.support.processes import wait_until
 folder, key = Path(sys.argv[1]), sys.argv[2]
 def make(number):

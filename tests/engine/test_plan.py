@@ -12,10 +12,10 @@ import pytest
 from iree_gauntlet.cases import Metric, Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
+from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.requests import ToolchainRequest
-from iree_gauntlet.running.steps import CacheLookup
-from iree_gauntlet.running.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation, UnknownFlag
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, argv_of, load, plan, step_of, write_tree
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from iree_gauntlet.running.plan import Plan
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.steps import Step
 
 MI300 = Target("rocm", "gfx942", "mi300")
 ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
@@ -380,7 +380,7 @@ def test_planning_starts_nothing_and_writes_nothing(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "posix_spawn", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
 
     made = [make_plan(cases, ALL, plan_context(machine, tmp_path / "run")) for _ in range(2)]
     assert made[0] == made[1]
@@ -393,7 +393,7 @@ def test_planning_needs_no_cache_folder(tree: Path, tmp_path: Path) -> None:
     # A file where the folder should be: nothing can be written there, also not by root.
     (tmp_path / "file").touch()
     machine = machine_of(tmp_path / "file" / "cache")
-    from iree_gauntlet.running.plan import make_plan  # noqa: PLC0415
+    from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
 
     made = make_plan(load(tree, MI300), (Stage.FETCH,), plan_context(machine, tmp_path / "run"))
     assert len(made.steps) == 4

@@ -20,19 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Allclose, Origin, Stage, Verdict
+from iree_gauntlet.engine.processes.processes import Processes
+from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+from iree_gauntlet.engine.served_threshold import check_served_threshold, run_job
+from iree_gauntlet.engine.threshold import check_threshold
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.measuring.arrays import Tensor, read_arguments
-from iree_gauntlet.measuring.comparison import compare_outputs
-from iree_gauntlet.measuring.element_types import TensorError, storage_dtype
-from iree_gauntlet.measuring.tolerances import Tolerances
-from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.running.run_server import RunAnswer, RunJob, RunServers, RunVerdict
-from iree_gauntlet.running.served_threshold import check_served_threshold, run_job
-from iree_gauntlet.running.steps import Command, Step
-from iree_gauntlet.running.supervisor import Outcome, Supervisor
-from iree_gauntlet.running.threshold import check_threshold
-from iree_gauntlet.worker.output_rule import close_values, same_values
-from iree_gauntlet.worker.run_arguments import UnsupportedError, Value, read_value
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import TensorError, storage_dtype
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances
+from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
+from iree_gauntlet.workers.iree_side.run_arguments import UnsupportedError, Value, read_value
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import CORPUS
 from tests.support.processes import wait_until
@@ -549,7 +549,7 @@ def test_cancelling_ends_everything_at_once(faults: str) -> None:
 def test_workers_end_with_the_toolkit_whatever_they_do(faults: str, tmp_path: Path) -> None:
     program = f"""
 import sys
-from iree_gauntlet.running.run_server import RunJob, RunServers
+from iree_gauntlet.engine.processes.run_client import RunJob, RunServers
 busy, idle = RunServers(sys.executable, 1), RunServers(sys.executable, 1)
 for servers in (busy, idle):
     job = RunJob({faults!r}, "local-sync", 600.0, function="wait", inputs=("i64=1",))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.running.agenda import Limits
-from iree_gauntlet.running.scheduler import Scheduler
-from iree_gauntlet.running.steps import Resources, Step
+from iree_gauntlet.engine.ready_queue import Limits
+from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.steps import Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:

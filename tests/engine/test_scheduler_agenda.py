@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.running.agenda import Agenda, Limits
-from iree_gauntlet.running.scheduler import Scheduler
-from iree_gauntlet.running.steps import Resources, Step
+from iree_gauntlet.engine.ready_queue import Agenda, Limits
+from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.steps import Resources, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,10 +15,10 @@ import obstore
 import pytest
 
 from iree_gauntlet.artifacts.object_stores import open_store
+from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules, shared_modules
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.running.module_cache import Entry, ModuleCache
-from iree_gauntlet.running.module_key import make_key
-from iree_gauntlet.running.shared_modules import Found, SharedModules, shared_modules
 from iree_gauntlet.settings import Configuration, SharedModulesSettings, StoreOptions
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.emulators import ACCOUNT, Azurite, Bucket

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, disk_full, shell_line
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import Outcome, Supervisor, disk_full, shell_line
-from iree_gauntlet.running.tail import clean_line, read_tail
+from iree_gauntlet.steps import Command
+from iree_gauntlet.system.tail import clean_line, read_tail
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import growing_times
 from tests.support.places import ROOT
@@ -267,8 +267,8 @@ def test_exception_while_waiting_ends_the_process(run: Callable[..., Outcome], n
 PARENT = """
 import sys, threading
 from pathlib import Path
-from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.steps import Command
+from iree_gauntlet.engine.processes.supervisor import Supervisor
 folder, never = Path(sys.argv[1]), Path(sys.argv[1]) / "never"
 supervisor = Supervisor()
 def run(n):

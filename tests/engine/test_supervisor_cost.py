@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.running.steps import Command
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.steps import Command
 
 if TYPE_CHECKING:
     from pathlib import Path

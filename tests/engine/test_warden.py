@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.running import warden
+from iree_gauntlet.engine.processes import reaper as warden
 from tests.support.clocks import Clock
 
 if TYPE_CHECKING:

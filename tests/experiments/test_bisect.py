@@ -13,10 +13,17 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.measuring.midpoint import most_comparisons
-from iree_gauntlet.measuring.noise import blocks_from_rounds
-from iree_gauntlet.reporting.bisection import (
+from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged, Reading, Run
+from iree_gauntlet.experiments.bisect_question import Question
+from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
+from iree_gauntlet.experiments.bisect_search import BisectSearch
+from iree_gauntlet.experiments.run import Chosen
+from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
+from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.reports.bisect_document import (
     BISECT_RECORD,
     BisectOutcome,
     bisect_document,
@@ -24,16 +31,9 @@ from iree_gauntlet.reporting.bisection import (
     bisect_outcome,
     write_bisect_reports,
 )
-from iree_gauntlet.reporting.render_console import print_document
-from iree_gauntlet.reporting.render_markdown import markdown
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.requests import BisectRequest, RunRequest
-from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.tasks.bisect_probe import ExactJudge, Judged, Reading, Run
-from iree_gauntlet.tasks.bisect_question import Question
-from iree_gauntlet.tasks.bisect_rounds import RoundsJudge
-from iree_gauntlet.tasks.bisect_search import BisectSearch
-from iree_gauntlet.tasks.execute import Chosen
-from iree_gauntlet.tasks.workspace import Selection
 from iree_gauntlet.toolchains.candidates import Candidate
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, gauntlet_argv
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.measuring.rounds import Block
-    from iree_gauntlet.tasks.bisect_probe import Judge
+    from iree_gauntlet.experiments.bisect_probe import Judge
+    from iree_gauntlet.measuring.statistics.rounds import Block
     from tests.support.command_line import Done
 
 _LABELS = ("a", "b", "c", "d", "e", "f", "g")

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.engine import session
+from iree_gauntlet.engine.processes.processes import Processes
+from iree_gauntlet.engine.rounds import blocks
+from iree_gauntlet.engine.rounds import taken_rounds as rounds
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.cpu_times import CpuUse
-from iree_gauntlet.measuring.disturbance import RoundState, RoundWatch
-from iree_gauntlet.measuring.machine import MachineState
-from iree_gauntlet.running import blocks, rounds, session
-from iree_gauntlet.running.processes import Processes
+from iree_gauntlet.measuring.machine.cpu_times import CpuUse
+from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import MachineState
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator
     from pathlib import Path
 
-    from iree_gauntlet.running.steps import Command, Step
-    from iree_gauntlet.running.supervisor import Outcome
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.steps import Command, Step
 
 pytestmark = pytest.mark.iree
 

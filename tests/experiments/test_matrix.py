@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS
+from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS
 from tests.support.command_line import LIMIT_SECONDS, MAIN
 from tests.support.faulty_iree import compiled_before, tree
 from tests.support.hanging import HANG

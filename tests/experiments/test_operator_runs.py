@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
+from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.operator_suite import OperatorSuite

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.engine import workbench
+from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.running import run_folder, workbench
-from iree_gauntlet.running.journal import Journal
-from iree_gauntlet.running.machine_lock import MachineLocks, lock_folder
+from iree_gauntlet.records import run_folder
+from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS

@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.requests import ShardRequest
-from iree_gauntlet.running.plan import Plan
-from iree_gauntlet.running.steps import Step
-from iree_gauntlet.tasks.shards import (
+from iree_gauntlet.experiments.shards import (
     asked_shard,
     chain_groups,
     cost_of_chains,
@@ -27,6 +24,9 @@ from iree_gauntlet.tasks.shards import (
     shard_of,
     shards_of_groups,
 )
+from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.requests import ShardRequest
+from iree_gauntlet.steps import Step
 from tests.support.journal_builder import HIT, JournalBuilder
 
 if TYPE_CHECKING:

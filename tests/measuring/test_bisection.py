@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.bisection import (
+from iree_gauntlet.measuring.statistics.bisection import (
     Search,
     Side,
     is_nearer_to_bad,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from iree_gauntlet.measuring.compile_changes import CompileChange, compile_changes
-from iree_gauntlet.reporting.where_slower import compile_blocks
+from iree_gauntlet.measuring.profiles.compile_changes import CompileChange, compile_changes
+from iree_gauntlet.reports.slower_document import compile_blocks
 from tests.support.documents import block_lines, block_markdown
 
 

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.dispatch_names import DispatchName, dispatch_name
-from iree_gauntlet.measuring.dispatch_profile import DispatchProfile, ProfileError, merged, parse_dispatch_events
+from iree_gauntlet.measuring.profiles.dispatch_names import DispatchName, dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import (
+    DispatchProfile,
+    ProfileError,
+    merged,
+    parse_dispatch_events,
+)
 from tests.support.recorded_profiles import INVOCATIONS, recorded, recorded_lines
 
 

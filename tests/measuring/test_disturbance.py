@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.cpu_times import CpuTimes, CpuUse, cpu_use, read_cpu_times
-from iree_gauntlet.measuring.disturbance import Limits, RoundState, RoundWatch
-from iree_gauntlet.measuring.gpu_state import GpuState, Slowdown
-from iree_gauntlet.measuring.machine import MachineState
+from iree_gauntlet.measuring.machine.cpu_times import CpuTimes, CpuUse, cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
+from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
+from iree_gauntlet.measuring.machine.machine_state import MachineState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,7 +216,7 @@ def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: li
 
 
 def test_systems_without_proc_are_asked_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from iree_gauntlet.measuring import cpu_times  # noqa: PLC0415
+    from iree_gauntlet.measuring.machine import cpu_times  # noqa: PLC0415
 
     found = cpu_times._times_elsewhere()
     assert found.keys() == read_cpu_times(tmp_path.parents[-1]).keys()

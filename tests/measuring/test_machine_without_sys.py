@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from iree_gauntlet.measuring.cpu_times import read_cpu_times
-from iree_gauntlet.measuring.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine import CpuWatch, benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.measuring.machine_memory import free_memory, total_memory, used_swap
-from iree_gauntlet.measuring.machine_sensors import load_averages, on_battery
+from iree_gauntlet.engine import operator_servers
+from iree_gauntlet.measuring.machine.cpu_times import read_cpu_times
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_memory import free_memory, total_memory, used_swap
+from iree_gauntlet.measuring.machine.machine_sensors import load_averages, on_battery
+from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.micro import roofline
-from iree_gauntlet.short_process import Answer
-from iree_gauntlet.tasks import operator_servers
-from iree_gauntlet.worker import run_server
+from iree_gauntlet.system.short_process import Answer
+from iree_gauntlet.workers.iree_side import run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.benchmark_rows import BenchmarkError, parse_benchmark_rows
+from iree_gauntlet.measuring.profiles.benchmark_rows import BenchmarkError, parse_benchmark_rows
 
 NAME = "BM_f/process_time/real_time"
 

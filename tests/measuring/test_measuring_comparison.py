@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.arrays import Tensor
-from iree_gauntlet.measuring.comparison import compare_outputs
-from iree_gauntlet.measuring.element_types import storage_dtype
-from iree_gauntlet.measuring.tolerances import Tolerances
+from iree_gauntlet.measuring.numerics.arrays import Tensor
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import storage_dtype
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
 if TYPE_CHECKING:
     from iree_gauntlet.results import OutputComparison

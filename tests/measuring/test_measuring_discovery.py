@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.comparison_verdict import Comparison, Verdict, compare_log_ratios, without_verdict
-from iree_gauntlet.measuring.discovery import Dependence, adjusted_p_values, control_discoveries, geometric_mean
-from iree_gauntlet.measuring.rounds import EvidenceError
-from iree_gauntlet.measuring.sequential import sequential_plan
-from iree_gauntlet.measuring.student import student_quantile
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    Comparison,
+    Verdict,
+    compare_log_ratios,
+    without_verdict,
+)
+from iree_gauntlet.measuring.statistics.false_discovery import (
+    Dependence,
+    adjusted_p_values,
+    control_discoveries,
+    geometric_mean,
+)
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError
+from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from iree_gauntlet.measuring.statistics.student import student_quantile
 
 
 def _compared(shift: float, seed: int = 0, blocks: int = 40) -> Comparison:

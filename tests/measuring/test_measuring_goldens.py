@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
-from iree_gauntlet.measuring.goldens import check_figure, check_time, describe, release_of
+from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe, release_of
 from iree_gauntlet.results import Samples
 
 ORIGIN = Origin("specs/a/x.json", "golden_time_ms.mi300")

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.measuring.gpu_state import GpuState, Slowdown
-from iree_gauntlet.measuring.gpus import GpuReading
-from iree_gauntlet.measuring.machine import CpuWatch, MachineState, benchmark_warnings, machine_facts, machine_state
+from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
+from iree_gauntlet.measuring.machine.gpus import GpuReading
+from iree_gauntlet.measuring.machine.machine_state import (
+    CpuWatch,
+    MachineState,
+    benchmark_warnings,
+    machine_facts,
+    machine_state,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

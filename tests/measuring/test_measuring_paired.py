@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.paired import (
+from iree_gauntlet.measuring.statistics.paired import (
     Interval,
     bootstrap_t_interval,
     log_ratios,
@@ -17,7 +17,7 @@ from iree_gauntlet.measuring.paired import (
     rank_p_above,
     sorted_walsh_averages,
 )
-from iree_gauntlet.measuring.rounds import Block, BlockOrder, EvidenceError, Location, Round
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
 
 # A grid, so that sums of few of them are exact and ties occur.
 _VALUES = st.lists(st.integers(-64, 64).map(lambda number: number / 64), min_size=1, max_size=9)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.rounds import Block, BlockOrder, EvidenceError, Location, Round, block_orders
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round, block_orders
 
 _TIMES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=10)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.measuring.tolerances import Tolerances, parse_tolerances
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances, parse_tolerances
 
 
 def test_defaults_are_the_tools() -> None:

@@ -13,23 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.comparison_verdict import (
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
     against_control,
     compare,
     compare_log_ratios,
 )
-from iree_gauntlet.measuring.noise import (
+from iree_gauntlet.measuring.statistics.noise import (
     Recording,
     blocks_from_rounds,
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
 )
-from iree_gauntlet.measuring.paired import log_ratios
-from iree_gauntlet.measuring.rounds import Block, BlockOrder, EvidenceError, Location, Round
-from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.paired import log_ratios
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
+from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 from tests.support.places import DATA, ROOT
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.bisection import Search, Side
-from iree_gauntlet.measuring.comparison_verdict import compare_log_ratios
-from iree_gauntlet.measuring.midpoint import MOST_UNDECIDED, middle_of, most_comparisons, place
-from iree_gauntlet.measuring.rounds import EvidenceError
-from iree_gauntlet.measuring.sequential import SequentialPlan, sequential_plan
+from iree_gauntlet.measuring.statistics.bisection import Search, Side
+from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
+from iree_gauntlet.measuring.statistics.midpoint import MOST_UNDECIDED, middle_of, most_comparisons, place
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError
+from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

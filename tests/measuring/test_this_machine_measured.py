@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from iree_gauntlet.measuring.comparison_verdict import compare
-from iree_gauntlet.measuring.disturbance import RoundWatch
-from iree_gauntlet.measuring.noise import blocks_from_rounds
-from iree_gauntlet.measuring.sequential import sequential_plan
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.statistics.comparison_verdict import compare
+from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
+from iree_gauntlet.measuring.statistics.sequential import sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

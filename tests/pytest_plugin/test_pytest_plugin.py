@@ -417,7 +417,7 @@ exit $code
 TOOLS_CONFTEST = """
 import os
 from dataclasses import replace
-from iree_gauntlet.running import workbench
+from iree_gauntlet.engine import workbench
 os.environ["PYTEST_PID"] = str(os.getpid())
 found = workbench.find_installed()
 found = replace(found, runtime=replace(found.runtime, **{tools!r}))

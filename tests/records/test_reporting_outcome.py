@@ -7,7 +7,7 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.reporting.document import (
+from iree_gauntlet.reports.document import (
     Code,
     Column,
     Document,
@@ -26,12 +26,12 @@ from iree_gauntlet.reporting.document import (
     Paragraph,
     Table,
 )
-from iree_gauntlet.reporting.render_console import print_document
-from iree_gauntlet.reporting.render_html import html_page
-from iree_gauntlet.reporting.render_markdown import markdown
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_markdown import markdown
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reporting.document import Cell
+    from iree_gauntlet.reports.document import Cell
 
 COLUMNS = (
     Column("model", Kind.NAME),

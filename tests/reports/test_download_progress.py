@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reporting.live_progress import LiveProgress
-from iree_gauntlet.reporting.plain_progress import PlainProgress
-from iree_gauntlet.reporting.progress_text import (
+from iree_gauntlet.reports.live.live_progress import LiveProgress
+from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.live.progress_text import (
     arrived_text,
     beginning_text,
     bytes_text,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.job_summary import job_summary, job_summary_json, job_summary_markdown
-from iree_gauntlet.reporting.outcome import RunOutcome, outcome_of
-from iree_gauntlet.reporting.report import report_names, write_reports
+from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.reports.job_summary import job_summary, job_summary_json, job_summary_markdown
+from iree_gauntlet.reports.run_reports import report_names, write_reports
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.reporting.matrix import MatrixOutcome, matrix_outcome
-from iree_gauntlet.reporting.matrix_cells import MatrixCell
-from iree_gauntlet.reporting.matrix_changes import ChangeKind, changes, mean_ratios
-from iree_gauntlet.reporting.matrix_document import matrix_document
-from iree_gauntlet.reporting.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reporting.matrix_marks import FIGURES, figure_cells, ratio_text
-from iree_gauntlet.reporting.matrix_report import MATRIX_REPORTS, matrix_junit, write_matrix_reports
-from iree_gauntlet.reporting.render_console import print_document
-from iree_gauntlet.reporting.render_markdown import markdown
+from iree_gauntlet.reports.matrix_cells import MatrixCell
+from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
+from iree_gauntlet.reports.matrix_document import matrix_document
+from iree_gauntlet.reports.matrix_json import matrix_csv, matrix_json
+from iree_gauntlet.reports.matrix_marks import FIGURES, figure_cells, ratio_text
+from iree_gauntlet.reports.matrix_outcome import MatrixOutcome, matrix_outcome
+from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_junit, write_matrix_reports
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_markdown import markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.matrix_builder import chain, compile_result, failed, four_releases, release_run, write_record
 from tests.support.places import DATA

@@ -9,19 +9,19 @@ import pytest
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reporting.live_progress import LiveProgress
-from iree_gauntlet.reporting.outcome import outcome_of
-from iree_gauntlet.reporting.plain_progress import PlainProgress
-from iree_gauntlet.reporting.report import print_run
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.live.live_progress import LiveProgress
+from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.reports.output import open_progress
+from iree_gauntlet.reports.run_reports import print_run
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.tasks.output import open_progress
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reporting.painter import Painter
+    from iree_gauntlet.reports.live.painter import Painter
 
 
 class Terminal(io.StringIO):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from iree_gauntlet.reporting import figures
-from iree_gauntlet.reporting.details import check_line, comparison_line
+from iree_gauntlet import figures
+from iree_gauntlet.reports.details import check_line, comparison_line
 from iree_gauntlet.results import Check, OutputComparison
 from tests.support.journal_builder import check, comparison
 

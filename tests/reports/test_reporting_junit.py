@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from iree_gauntlet.cleaning import clean
 from iree_gauntlet.journal_format import JournalRecord
-from iree_gauntlet.reporting.cleaning import clean
-from iree_gauntlet.reporting.junit import junit_document
-from iree_gauntlet.reporting.outcome import outcome_of
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict
 from tests.support.places import DATA

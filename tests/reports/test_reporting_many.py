@@ -12,18 +12,18 @@ import pytest
 from lxml import etree
 
 from iree_gauntlet.journal_format import JournalRecord
-from iree_gauntlet.reporting.junit import junit_document
-from iree_gauntlet.reporting.outcome import outcome_of
-from iree_gauntlet.reporting.render_markdown import markdown
-from iree_gauntlet.reporting.report import print_run
-from iree_gauntlet.reporting.summary import run_document
-from iree_gauntlet.reporting.summary_json import summary_json
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.junit import junit_document
+from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.run_reports import print_run
+from iree_gauntlet.reports.summary import run_document
+from iree_gauntlet.reports.summary_json import summary_json
 from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reporting.outcome import RunOutcome
+    from iree_gauntlet.records.outcome import RunOutcome
 
 DIAGNOSTIC = "failed to legalize operation 'torch.onnx.If' that was explicitly marked illegal"
 PLACE = "/home/me/src/iree-test-suites/onnx_ops/onnx/node/generated"

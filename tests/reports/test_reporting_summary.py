@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reporting import markdown
-from iree_gauntlet.reporting.cleaning import one_line
-from iree_gauntlet.reporting.report import write_reports
-from iree_gauntlet.reporting.report_files import STEP_SUMMARY_LIMIT, append_step_summary
+from iree_gauntlet.reports import markdown
+from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
+from iree_gauntlet.reports.run_reports import write_reports
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.places import DATA
 

@@ -12,7 +12,7 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, Pins, take_inventory
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.running.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
 
 if TYPE_CHECKING:
     from pathlib import Path

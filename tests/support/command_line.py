@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from iree_gauntlet.running import workbench
+from iree_gauntlet.engine import workbench
 from iree_gauntlet.tasks import program
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -32,7 +32,7 @@ MAIN = "from iree_gauntlet.tasks.program import main; main()"
 _PATCHED = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from iree_gauntlet.running import workbench
+from iree_gauntlet.engine import workbench
 from iree_gauntlet.tasks.program import main
 from tests.support.command_line import with_fields
 found = workbench.find_installed()

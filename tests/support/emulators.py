@@ -35,7 +35,7 @@ from azure.storage.blob import (
     generate_blob_sas,
 )
 
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.file_lock import file_lock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 from tests.support.processes import wait_until

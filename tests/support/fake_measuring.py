@@ -1,7 +1,7 @@
 """Stands in for the Python of an IREE where it measures: what torch computed, in times that were made up.
 
 A run that measures starts dozens of processes, which take most of its time, and what they say of time is never the
-same twice. This one says what a test tells it to. It answers as the programs of `iree_gauntlet.worker` do.
+same twice. This one says what a test tells it to. It answers as the programs of `iree_gauntlet.workers.iree_side` do.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.running.steps import Command, Step
+from iree_gauntlet.steps import Command, Step
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.steps import Command, Resources, Step
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.steps import Command, Resources, Step
+from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 
@@ -72,7 +72,7 @@ class PeerBench:
             origin=Origin("tiny.py"),
             resources=Resources(device="local-task"),
         )
-        path = str(Path(worker.__file__).with_name(f"{script}.py"))
+        path = str(Path(iree_side.__file__).with_name(f"{script}.py"))
         command = Command((self._python, "-B", path, str(build / f"{script}.json")), str(self.folder))
         place = {"builder": {"dataformat": "Fp32"}, "torch_python": sys.executable, "replace_disturbed": False, **place}
         where = AgainstPlace(**place)

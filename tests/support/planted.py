@@ -11,7 +11,7 @@ import numpy as np
 from iree_gauntlet.bench.build_folder import Array, Directions
 from iree_gauntlet.bench.directions import write_directions
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, DataFormat, round_weights
-from iree_gauntlet.measuring.arrays import Tensor
+from iree_gauntlet.measuring.numerics.arrays import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.arrays import read_arguments, read_output
-from iree_gauntlet.measuring.comparison import compare_outputs
-from iree_gauntlet.measuring.tolerances import parse_tolerances
+from iree_gauntlet.measuring.numerics.arrays import read_arguments, read_output
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from tests.support.command_line import MAIN
 from tests.support.places import ROOT
 

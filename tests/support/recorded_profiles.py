@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from iree_gauntlet.measuring.dispatch_profile import DispatchProfile, parse_dispatch_events
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
 from tests.support.places import DATA
 
 __all__ = ["INVOCATIONS", "recorded", "recorded_lines"]

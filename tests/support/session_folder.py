@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.file_lock import file_lock
+from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

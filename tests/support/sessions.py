@@ -6,12 +6,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from iree_gauntlet.engine.processes.processes import Processes
+from iree_gauntlet.engine.processes.supervisor import Supervisor
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
+from iree_gauntlet.engine.session import Session
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.running.event_log import EventLog
-from iree_gauntlet.running.machine_lock import LockFolder, MachineLocks
-from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.running.session import Session
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.records.event_log import EventLog
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure, load_cases
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.running.plan import Plan, make_plan
-from iree_gauntlet.running.plan_context import PlanContext
-from iree_gauntlet.running.steps import CacheLookup
+from iree_gauntlet.engine.plan import Plan, make_plan
+from iree_gauntlet.engine.plan_context import PlanContext
+from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.targets import Target
 from iree_gauntlet.toolchains.translate import Translation
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Stage
     from iree_gauntlet.errors import Problem
-    from iree_gauntlet.running.steps import Step
+    from iree_gauntlet.steps import Step
 
 __all__ = [
     "BENCHMARK",

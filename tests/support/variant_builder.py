@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet import worker
 from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.micro.variant_plan import VariantPlan
+from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -88,7 +88,7 @@ class Built:
         }
         path = self.program.with_name("plan.json")
         path.write_text(json.dumps(plan), encoding="utf-8")
-        script = Path(worker.__file__).with_name("measure_module.py")
+        script = Path(iree_side.__file__).with_name("measure_module.py")
         done = check([sys.executable, str(script), str(path)])
         answer = json.loads(done.stdout.splitlines()[-1])
         found = [read(self.program.parent, item) for item in answer["outputs"]]

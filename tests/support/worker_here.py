@@ -1,11 +1,11 @@
-"""The measuring programs of `iree_gauntlet.worker`, in this process: a start of their own takes longer than they do."""
+"""The measuring programs that run in IREE's Python, in this process: a start of their own takes longer than they do."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.worker.plan_file import answer_plan
+from iree_gauntlet.workers.iree_side.plan_file import answer_plan
 from tests.support.command_line import Done
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.system.atomic import write_atomic
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_missing_folder_is_an_error(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from iree_gauntlet.atomic import write_atomic
+from iree_gauntlet.system.atomic import write_atomic
 from tests.support.dying import killed_everywhere
 path = Path(sys.argv[1])
 seen = set()

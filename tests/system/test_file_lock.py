@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet import file_lock as locks
-from iree_gauntlet.file_lock import file_lock, take_lock
+from iree_gauntlet.system import file_lock as locks
+from iree_gauntlet.system.file_lock import file_lock, take_lock
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:

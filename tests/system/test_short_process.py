@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet import short_process
-from iree_gauntlet.short_process import run_short
+from iree_gauntlet.system import short_process
+from iree_gauntlet.system.short_process import run_short
 from tests.support.hanging import HANG, growing_times, marked_hang
 from tests.support.processes import running, wait_until
 

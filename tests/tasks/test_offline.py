@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.running.steps import Step, StepInput
+from iree_gauntlet.engine.offline import MissingFile, missing_files, missing_text
 from iree_gauntlet.settings import Configuration, Mirror
-from iree_gauntlet.tasks.offline import MissingFile, missing_files, missing_text
+from iree_gauntlet.steps import Step, StepInput
 
 if TYPE_CHECKING:
     from pathlib import Path

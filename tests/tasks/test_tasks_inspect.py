@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from iree_gauntlet.engine import workbench
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.running import workbench
 from iree_gauntlet.tasks.program import _Gauntlet, namespace
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import known_flags

@@ -10,9 +10,9 @@ import pytest
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains import devices as devices_module
-from iree_gauntlet.toolchains import doctor
+from iree_gauntlet.toolchains import findings as doctor
 from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
-from iree_gauntlet.toolchains.doctor import Finding, diagnose
+from iree_gauntlet.toolchains.findings import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import Toolchain

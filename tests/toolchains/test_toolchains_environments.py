@@ -14,9 +14,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from iree_gauntlet import file_lock
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain

@@ -19,9 +19,9 @@ import pytest
 
 from iree_gauntlet.bench import against, measure_onnx
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
+from iree_gauntlet.engine.rounds.blocks import Evidence
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.rounds import Block, BlockOrder, Round
-from iree_gauntlet.running.blocks import Evidence
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench, answer_of
 

@@ -14,7 +14,7 @@ import pytest
 from iree_gauntlet.bench import against, build_model, measure_onnx
 from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_build, tensors
-from iree_gauntlet.measuring.arrays import read_npy
+from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of, run_script

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.bench.agreement import Agreement, Gains, agreement, found_gains, limits, relative_error
 from iree_gauntlet.bench.directions import without_flips
 from iree_gauntlet.bench.formats import DataFormat, Tolerance
-from iree_gauntlet.measuring.arrays import Tensor
+from iree_gauntlet.measuring.numerics.arrays import Tensor
 from tests.support.planted import Network, tensor_of
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from iree_gauntlet.bench.build_folder import Array
 from iree_gauntlet.bench.trace_table import TraceTable, table_lines, trace_table
 from iree_gauntlet.bench.tracing import LIGHT, VERBOSE, Trace, benchmark_command, shown, trace
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.processes.processes import Processes
+from iree_gauntlet.engine.processes.supervisor import Supervisor
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.dispatch_profile import DispatchProfile, DispatchTime, ProfileError
-from iree_gauntlet.measuring.perfetto import perfetto_trace
-from iree_gauntlet.running.processes import Processes
-from iree_gauntlet.running.steps import Command, Resources, Step
-from iree_gauntlet.running.supervisor import Supervisor
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime, ProfileError
+from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
+from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS, with_fields

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet import worker
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import (
@@ -24,12 +23,13 @@ from iree_gauntlet.micro.memory_profile import (
     write_memory_profile,
 )
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.measure_memory import MemoryWatch, measure, thinned
+from iree_gauntlet.workers import iree_side
+from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, measure, thinned
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.processes import wait_until
 from tests.support.worker_here import answered_here
 
-_SCRIPT = Path(worker.__file__).with_name(MEMORY_WORKER)
+_SCRIPT = Path(iree_side.__file__).with_name(MEMORY_WORKER)
 _PHASES = ["load", "first call", "calls", "after"]
 _MIB = 1 << 20
 _FLAGS = (

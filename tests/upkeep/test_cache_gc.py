@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.collection import Users, collect, leftovers, plan_collection, remove_leftovers
+from iree_gauntlet.artifacts.garbage import Users, collect, leftovers, plan_collection, remove_leftovers
 from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, lock_or_none
 from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes

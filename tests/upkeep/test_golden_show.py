@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.measuring.golden_standing import Standing, Verdict, golden_standings
+from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
 from iree_gauntlet.requests import SelectionRequest, read
-from iree_gauntlet.tasks.golden_show import show
-from iree_gauntlet.tasks.upkeep_requests import GoldenShowRequest
+from iree_gauntlet.upkeep.golden_show import show
+from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, check, samples
 from tests.support.made_up_times import made_up_times

@@ -10,18 +10,18 @@ import pytest
 
 from iree_gauntlet.dialects.json5_text import plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
+from iree_gauntlet.experiments import run as execute
+from iree_gauntlet.experiments.run import Ran
 from iree_gauntlet.requests import ConductRequest, RunRequest
-from iree_gauntlet.tasks import execute
-from iree_gauntlet.tasks.execute import Ran
-from iree_gauntlet.tasks.upkeep_requests import XfailUpdateRequest
-from iree_gauntlet.tasks.xfail_update import update
+from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
+from iree_gauntlet.upkeep.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
 from tests.support.operator_suite import OperatorSuite
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
+    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.tasks.execute import Chosen
 
 _CONFIG = """{
   "config_name": "cpu", // the only one

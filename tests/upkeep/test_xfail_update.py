@@ -14,8 +14,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.requests import RunRequest
-from iree_gauntlet.tasks.upkeep_requests import XfailUpdateRequest
-from iree_gauntlet.tasks.xfail_update import update
+from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
+from iree_gauntlet.upkeep.xfail_update import update
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.worker.golden_sensitivity import effect_of, main
+from iree_gauntlet.workers.iree_side.golden_sensitivity import effect_of, main
 
 if TYPE_CHECKING:
     from pathlib import Path

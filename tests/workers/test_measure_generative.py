@@ -13,17 +13,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet import worker
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.device_context import Device
-from iree_gauntlet.worker.measure_generative import Generator, generate, measure, most_likely, overhead_us
+from iree_gauntlet.workers import iree_side
+from iree_gauntlet.workers.iree_side.device_context import Device
+from iree_gauntlet.workers.iree_side.measure_generative import Generator, generate, measure, most_likely, overhead_us
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.worker_here import answered_here
 
 _Run: TypeAlias = Callable[[dict[str, Any]], Done]
 
-_SCRIPT = Path(worker.__file__).with_name("measure_generative.py")
+_SCRIPT = Path(iree_side.__file__).with_name("measure_generative.py")
 _FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",

@@ -15,18 +15,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iree_gauntlet import worker
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.device_context import Device, Program, device_memory
-from iree_gauntlet.worker.measure_module import Carry, Context, Loop, measure, overhead_us, run_loop
-from iree_gauntlet.worker.plan_file import PlanError
+from iree_gauntlet.workers import iree_side
+from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.measure_module import Carry, Context, Loop, measure, overhead_us, run_loop
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS, Done
 from tests.support.worker_here import answered_here
 
 _Run: TypeAlias = Callable[[dict[str, Any]], Done]
 
-_SCRIPT = Path(worker.__file__).with_name("measure_module.py")
+_SCRIPT = Path(iree_side.__file__).with_name("measure_module.py")
 _FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -78,7 +78,7 @@ util.func public @meet(%mine: !hal.fence, %other: !hal.fence) {
 """
 _TWO_MEET = """
 import sys, threading
-from iree_gauntlet.worker.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.device_context import Device, Program
 device = Device("local-task")
 here, there = device.fence(), device.fence()
 meetings = [(here, there), (there, here)]
@@ -91,7 +91,7 @@ print("met")
 _ONE_AFTER_ANOTHER = """
 import sys
 import numpy as np
-from iree_gauntlet.worker.device_context import Device, Program
+from iree_gauntlet.workers.iree_side.device_context import Device, Program
 device = Device("local-task")
 program = Program(device, [sys.argv[1]], [], "step")
 x, zeros = (device.push(np.array(values, np.float32), "f32") for values in ([1.5, -2.25, 0, 3e4], [0] * 4))
@@ -276,7 +276,7 @@ def test_gradients_are_summed_up_on_the_device_and_every_group_starts_anew(built
 
 def _python(program: str, module: Path) -> str:
     """In a process of its own: what waits for ever in the runtime is ended by nothing else."""
-    root = Path(worker.__file__).parents[2]
+    root = Path(iree_side.__file__).parents[2]
     argv = [sys.executable, "-c", program, str(module)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS, cwd=root)
     assert done.returncode == 0, done.stderr
@@ -350,9 +350,9 @@ def test_a_function_that_is_not_there(built: Path) -> None:
 
 def test_a_script_brings_its_own_package_and_nothing_else(tmp_path: Path) -> None:
     # Another toolkit may be installed in the Python that is measured.
-    other = tmp_path / "iree_gauntlet" / "worker"
+    other = tmp_path / "iree_gauntlet" / "workers" / "iree_side"
     other.mkdir(parents=True)
-    for folder in (other.parent, other):
+    for folder in (other.parents[1], other.parent, other):
         (folder / "__init__.py").write_text("raise RuntimeError('the wrong package')")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, str(_SCRIPT)]

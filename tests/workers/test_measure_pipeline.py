@@ -18,7 +18,7 @@ from iree_gauntlet import bench
 from iree_gauntlet.bench.host_modules import add_torch
 from iree_gauntlet.bench.host_pipeline import StageError, run_pipeline
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.worker.plan_file import PlanError
+from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from iree_gauntlet.worker import run_reference
-from iree_gauntlet.worker.record_golden import RefusedError
-from iree_gauntlet.worker.run_reference import make_inputs
+from iree_gauntlet.workers.iree_side import run_reference
+from iree_gauntlet.workers.iree_side.record_golden import RefusedError
+from iree_gauntlet.workers.iree_side.run_reference import make_inputs
 from tests.support.onnx_suite import write_models
 
 if TYPE_CHECKING:

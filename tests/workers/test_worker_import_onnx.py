@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.worker import import_onnx, record_golden
-from iree_gauntlet.worker.import_onnx import InputError, imported_functions, parse_shape, prepare
-from iree_gauntlet.worker.record_golden import RefusedError, check_output, check_outputs
+from iree_gauntlet.workers.iree_side import import_onnx, record_golden
+from iree_gauntlet.workers.iree_side.import_onnx import InputError, imported_functions, parse_shape, prepare
+from iree_gauntlet.workers.iree_side.record_golden import RefusedError, check_output, check_outputs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.parameters.parameter import ParameterError
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes, splat_pattern
 from iree_gauntlet.artifacts.publishing import publishing, require_space
-from iree_gauntlet.atomic import sync_folder
+from iree_gauntlet.system.atomic import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

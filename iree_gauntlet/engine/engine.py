@@ -1,0 +1,277 @@
+"""A run: executes a plan under the journal, the locks and the scheduler, and tells the console."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Stage, Verdict, exit_code_of
+from iree_gauntlet.engine.judging import with_expectation
+from iree_gauntlet.engine.modules.modules import ModuleMaker
+from iree_gauntlet.engine.ready_queue import Limits
+from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
+from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
+from iree_gauntlet.measuring.machine.machine_memory import free_memory
+from iree_gauntlet.results import CacheUse, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.records.journal import Journal
+    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.steps import Step
+
+__all__ = ["Engine", "RunOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        jobs: steps at once before the benchmarks.
+        fail_fast: start nothing more after the first failure.
+        made_again: with --force-recompile, the folder in which all processes of a run note which modules they have
+            made again; None to use what is in the cache.
+        lenient: an unexpected pass does not fail the run.
+        confirm: how a broken golden time is confirmed; None to fail at once, by the dialects' plain rule.
+    """
+
+    jobs: int
+    fail_fast: bool
+    made_again: Path | None
+    lenient: bool
+    confirm: ConfirmRules | None
+
+
+class Engine:
+    """Executes steps.
+
+    Args:
+        session: what it runs in; its log is the run's journal.
+        workbench: the caches and the IREE.
+        options: how to run.
+        performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
+            step is not its own, and is executed as ever.
+        available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
+    """
+
+    def __init__(
+        self,
+        session: Session[Journal],
+        workbench: Workbench,
+        options: RunOptions,
+        performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
+        available_memory: Callable[[], int | None] = free_memory,
+    ) -> None:
+        self._session = session
+        self._store = workbench.store
+        self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
+        self._progress = session.progress
+        self._options = options
+        self._performers = performers or {}
+        self._memory = _Memory(available_memory)
+        self._cancelled = session.cancelled
+        self._quiet = QuietStretch(session.locks, session.progress.waiting)
+        self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
+
+    def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
+        """Runs steps and journals what they come to, up to the `end` event.
+
+        Args:
+            steps: a plan's steps.
+            finished: verdicts of the steps that an earlier part of this run has done.
+
+        Returns:
+            The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
+        """
+        began = time.monotonic()
+        interrupted = False
+        try:
+            code = exit_code_of(self.perform(steps, finished).values())
+        except KeyboardInterrupt:
+            interrupted, code = True, ExitCode.INTERRUPTED
+        self._session.log.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
+        return code
+
+    def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
+        """Runs some steps of a plan and journals what they come to; more may follow.
+
+        Returns:
+            Verdicts by step id, those that were finished before among them.
+
+        Raises:
+            BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
+        """
+        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
+        scheduler = Scheduler(steps, finished, limits, self._work, self._skip, self._abort, self._quiet.rest)
+        try:
+            return scheduler.run()
+        finally:
+            self._quiet.rest()
+
+    def _abort(self) -> None:
+        if not self._cancelled.is_set():
+            self._session.cancel()
+
+    def _fits(self, step: Step) -> bool:
+        """Whether there is memory for a compile beside others: the compiler holds a program several times."""
+        sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
+        free = self._memory.available()
+        return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
+
+    def _work(self, step: Step) -> Verdict:
+        if self._cancelled.is_set():
+            return Verdict.ERROR
+        began = time.monotonic()
+        self._session.log.start(step.id)
+        self._progress.step_started(_told(step))
+        try:
+            result = self._locked(step)
+        except GauntletError as error:
+            notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
+            result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
+        except OSError as error:
+            # Of this step alone: a full disk, a file that somebody has removed.
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            result = Result(Verdict.ERROR, what, notes=step.notes)
+        if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
+            result = _with_gone_input(step, result)
+        if self._cancelled.is_set():
+            # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
+            return Verdict.ERROR
+        result = with_expectation(step, result, lenient=self._options.lenient)
+        return self._finish(step, result, round(time.monotonic() - began, 6))
+
+    def _skip(self, step: Step, reason: str) -> Verdict:
+        return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
+
+    def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
+        result = replace(result, seconds=seconds)
+        self._session.log.result(step.id, result)
+        self._progress.step_finished(_told(step), result)
+        return result.verdict
+
+    def _locked(self, step: Step) -> Result:
+        """Runs a step under the machine-wide locks that it needs."""
+        if step.skip:
+            return Result(Verdict.SKIPPED, step.skip)
+        if step.blocked:
+            return Result(Verdict.ERROR, step.blocked, notes=step.notes)
+        device = step.resources.device
+        with ExitStack() as stack:
+            if step.resources.exclusive or not step.resources.cores:
+                self._quiet.rest()
+            if step.resources.exclusive and step.resources.cores:
+                stack.enter_context(self._session.locks.quiet_machine(exclusive=True, on_wait=self._progress.waiting))
+            elif step.resources.cores:
+                stack.enter_context(self._quiet.held())
+            if device and (step.resources.exclusive or not device.startswith("local-")):
+                stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
+            return self._execute(step)
+
+    def _execute(self, step: Step) -> Result:
+        performer = self._performers.get(step.stage)
+        performed = performer(step) if performer is not None else None
+        if performed is not None:
+            return performed
+        match step.stage:
+            case Stage.FETCH:
+                return self._fetch(step)
+            case Stage.IMPORT | Stage.PARAMETERS | Stage.COMPILE | Stage.REFERENCE:
+                return self._maker.make(step)
+            case Stage.THRESHOLD:
+                from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+
+                return check_threshold(step, self._session.processes)
+            case Stage.COMPSTAT:
+                from iree_gauntlet.engine.performance import check_compile_statistics  # noqa: PLC0415
+
+                return check_compile_statistics(step, self._release)
+            case Stage.BENCHMARK:
+                from iree_gauntlet.engine.performance import run_benchmark  # noqa: PLC0415
+
+                return run_benchmark(step, self._session.processes, self._options.confirm, self._cancelled)
+            case Stage.EXPORT:
+                raise TypeError(f"{step.id}: nothing that exports was given")
+
+    def _fetch(self, step: Step) -> Result:
+        fetched: list[Fetched] = []
+        for item in step.inputs:
+            if self._cancelled.is_set():
+                break
+            fetched.append(self._get(item.url))
+        notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
+        every = all(item.cached for item in fetched)
+        cache = CacheUse(every, reason="all files present" if every else "downloaded")
+        return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
+
+    def _get(self, url: str) -> Fetched:
+        """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.
+
+        Raises:
+            GauntletError: it cannot be had, or the run was cancelled.
+        """
+        future: Future[Fetched] = Future()
+
+        def fetch() -> None:
+            try:
+                future.set_result(self._store.fetch(url))
+            except BaseException as error:  # noqa: BLE001 - raised again in the step's own thread
+                future.set_exception(error)
+
+        threading.Thread(target=fetch, name="fetch", daemon=True).start()
+        while not wait([future], _CANCEL_POLL_SECONDS).done:
+            if self._cancelled.is_set():
+                raise GauntletError(f"{url}: interrupted")
+        return future.result()
+
+
+class _Memory:
+    """How much memory is free, asked not more often than it could have changed by what was started last.
+
+    Args:
+        ask: bytes that are free now, or None.
+    """
+
+    def __init__(self, ask: Callable[[], int | None]) -> None:
+        self._ask = ask
+        self._asked = -math.inf
+        self._bytes: int | None = None
+
+    def available(self) -> int | None:
+        """Bytes that are free, or were a moment ago; None where that is not known."""
+        now = time.monotonic()
+        if now - self._asked > _MEMORY_SECONDS:
+            self._asked, self._bytes = now, self._ask()
+        return self._bytes
+
+
+def _with_gone_input(step: Step, result: Result) -> Result:
+    """The result of a step that did not pass: where an input of its tool is not there, that is why."""
+    gone = [item.path for item in step.inputs if step.command is not None and not Path(item.path).exists()]
+    if not gone:
+        return result
+    what = f"{gone[0]} is not there any more: was the cache or the run's folder cleared while this ran?"
+    hint = "Run again; `--resume` makes what is missing."
+    return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
+
+
+def _told(step: Step) -> dict[str, Any]:
+    return {"id": step.id, "chain": step.chain, "stage": step.stage}
+
+
+_CANCEL_POLL_SECONDS = 0.2
+_MEMORY_SECONDS = 0.05
+_MEMORY_RESERVE = 2 << 30
+_MEMORY_PER_PROGRAM = 8

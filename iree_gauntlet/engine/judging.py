@@ -1,0 +1,105 @@
+"""Verdicts of processes that ended badly, and of steps that are expected to fail."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.processes.supervisor import disk_full
+from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.steps import Step
+
+__all__ = ["after_process", "first_error", "with_expectation"]
+
+_ERROR_LINE = re.compile(r"\berror: ")
+
+
+def after_process(
+    step: Step, outcome: Outcome, lines: Sequence[str], *, tool: str, reason: str | None = None
+) -> Result:
+    """The result of a step whose process ended badly.
+
+    Args:
+        step: gives the folder that it wrote to, and its time limit.
+        outcome: how it ended.
+        lines: what it wrote to standard error.
+        tool: its name, for messages.
+        reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
+    """
+    full = disk_full(Path(step.folder), lines)
+    if reason is None:
+        reason = shorten(next((line for line in lines if line.strip()), ""))
+    if outcome.timed_out:
+        verdict, reason = (
+            Verdict.ERROR,
+            f"{tool} ran longer than its {step.timeout:g} s and was ended with its children",
+        )
+    elif full:
+        verdict, reason = (
+            Verdict.ERROR,
+            f"{tool} ran out of disk space; free some (see `doctor`) and run again",
+        )
+    elif outcome.out_of_memory:
+        verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
+    elif outcome.signal == "SIGKILL":
+        verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
+    elif outcome.signal in SENT_SIGNALS:
+        verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
+    elif outcome.signal:
+        verdict, reason = Verdict.ERROR, f"{tool} crashed with {outcome.signal}"
+    else:
+        verdict = Verdict.FAILED
+        reason = f"{tool} failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
+    return Result(
+        verdict,
+        shorten(reason),
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        timed_out=outcome.timed_out,
+        tail=tuple(outcome.tail),
+        notes=tuple(outcome.notes),
+        disk_full=full,
+        out_of_memory=outcome.out_of_memory,
+    )
+
+
+def first_error(lines: Iterable[str]) -> str:
+    """The first line that says `error:`, without the path before it; empty where there is none."""
+    for line in lines:
+        match = _ERROR_LINE.search(line)
+        if match:
+            return shorten(line[match.end() :].strip())
+    return ""
+
+
+def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
+    """Turns the verdict of a step that is expected to fail.
+
+    A failure, or a crash of the tool, is what was expected, or one of them only where the expectation says which; a
+    time-out or an error of our own surroundings is not. A pass is an unexpected one, which fails the run unless
+    `lenient`.
+    """
+    if not step.expect_failure:
+        return result
+    expected = shorten(step.expect_failure)
+    if result.verdict is Verdict.FAILED or (result.verdict is Verdict.ERROR and result.crashed):
+        crashed = result.verdict is Verdict.ERROR
+        if step.expect_crash is None or step.expect_crash is crashed:
+            return replace(result, verdict=Verdict.XFAILED, reason=f"{result.reason}; expected: {expected}")
+        how, other = ("an ordinary failure", "a crash") if crashed else ("a crash", "an ordinary failure")
+        return replace(result, reason=f"{result.reason}, but {how} is expected ({expected}): list it as {other}")
+    if result.verdict is Verdict.PASSED:
+        if lenient:
+            note = f"passed although expected to fail: {expected}"
+            return replace(result, notes=(*result.notes, note))
+        reason = f"passed, but is expected to fail: {expected}; remove the expectation"
+        return replace(result, verdict=Verdict.XPASSED, reason=reason)
+    return result

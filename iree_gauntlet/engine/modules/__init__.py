@@ -1,0 +1,1 @@
+"""Compiled modules: their keys, their cache, and compiling many at once."""

@@ -1,0 +1,447 @@
+"""The store of compiled modules: content-addressed, safe to share, safe to delete at any time.
+
+    <cache>/modules/<first two of key>/<key>/entry.json, <role>...
+    <cache>/modules/by-name/<name>.json     what was last compiled under a name, to explain a miss
+    <cache>/modules/making/                 entries being written, and damaged ones being removed
+
+An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that
+of every file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known
+to it by device, inode, size and time of modification, and not hashed again. For a large file the same is kept
+on disk (`artifacts/hashing`), so that made-up weights of 2 GB cost the next process a stat and not a second of
+hashing; a small one is hashed by each process, which costs less than 1 ms for each MB. So whatever is written to
+a file is seen, as it changes the time of modification. What changes on the disk by itself is seen in a small file;
+in a large one `cache.verify` sees it.
+
+The time of modification of `entry.json` is that of the entry's last use, to the hour.
+
+Files pass between the store and a run's folder as hard links where the file system allows, as copies
+otherwise. A writer to the run's file would thus write into the store: that is damage, which the next lookup
+sees. The files stay writable, so that a run's compile command can be pasted and run again as it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_file
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.engine.modules.module_entry import (
+    ENTRY_FILE,
+    ENTRY_FORMAT,
+    DamageError,
+    is_key,
+    is_role,
+    open_sealed,
+    sealed,
+)
+from iree_gauntlet.engine.modules.module_key import canonical_json, describe_changes, make_key
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.system.atomic import sync_folder, write_atomic
+from iree_gauntlet.system.file_lock import LockFile
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
+
+__all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
+
+_LOCK_POLL_SECONDS = 0.05
+# From this size on, that a file was hashed is kept on disk. To read such a stamp costs as much as to hash 50 kB;
+# at 16 MB a module is hashed in 10 ms, and is seldom larger.
+_LARGE_BYTES = 16 << 20
+_USE_SECONDS = 3600.0
+_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class EntryGoneError(GauntletError):
+    """An entry that was there when it was looked up, and is not any more."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"module {key[:12]} was removed from the cache while it was used",
+            "run again: it will be compiled anew",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A module in the store.
+
+    Attributes:
+        key: what it is found by.
+        files: where each of its files lies, by role. Not to be written to; use `materialise`.
+        metadata: what was kept with it: statistics, diagnostics, seconds, peak memory.
+        name: whom it was compiled for first.
+        ingredients: what its key was made from.
+        created: when (ISO 8601, UTC).
+    """
+
+    key: str
+    files: dict[str, Path]
+    metadata: dict[str, Any]
+    name: str
+    ingredients: dict[str, str]
+    created: str
+
+    def materialise(self, role: str, destination: Path) -> None:
+        """Put a file of it at a path, replacing what is there; the folder must exist.
+
+        Raises:
+            KeyError: it has no file of that role.
+            EntryGoneError: the store was cleared since the lookup.
+            OSError: the destination cannot be written.
+        """
+        source = self.files[role]
+        try:
+            _place(source, destination)
+        except FileNotFoundError:
+            if destination.parent.is_dir():
+                raise EntryGoneError(self.key) from None
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a lookup came to; `reason` is one line, also for a hit."""
+
+    entry: Entry | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What publishing came to: the entry that is in the store now, or a note why there is none."""
+
+    entry: Entry | None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class ModuleCache:
+    """The store in a cache folder, which need not exist yet. May be used by several threads.
+
+    Attributes:
+        folder: the cache's folder.
+        clock: seconds since 1970, to compare with when an entry was last used.
+    """
+
+    folder: Path
+    clock: Callable[[], float] = time.time
+    _checked: dict[tuple[int, int, int, int], str] = field(default_factory=dict)
+    _leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(self.folder)
+
+    @property
+    def _modules(self) -> Path:
+        return self.folder / "modules"
+
+    @property
+    def _verified(self) -> VerifiedHashes:
+        return VerifiedHashes(self.folder / "verified")
+
+    def lookup(self, key: str) -> Lookup:
+        """Find an entry and check it; a damaged one counts as missing, and gives way to the next that is published."""
+        place = self.folder_of(key)
+        if place.is_dir():
+            # Before it is read: what is in use is not collected.
+            self._leases.use(place)
+        try:
+            entry = self._read(key, place)
+            _note_use(place, self.clock())
+            return Lookup(entry, "found")
+        except FileNotFoundError:
+            if not place.exists():
+                return Lookup(None, "not in the cache")
+            what = "a file is missing"
+        except DamageError as damage:
+            what = str(damage)
+        except OSError as error:
+            return Lookup(None, f"unreadable: {error.strerror}")
+        return Lookup(None, f"damaged: {what}")
+
+    def publish(
+        self,
+        files: Mapping[str, Path],
+        *,
+        name: str,
+        ingredients: Mapping[str, str],
+        metadata: Mapping[str, Any],
+        created: datetime,
+    ) -> Publication:
+        """Put a module into the store.
+
+        The module exists already, so nothing that is wrong with the store is an error: a read-only or full
+        one gives a note. Where another process was first, its entry stands.
+
+        Args:
+            files: what to keep, by role. They share their bytes with the store
+                where the file system allows.
+            name: a human name (the module's id) to explain later misses by.
+            ingredients: what the key is made from.
+            metadata: JSON.
+            created: now, with a time zone.
+
+        Raises:
+            ValueError: a role that is no plain lower-case file name, or metadata that is no strict JSON.
+            FileNotFoundError: a file to keep is not there.
+        """
+        key = make_key(ingredients)
+        for role in files:
+            if not is_role(role):
+                raise ValueError(f"{role!r} is no role")
+        sources = {role: path.resolve(strict=True) for role, path in files.items()}
+        document: dict[str, Any] = {
+            "format": ENTRY_FORMAT,
+            "key": key,
+            "name": name,
+            "created": created.isoformat(timespec="milliseconds"),
+            "ingredients": dict(ingredients),
+            "metadata": dict(metadata),
+        }
+        canonical_json(document)
+        try:
+            with self.incoming(key) as temporary:
+                hashes = self._fill(temporary, sources, document)
+                publication = self._put_in_place(temporary, key, hashes)
+        except OSError as error:
+            return Publication(None, f"not kept in the cache: {error.strerror}")
+        return self._named(publication, name, key, ingredients)
+
+    @contextlib.contextmanager
+    def incoming(self, key: str) -> Iterator[Path]:
+        """A folder of nobody else's, in which an entry can be put together for `adopt`; gone afterwards.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        making = self._modules / "making"
+        making.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{key[:16]}-", dir=making))
+        try:
+            yield temporary
+        finally:
+            # Of no effect after the rename.
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def adopt(self, temporary: Path, key: str, hashes: Mapping[str, str], name: str = "") -> Publication:
+        """Put an entry into the store that was made elsewhere, and whose every file was checked.
+
+        Args:
+            temporary: its folder, out of `incoming`.
+            key: of the entry.
+            hashes: the SHA-256 that its files turned out to have, by role.
+            name: to explain later misses by; by default the entry's own.
+        """
+        try:
+            publication = self._put_in_place(temporary, key, hashes)
+        except OSError as error:
+            return Publication(None, f"not kept in the cache: {error.strerror}")
+        entry = publication.entry
+        return self._named(publication, name or entry.name, key, entry.ingredients) if entry else publication
+
+    def remove(self, key: str) -> None:
+        """Take an entry out in one rename, then delete it at leisure.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            OSError: it cannot be moved.
+        """
+        making = self._modules / "making"
+        making.mkdir(exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix="damaged-", dir=making))
+        try:
+            self.folder_of(key).rename(aside / "entry")
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def making(self, key: str, cancelled: threading.Event) -> Iterator[None]:
+        """Be the one process that makes a module: others that want it wait until the block is left.
+
+        A store in which no lock can be made keeps nobody out: it can keep no module either.
+
+        Raises:
+            WaitCancelledError: the run was cancelled while it waited.
+        """
+        lock = LockFile(self._modules / "making" / f"{key}.lock")
+        try:
+            lock_path = self._modules / "making"
+            lock_path.mkdir(parents=True, exist_ok=True)
+            while not lock.acquire_now():
+                if cancelled.wait(_LOCK_POLL_SECONDS):
+                    raise WaitCancelledError(f"cancelled while another process makes module {key[:12]}")
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            # Who waits for it sees that it is gone, and makes it anew.
+            lock.remove()
+
+    def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:
+        """Why a module is not in the store: what changed since it was last compiled under this name."""
+        try:
+            record = json.loads(self._name_file(name).read_bytes())
+            before = {str(key): str(value) for key, value in record["ingredients"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return "never compiled here"
+        return describe_changes(before, ingredients) or "was compiled here, but is no longer in the cache"
+
+    def folder_of(self, key: str) -> Path:
+        """Where an entry lies, or would lie."""
+        if not is_key(key):
+            raise ValueError(f"{key!r} is no key")
+        return self._modules / key[:2] / key
+
+    def _named(self, publication: Publication, name: str, key: str, ingredients: Mapping[str, str]) -> Publication:
+        """Note what was last made under a name."""
+        try:
+            by_name = self._name_file(name)
+            by_name.parent.mkdir(exist_ok=True)
+            write_atomic(by_name, canonical_json({"key": key, "ingredients": dict(ingredients)}))
+        except OSError as error:
+            return Publication(publication.entry, f"a later miss cannot be explained: {error.strerror}")
+        return publication
+
+    def _name_file(self, name: str) -> Path:
+        # The hash keeps names apart that differ in what a file name cannot hold, or in case alone.
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        return self._modules / "by-name" / f"{re.sub(r'[^A-Za-z0-9._@-]', '_', name)[:80]}-{digest}.json"
+
+    def _read(self, key: str, place: Path) -> Entry:
+        """Read and check an entry.
+
+        Raises:
+            FileNotFoundError: it, or a part of it, is not there.
+            DamageError: it is not what was written.
+        """
+        document = open_sealed((place / ENTRY_FILE).read_bytes(), key)
+        files: dict[str, Path] = {}
+        for role, expected in document["files"].items():
+            files[role] = place / role
+            if self._hash(files[role], expected["sha256"]) != expected["sha256"]:
+                raise DamageError(f"the checksum of {role} does not match")
+        return Entry(key, files, document["metadata"], document["name"], document["ingredients"], document["created"])
+
+    def _hash(self, path: Path, expected: str) -> str:
+        status = path.stat()
+        stamp = _stamp(status)
+        known = self._checked.get(stamp)
+        if known is None:
+            large = status.st_size >= _LARGE_BYTES
+            known = self._verified.sha256(path, expected) if large else hash_file(path)
+            self._checked[stamp] = known
+        return known
+
+    def _fill(self, temporary: Path, sources: Mapping[str, Path], document: dict[str, Any]) -> dict[str, str]:
+        """Put an entry together; SHA-256 by role."""
+        described: dict[str, dict[str, Any]] = {}
+        for role, source in sources.items():
+            path = temporary / role
+            _link_or_copy(source, path)
+            path.chmod(0o644)
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+            described[role] = {"sha256": hash_file(path), "bytes": path.stat().st_size}
+        document["files"] = described
+        write_atomic(temporary / ENTRY_FILE, sealed(document))
+        return {role: file["sha256"] for role, file in described.items()}
+
+    def _put_in_place(self, temporary: Path, key: str, hashes: Mapping[str, str]) -> Publication:
+        temporary.chmod(0o755)
+        place = self.folder_of(key)
+        place.parent.mkdir(exist_ok=True)
+        # Twice: what stands there may turn out to be damaged, and is removed then.
+        for _ in range(2):
+            try:
+                temporary.rename(place)
+            except OSError:
+                if not place.exists():
+                    raise
+            else:
+                sync_folder(place.parent)
+                self._remember(place, hashes)
+            found = self.lookup(key)
+            if found.entry is not None:
+                return Publication(found.entry)
+            with contextlib.suppress(FileNotFoundError):
+                self.remove(key)
+        return Publication(None, f"not kept in the cache: {found.reason}")
+
+    def _remember(self, place: Path, hashes: Mapping[str, str]) -> None:
+        """Note the hashes of files that were just written, and hashed, by nobody else."""
+        for role, sha256 in hashes.items():
+            with contextlib.suppress(FileNotFoundError):
+                status = (place / role).stat()
+                self._checked[_stamp(status)] = sha256
+                if status.st_size >= _LARGE_BYTES:
+                    self._verified.remember(place / role, sha256)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    # Not the time of change (ctime): a new hard link alters it.
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _note_use(place: Path, now: float) -> None:
+    """Set the time of an entry's last use, at most once an hour."""
+    file = place / ENTRY_FILE
+    try:
+        if now - file.stat().st_mtime > _USE_SECONDS:
+            # Without a time, so that whoever may write the file may do it, not its owner alone.
+            os.utime(file)
+    except FileNotFoundError:
+        # Somebody cleared the cache: who wants a file of the entry will see it.
+        return
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+
+
+def _place(source: Path, destination: Path) -> None:
+    """Put a file at a path by hard link or copy, in one step, replacing what is there."""
+    try:
+        os.link(source, destination)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Something is there already, or the file system has no links.
+        _replace(source, destination)
+
+
+def _replace(source: Path, destination: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
+    try:
+        temporary = folder / "module"
+        _link_or_copy(source, temporary)
+        temporary.replace(destination)
+    finally:
+        # Also because rename(2) leaves both names where they are links to one file.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, one without links, another owner's file, or too many links.
+        shutil.copyfile(source, destination)
+        destination.chmod(0o644)

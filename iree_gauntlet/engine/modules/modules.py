@@ -1,0 +1,350 @@
+"""Import, parameters, compile and reference steps: from the cache where it has them, by the tools where not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.commands import makes_dumps
+from iree_gauntlet.engine.judging import after_process, first_error
+from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.modules.shared_modules import Found
+from iree_gauntlet.engine.plan_modules import FILE_ROLE
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.results import CacheUse, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.engine.modules.module_cache import Entry
+    from iree_gauntlet.engine.modules.shared_modules import SharedModules
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.steps import Step
+
+__all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
+
+# Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
+_MOST_DIAGNOSTICS = 64 * 1024
+_PLACED_ERROR = re.compile(r":\d+:\d+: error: ")
+# Of a linker or a machine that was out of something for a moment.
+_PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
+_TOOLS = {
+    Stage.IMPORT: "the ONNX import",
+    Stage.PARAMETERS: "making up the weights",
+    Stage.COMPILE: "iree-compile",
+    Stage.REFERENCE: "onnxruntime",
+}
+# What these make is our own, made by our own programs: not shared, not made again, and no fault of IREE's.
+_OURS = (Stage.PARAMETERS, Stage.REFERENCE)
+
+
+class ModuleMaker:
+    """Makes what import, parameters, compile and reference steps make.
+
+    Args:
+        session: what it runs in.
+        workbench: the caches.
+        made_again: where it is noted what was made again although it was in the cache, each once for all processes
+            of a run, and compared; None to use what is there.
+        processes: start the tools, in place of the session's.
+        keeps_failures: whether a compile that fails by its own account is kept too, and not tried again.
+    """
+
+    def __init__(
+        self,
+        session: Session[Any],
+        workbench: Workbench,
+        *,
+        made_again: Path | None,
+        processes: Processes | None = None,
+        keeps_failures: bool = False,
+    ) -> None:
+        self._cache = workbench.modules
+        self._store = workbench.store
+        self._shared = workbench.shared
+        self._processes = processes or session.processes
+        self._cancelled = session.cancelled
+        self._made_again = made_again
+        self._keeps_failures = keeps_failures
+
+    def make(self, step: Step) -> Result:
+        """Runs an import, parameters, compile or reference step."""
+        ingredients = dict(step.cache.ingredients)
+        source = next(item for item in step.inputs if item.role == "program")
+        ingredients["program"] = ingredients["program"] or self._store.fetch(source.url).sha256
+        for item in step.inputs:
+            if item.role.startswith(FILE_ROLE):
+                ingredients[item.role] = ingredients[item.role] or self._store.fetch(item.url).sha256
+        key = make_key(ingredients)
+        Path(step.folder).mkdir(parents=True, exist_ok=True)
+        dumps = step.command is not None and makes_dumps(step.command.argv)
+        if not dumps and not self._is_forced(step, key):
+            result = self._looked_up(step, key)
+            if result is not None:
+                return result
+        # Made-up weights are large, and made faster than they are fetched. Dumps are in no cache.
+        shared = None if dumps or step.stage in _OURS else self._shared
+        with self._cache.making(key, self._cancelled):
+            # Again: another process may have made it meanwhile.
+            forced = self._is_forced(step, key)
+            result = None if dumps or forced else self._looked_up(step, key)
+            if result is not None:
+                return result
+            found = Found()
+            if shared is not None and not forced:
+                found, result = self._from_shared(shared, step, key)
+            if result is not None:
+                return result
+            result = self._make(step, key, ingredients, step.cache.reason if dumps else "", forced=forced)
+            result = _with_shared(result, found)
+        if shared is not None and result.verdict is Verdict.PASSED:
+            # Outside of the lock: nobody here waits for what others will use.
+            note = shared.offer(key, self._cache, self._cancelled)
+            result = replace(result, notes=(*result.notes, note)) if note else result
+        return result
+
+    def _from_shared(self, shared: SharedModules, step: Step, key: str) -> tuple[Found, Result | None]:
+        """What the shared store has, put where the step wants it."""
+        roles = [role for role, _ in step.outputs if role != "splat"]
+        found = shared.find(key, self._cache, step.id, roles, self._cancelled)
+        if found.entry is None:
+            return found, None
+        try:
+            result = self._from_cache(step, found.entry, key, f"from the shared cache {shared.url}")
+        except EntryGoneError:
+            return found, None
+        return found, replace(result, notes=(*result.notes, found.note)) if found.note else result
+
+    def _is_forced(self, step: Step, key: str) -> bool:
+        """Whether it is to be made although the cache has it: not twice, and not what no compiler decides."""
+        if self._made_again is None or step.stage in _OURS:
+            return False
+        return not (self._made_again / key).exists()
+
+    def _looked_up(self, step: Step, key: str) -> Result | None:
+        found = self._cache.lookup(key)
+        if found.entry is None:
+            return None
+        try:
+            return self._from_cache(step, found.entry, key)
+        except EntryGoneError:
+            # Somebody cleared the cache between the two lines above.
+            return None
+
+    def _make(self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, *, forced: bool) -> Result:
+        found = self._cache.lookup(key)
+        if forced:
+            reason = "--force-recompile"
+        elif not reason and found.reason.startswith(("damaged", "unreadable")):
+            reason = found.reason
+        elif not reason:
+            reason = self._cache.explain_miss(step.id, ingredients)
+        result = self._by_tool(step, key, ingredients, reason, found.entry)
+        if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
+            self._made_again.mkdir(parents=True, exist_ok=True)
+            (self._made_again / key).touch()
+        return result
+
+    def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
+        failure = entry.metadata.get("failure")
+        if failure is not None:
+            return self._failed_before(step, failure, key)
+        for role, path in step.outputs:
+            if role in entry.files:
+                entry.materialise(role, Path(path))
+        metadata = entry.metadata
+        return Result(
+            Verdict.PASSED,
+            command=self._processes.typed(step),
+            cache=CacheUse(True, key, reason),
+            statistics=metadata.get("statistics", {}),
+            notes=(*step.notes, *metadata.get("notes", ())),
+        )
+
+    def _failed_before(self, step: Step, failure: Mapping[str, Any], key: str) -> Result:
+        """What the compiler had against the same program, with the same flags, before."""
+        for _, path in step.outputs:
+            Path(path).unlink(missing_ok=True)
+        return Result(
+            Verdict.FAILED,
+            failure["reason"],
+            command=self._processes.typed(step),
+            exit_code=failure["exit_code"],
+            cache=CacheUse(True, key, "failed before; --force-recompile tries again"),
+            notes=step.notes,
+            tail=tuple(failure["tail"]),
+        )
+
+    def _by_tool(
+        self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: Entry | None
+    ) -> Result:
+        cache = CacheUse(False, key, reason)
+        for _, path in step.outputs:
+            # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
+            Path(path).unlink(missing_ok=True)
+        outcome = self._processes.run(step)
+        log = self._processes.log(step)
+        if outcome.exit_code != 0:
+            result = self._judged(step, key, ingredients, outcome, previous)
+            return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
+        missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
+        if missing:
+            text = f"exit code 0, but {Path(missing[0]).name} was not written"
+            return self._processes.complete(step, outcome, Result(Verdict.ERROR, text, cache=cache, log=log))
+        if is_edited(step):
+            return self._processes.complete(step, outcome, replace(_edited(step), cache=cache, log=log))
+        statistics = self._statistics(step, outcome.seconds, outcome.peak_rss_bytes)
+        notes = [*step.notes]
+        if previous is not None:
+            notes.append(_comparison_note(step, previous))
+            if "failure" in previous.metadata:
+                # What stands in the store is never written over.
+                with contextlib.suppress(FileNotFoundError):
+                    self._cache.remove(key)
+        files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
+        metadata = {
+            "statistics": statistics,
+            "diagnostics": "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:],
+            "command": self._processes.typed(step),
+        }
+        published = self._cache.publish(
+            files, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC)
+        )
+        if published.note:
+            notes.append(published.note)
+        result = Result(
+            Verdict.PASSED,
+            cache=cache,
+            statistics=statistics,
+            notes=tuple(notes),
+            log=log,
+            tail=tuple(outcome.tail),
+        )
+        return self._processes.complete(step, outcome, result)
+
+    def _judged(
+        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
+    ) -> Result:
+        """What a tool that ended badly says, kept where it says it of the program."""
+        lines = self._processes.error_lines(step)
+        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=first_error(lines))
+        if result.verdict is not Verdict.FAILED:
+            return result
+        if step.stage in _OURS:
+            # Not the product under test: our own program, or what the spec asks of it.
+            return replace(result, verdict=Verdict.ERROR)
+        if is_edited(step):
+            return _edited(step)
+        if self._keeps_failures and _is_of_the_program(lines):
+            notes = self._keep_failure(step, key, result, ingredients, lines, previous)
+            return replace(result, notes=(*result.notes, *notes))
+        return result
+
+    def _keep_failure(
+        self,
+        step: Step,
+        key: str,
+        result: Result,
+        ingredients: Mapping[str, str],
+        lines: Sequence[str],
+        previous: Entry | None,
+    ) -> tuple[str, ...]:
+        """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
+        notes: tuple[str, ...] = ()
+        if previous is not None and "failure" not in previous.metadata:
+            # Made again, with another end: the compiler is not deterministic here, and this end is the news.
+            notes = ("it compiled before: that module was taken out of the cache",)
+            with contextlib.suppress(FileNotFoundError):
+                self._cache.remove(key)
+        failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
+        diagnostics = "\n".join(lines)[-_MOST_DIAGNOSTICS:]
+        metadata = {"failure": failure, "diagnostics": diagnostics, "command": self._processes.typed(step)}
+        self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC))
+        return notes
+
+    def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:
+        figures: dict[str, Any] = {"tool_seconds": seconds, "peak_rss_bytes": peak_rss}
+        outputs = dict(step.outputs)
+        if step.stage is Stage.PARAMETERS:
+            figures["archive_bytes"] = Path(outputs["parameters"]).stat().st_size
+        if step.stage is Stage.COMPILE:
+            figures["binary_size_bytes"] = Path(outputs["module"]).stat().st_size
+            if "statistics" in outputs:
+                figures["dispatch_count"] = dispatch_count(read_statistics(Path(outputs["statistics"])))
+        return figures
+
+
+def read_statistics(path: Path) -> dict[str, Any]:
+    """The compiler's statistics.
+
+    Raises:
+        GauntletError: the file is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GauntletError(
+            f"the compile statistics {path} cannot be read: {error}", "Run again with --force-recompile."
+        ) from error
+    if not isinstance(content, dict):
+        raise GauntletError(f"the compile statistics {path} are no JSON object", "Run again with --force-recompile.")
+    return content
+
+
+def dispatch_count(statistics: Mapping[str, Any]) -> int | None:
+    """`stream-aggregate / execution / dispatch-count`; None where the compiler gives none."""
+    count = statistics.get("stream-aggregate", {}).get("execution", {}).get("dispatch-count")
+    return int(count) if count is not None else None
+
+
+def is_edited(step: Step) -> bool:
+    """Whether a program that is compiled where it lies is not any more what it was when the run was planned."""
+    ingredients = dict(step.cache.ingredients)
+    if "name" not in ingredients:
+        return False
+    source = next(item for item in step.inputs if item.role == "program")
+    try:
+        return hash_file(Path(source.path)) != ingredients["program"]
+    except OSError:
+        return True
+
+
+def _edited(step: Step) -> Result:
+    source = next(item for item in step.inputs if item.role == "program")
+    what = f"{source.path} was changed or removed while this ran: what became of it is kept nowhere"
+    return Result(Verdict.ERROR, what, notes=step.notes, tail=("Run again.",))
+
+
+def _is_of_the_program(lines: Sequence[str]) -> bool:
+    """Whether a failure is said to be of a place in the program, and not of the linker or of this machine."""
+    return any(_PLACED_ERROR.search(line) for line in lines) and not any(_PASSING.search(line) for line in lines)
+
+
+def _with_shared(result: Result, found: Found) -> Result:
+    """A result with what the shared store came to, where it was of no use."""
+    if found.note:
+        return replace(result, notes=(*result.notes, found.note))
+    if found.asked and result.cache is not None:
+        return replace(result, cache=replace(result.cache, reason=f"{result.cache.reason}; not in the shared cache"))
+    return result
+
+
+def _comparison_note(step: Step, previous: Entry) -> str:
+    role = step.outputs[0][0]
+    if role not in previous.files:
+        return "made again: it had failed before"
+    same = hash_file(Path(dict(step.outputs)[role])) == hash_file(previous.files[role])
+    if same:
+        return "made again: the same bytes as in the cache"
+    return "made again: other bytes than in the cache; this compiler is not deterministic here, or the entry is stale"

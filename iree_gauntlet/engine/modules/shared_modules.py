@@ -1,0 +1,342 @@
+"""A store of modules that several machines share: asked after the local one, and filled after a compile.
+
+    <url>/v1/<first two of key>/<key>.tar     an entry, as `module_archive` packs it
+
+Whoever may write there decides what code runs on the machines that read there; see docs/shared-modules.md. What
+is read is checked whole before it is used. A store that cannot be reached or refuses is a note, never an error,
+and is left alone for the rest of the run: it costs one timeout.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
+
+from iree_gauntlet.artifacts.archive import Blocks
+from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
+from iree_gauntlet.artifacts.remote import without_queries
+from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
+from iree_gauntlet.engine.modules.module_entry import DamageError
+from iree_gauntlet.errors import ArtifactError, GauntletError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from obstore import GetResult
+
+    from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
+    from iree_gauntlet.settings import Configuration
+
+__all__ = ["Found", "SharedModules", "shared_modules"]
+
+_LAYOUT = "v1"
+_FILE = "file://"
+# A module can be compiled instead, so less is waited for than for an artifact.
+_STALL_SECONDS = 20.0
+_RETRIES = 1
+_CANCEL_POLL_SECONDS = 0.2
+_BLOCK_BYTES = 1 << 20
+# What goes into one request, which alone can ask that nothing is replaced; it is in memory as a whole.
+_ONE_REQUEST_BYTES = 32 << 20
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+# What Azure and S3 call an object that is not there. Another code says that the container or bucket is not.
+_NO_OBJECT = frozenset({"BlobNotFound", "NoSuchKey"})
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look into the shared store came to.
+
+    Attributes:
+        entry: now in the local store too; None where it was not to be had.
+        asked: whether the store has answered.
+        note: what a person should know; empty for nothing.
+    """
+
+    entry: Entry | None = None
+    asked: bool = False
+    note: str = ""
+
+
+class _RemoteError(Exception):
+    """The store cannot be reached, or refuses."""
+
+
+class SharedModules:
+    """A shared store, for one run; may be used by several threads.
+
+    Args:
+        url: where it is.
+        configuration: credentials and options.
+        write: whether it may be filled.
+        stall_timeout: seconds without a byte after which it is given up.
+    """
+
+    def __init__(
+        self, url: str, configuration: Configuration, *, write: bool = False, stall_timeout: float = _STALL_SECONDS
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.write = write
+        self._configuration = configuration
+        self._stall_timeout = stall_timeout
+        self._location: StoreLocation | None = None
+        # Held for the first request, so that one thread alone waits for a store that is not there.
+        self._first = threading.Lock()
+        self._answers = False
+        self._failed = False
+        self._told = False
+        self._unwritable = False
+        self._damaged: set[str] = set()
+
+    def find(
+        self, key: str, cache: ModuleCache, name: str, roles: Collection[str], cancelled: threading.Event
+    ) -> Found:
+        """Get an entry into the local store.
+
+        Args:
+            key: of the entry.
+            cache: the local store.
+            name: for whom, to explain later misses by.
+            roles: the files that it must have.
+            cancelled: ends the wait.
+
+        Raises:
+            GauntletError: the run was cancelled.
+        """
+        return _until_cancelled(lambda: self._find(key, cache, name, roles), cancelled)
+
+    def offer(self, key: str, cache: ModuleCache, cancelled: threading.Event) -> str:
+        """Put an entry of the local store there, where this is allowed; a note, empty where all is well.
+
+        One that is there already stays, unless this run has found it damaged.
+
+        Raises:
+            GauntletError: the run was cancelled.
+        """
+        if not self.write or self._failed or self._unwritable:
+            return ""
+        return _until_cancelled(lambda: self._offer(key, cache), cancelled)
+
+    def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> Found:
+        try:
+            answer = self._answer(key)
+            if answer is None:
+                return Found(asked=self._answers)
+            with cache.incoming(key) as folder:
+                stream = Blocks(_blocks(answer))
+                hashes = unpack(stream, key, folder, roles=roles, size=answer.meta["size"])
+                published = cache.adopt(folder, key, hashes, name)
+            return Found(published.entry, asked=True, note=published.note)
+        except _RemoteError as error:
+            with self._first:
+                told, self._failed, self._told = self._told, True, True
+            return Found(note="" if told else f"the shared cache {self.url} is not used in this run: {error}")
+        except DamageError as error:
+            self._damaged.add(key)
+            return Found(asked=True, note=f"{self.url}/{_path_of(key)} is not used: {error}")
+        except OSError as error:
+            # Of the local disk: those of the store are wrapped.
+            return Found(asked=True, note=f"what the shared cache has is not used: {error.strerror}")
+
+    def _answer(self, key: str) -> GetResult | None:
+        """The object of an entry; None where it is not there, or the store is not to be asked."""
+        if self._answers:
+            return None if self._failed else self._get(key)
+        with self._first:
+            if self._failed:
+                return None
+            try:
+                found = self._get(key)
+            except _RemoteError:
+                self._failed = True
+                raise
+            self._answers = True
+            return found
+
+    def _get(self, key: str) -> GetResult | None:
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        location = self._open()
+        with _remote_errors():
+            try:
+                return obstore.get(location.store, _below(location, key))
+            except FileNotFoundError as error:
+                code = _CODE.search(str(error))
+                if code and code[1] not in _NO_OBJECT:
+                    raise
+                return None
+
+    def _open(self) -> StoreLocation:
+        if self._location is None:
+            folder = Path(unquote(self.url.removeprefix(_FILE)))
+            if self.url.startswith(_FILE) and not self.write and not folder.is_dir():
+                # It would be made, and so hide that nobody has mounted it.
+                raise _RemoteError(f"there is no folder {folder}")
+            try:
+                self._location = open_store(
+                    self.url, self._configuration, stall_timeout=self._stall_timeout, retries=_RETRIES
+                )
+            except ArtifactError as error:
+                raise _RemoteError(error.what) from error
+        return self._location
+
+    def _offer(self, key: str, cache: ModuleCache) -> str:
+        folder = cache.folder_of(key)
+        try:
+            size = packed_bytes(folder, key)
+            self._put(key, folder, size)
+        except _RemoteError as error:
+            self._unwritable = True
+            return f"the shared cache {self.url} is not filled in this run: {error}"
+        except DamageError as error:
+            return f"not put into the shared cache: {error}"
+        except FileNotFoundError:
+            return "not put into the shared cache: the local one does not have it"
+        except OSError as error:
+            return f"not put into the shared cache: {error.strerror}"
+        return ""
+
+    def _put(self, key: str, folder: Path, size: int) -> None:
+        import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+        location, replaces = self._open(), key in self._damaged
+        path = _below(location, key)
+        if size <= _ONE_REQUEST_BYTES and not replaces:
+            content = b"".join(pack(folder, key))
+            with _remote_errors():
+                if _is_settled(location, path, content):
+                    return
+        if not replaces:
+            with _remote_errors():
+                if _exists(location, path):
+                    return
+        blocks = _Source(pack(folder, key))
+        try:
+            with _remote_errors():
+                obstore.put(location.store, path, blocks, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+        except _RemoteError:
+            if blocks.error is not None:
+                raise blocks.error from None
+            raise
+        self._damaged.discard(key)
+
+
+class _Source:
+    """Blocks on their way to the store, and what went wrong with them on this side."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self.error: DamageError | OSError | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._blocks)
+        except (DamageError, OSError) as error:
+            self.error = error
+            raise
+
+
+def shared_modules(configuration: Configuration, *, offline: bool) -> SharedModules | None:
+    """The shared store that is configured; None where there is none, or where the network is not to be touched."""
+    settings = configuration.shared_modules
+    if settings is None or (offline and not settings.url.startswith(_FILE)):
+        return None
+    return SharedModules(settings.url, configuration, write=settings.write)
+
+
+def _exists(location: StoreLocation, path: str) -> bool:
+    import obstore  # noqa: PLC0415 - a large library, which few runs need
+
+    try:
+        obstore.head(location.store, path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_settled(location: StoreLocation, path: str, content: bytes) -> bool:
+    """Whether an object is there now, made by us or before; False where a store cannot be asked to replace nothing."""
+    import obstore  # noqa: PLC0415 - a large library, which few runs need
+    from obstore.exceptions import AlreadyExistsError, NotSupportedError  # noqa: PLC0415 - a large library, which few runs need
+
+    try:
+        obstore.put(location.store, path, content, mode="create", use_multipart=False)
+    except AlreadyExistsError:
+        return True
+    except (NotSupportedError, NotImplementedError):
+        return False
+    return True
+
+
+def _blocks(answer: GetResult) -> Iterator[bytes]:
+    stream = iter(answer.stream(min_chunk_size=_BLOCK_BYTES))
+    while True:
+        # Around the request alone: what goes wrong where the block is used is not the store's.
+        with _remote_errors():
+            block = next(stream, None)
+        if block is None:
+            return
+        yield bytes(block)
+
+
+@contextmanager
+def _remote_errors() -> Iterator[None]:
+    from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _RemoteError(_reason(error)) from error
+
+
+def _path_of(key: str) -> str:
+    return f"{_LAYOUT}/{key[:2]}/{key}.tar"
+
+
+def _below(location: StoreLocation, key: str) -> str:
+    return f"{location.path}/{_path_of(key)}".lstrip("/")
+
+
+def _reason(error: Exception) -> str:
+    """What an error of obstore's says, in a few words and without signatures."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status:
+        return f"HTTP {status[1]}" + (f" ({code[1]})" if code else "")
+    return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
+
+
+def _until_cancelled(work: Callable[[], _T], cancelled: threading.Event) -> _T:
+    """What the work returns; it is left behind on its thread when the run is cancelled, as a silent store holds it.
+
+    Raises:
+        GauntletError: the run was cancelled.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the step's own thread
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="shared-modules", daemon=True).start()
+    while not wait([future], _CANCEL_POLL_SECONDS).done:
+        if cancelled.is_set():
+            raise GauntletError("cancelled while the shared cache was asked")
+    return future.result()

@@ -1,0 +1,105 @@
+"""Benchmark and compile-statistics steps: figures against goldens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Metric, Verdict
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
+from iree_gauntlet.engine.rounds.confirming import confirm_time
+from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.results import Result, shorten
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules
+    from iree_gauntlet.results import Check
+    from iree_gauntlet.steps import Step
+
+__all__ = ["check_compile_statistics", "run_benchmark"]
+
+_TOOL = "iree-benchmark-module"
+
+
+def run_benchmark(step: Step, processes: Processes, confirm: ConfirmRules | None, cancelled: threading.Event) -> Result:
+    """Runs a benchmark step: all repetitions are kept, and held against the golden time by the dialect's rule.
+
+    Args:
+        step: the benchmark; the machine is its alone.
+        processes: starts its process.
+        confirm: how a broken golden is confirmed; None to take the dialect's rule for the verdict.
+        cancelled: set to end it.
+    """
+    gpu = gpu_of(step)
+    watch = RoundWatch(gpu=bool(gpu), device=gpu)
+    outcome = processes.run(step)
+    state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
+    if outcome.exit_code != 0:
+        result = after_process(step, outcome, processes.error_lines(step), tool=_TOOL)
+        return processes.complete(step, outcome, result)
+    try:
+        samples = parse_benchmark_rows(processes.stdout(step))[0]
+    except GauntletError as error:
+        failed = Result(Verdict.ERROR, shorten(error.what), tail=tuple(outcome.tail), notes=(error.hint,))
+        return processes.complete(step, outcome, failed)
+    check = check_time(samples, step.goldens, step.golden_keys, step.sku)
+    result = replace(
+        _judged([check]),
+        samples=samples,
+        statistics={"machine": state.as_dict(), "disturbed": list(state.disturbances())},
+        notes=(*step.notes, *benchmark_warnings(state.watched)),
+        log=processes.log(step, "stdout.txt"),
+    )
+    # What is expected to fail needs no proof of it.
+    if check.passed is False and confirm is not None and not step.expect_failure:
+        result = _confirmed(result, check, confirm_time(step, check, processes, confirm, cancelled))
+    return processes.complete(step, outcome, result)
+
+
+def _confirmed(result: Result, breach: Check, confirmed: Confirmed) -> Result:
+    """The result of a benchmark that broke its golden, after further rounds."""
+    first = f"{describe(breach)} in the first run"
+    passed = confirmed.verdict is Verdict.PASSED
+    return replace(
+        result,
+        verdict=confirmed.verdict,
+        reason="" if passed else shorten(f"{confirmed.reason}; {first}"),
+        checks=(confirmed.check,),
+        statistics={**result.statistics, "confirmation": confirmed.record},
+        notes=(*result.notes, f"not confirmed: {first}; {confirmed.reason}") if passed else result.notes,
+        tool_seconds=result.tool_seconds + confirmed.tool_seconds,
+    )
+
+
+def check_compile_statistics(step: Step, release: str) -> Result:
+    """Holds a module's dispatch count and size against its goldens; every figure is reported."""
+    paths = {item.role: Path(item.path) for item in step.inputs}
+    figures = {
+        Metric.DISPATCH_COUNT: dispatch_count(read_statistics(paths["statistics"])),
+        Metric.BINARY_SIZE_BYTES: paths["module"].stat().st_size,
+    }
+    checks = [
+        check_figure(metric, measured, step.goldens, release)
+        for metric, measured in figures.items()
+        if measured is not None
+    ]
+    statistics: dict[str, Any] = {metric.value: measured for metric, measured in figures.items()}
+    return replace(_judged(checks), statistics=statistics, notes=step.notes)
+
+
+def _judged(checks: Sequence[Check]) -> Result:
+    broken = [check for check in checks if check.passed is False]
+    verdict = Verdict.FAILED if broken else Verdict.PASSED
+    reason = shorten("; ".join(map(describe, broken)))
+    return Result(verdict, reason, checks=tuple(checks))

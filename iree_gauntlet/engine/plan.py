@@ -1,0 +1,436 @@
+"""Cases → steps: a pure function of the cases and of what is known about this machine.
+
+Everything that it needs to know comes in through `PlanContext`: no network, no process, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
+from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS
+from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
+from iree_gauntlet.engine.plan_places import Places, parameters_role
+from iree_gauntlet.errors import Problem
+from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.toolchains.translate import Translation
+
+__all__ = ["Plan", "blocked", "make_plan"]
+
+_UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
+    Stage.IMPORT: (Stage.FETCH,),
+    Stage.PARAMETERS: (Stage.FETCH, Stage.IMPORT),
+    Stage.COMPILE: (Stage.FETCH, Stage.IMPORT),
+    Stage.REFERENCE: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    Stage.THRESHOLD: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.REFERENCE),
+    Stage.COMPSTAT: (Stage.FETCH, Stage.IMPORT, Stage.COMPILE),
+    Stage.BENCHMARK: (Stage.FETCH, Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE),
+}
+
+# The stages for which a case of a kind is planned. A compile-only case belongs to the threshold tests, as in
+# the programs that run it today.
+_BEFORE = (Stage.FETCH, Stage.IMPORT, Stage.COMPILE)
+_WORK: dict[Kind, frozenset[Stage]] = {
+    Kind.COMPILE: frozenset({*_BEFORE, Stage.THRESHOLD}),
+    Kind.QUALITY: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.REFERENCE, Stage.THRESHOLD}),
+    Kind.COMPSTAT: frozenset({*_BEFORE, Stage.COMPSTAT}),
+    Kind.BENCHMARK: frozenset({*_BEFORE, Stage.PARAMETERS, Stage.BENCHMARK}),
+}
+
+
+def _work(case: Case) -> frozenset[Stage]:
+    """The stages for which a case is planned."""
+    return _WORK[case.kind] | {Stage.COMPSTAT} if case.compile_statistics else _WORK[case.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps chain by chain, each chain in the order of its stages, and flags that the tools do not know.
+
+    Attributes:
+        steps: the steps.
+        problems: flags of whole specs.
+        broken: flags of single cases of operator suites, whose steps are blocked: all others can run.
+    """
+
+    steps: tuple[Step, ...]
+    problems: tuple[Problem, ...] = ()
+    broken: tuple[Problem, ...] = ()
+
+
+def make_plan(cases: CaseSet, stages: Iterable[Stage], context: PlanContext) -> Plan:
+    """Plans the steps of some stages, and of the stages before them, for the selected cases."""
+    return _Planner(cases, frozenset(stages), context).plan()
+
+
+def blocked(step: Step, reason: str) -> Step:
+    """A step that cannot run: it waits for nothing, so that its error is the first thing that is seen."""
+    return replace(step, blocked=reason, needs=(), resources=Resources(cores=0))
+
+
+def _is_idle(case: Case) -> bool:
+    """Whether a case is skipped and makes nothing that others need: then nothing is done for it."""
+    return bool(case.skip_reason) and (case.reference or not _makes_modules(case))
+
+
+def _makes_modules(case: Case) -> bool:
+    """Whether a case defines a module, which others may use."""
+    return any(module.origin.file == case.origin.file for module in (*case.modules, *case.extra_modules))
+
+
+class _Planner:
+    def __init__(self, cases: CaseSet, stages: frozenset[Stage], context: PlanContext) -> None:
+        self._stages = stages | {before for stage in stages for before in _UPSTREAM.get(stage, ())}
+        self._context = context
+        self._selected = [case for case in cases.cases if stages & _work(case)]
+        self._active = [case for case in self._selected if not _is_idle(case)]
+        self._used = {module.id for case in self._active for module in case.modules}
+        self._with_made = {case.id for case in self._active if self._reads_parameters(case, stages)}
+        self._made = {made.module.id: made.module for case in self._active for _, made in self._made_values(case)}
+        # A selected case that these stages leave out (a quality case while benchmarking) still makes its own module.
+        others = [case for case in cases.cases if not stages & _work(case) and _makes_modules(case)]
+        needed = self._used | self._made.keys()
+        self._needed = needed
+        self._required = [
+            case for case in (*cases.required, *others) if any(module.id in needed for module in case.modules)
+        ]
+        self._required_ids = {case.id for case in self._required}
+        self._owners: dict[str, Case] = {}
+        for case in (*self._active, *self._required):
+            for module in self._planned(case):
+                if module.program.url and module.origin.file == case.origin.file:
+                    self._owners.setdefault(module.id, case)
+        self._problems: set[Problem] = set()
+        self._broken: set[Problem] = set()
+        self._steps: dict[str, Step] = {}
+        self._places = Places(context.run_dir, self._owners)
+        self._files: dict[str, StepInput] = {}
+        self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
+        self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
+        self._chains: dict[str, list[Case]] = {}
+        for case in (*self._required, *self._selected):
+            self._chains.setdefault(case.chain, []).append(case)
+
+    def plan(self) -> Plan:
+        if Stage.FETCH in self._stages:
+            for cases in self._chains.values():
+                self._fetch(cases)
+        for case in (*self._required, *self._selected):
+            for module in self._owned(case):
+                self._module_steps(case, module)
+        for case in self._selected:
+            if Stage.PARAMETERS in self._stages:
+                for scope, made in self._made_values(case):
+                    self._parameters(case, scope, made)
+            self._check(case)
+        order = {stage: index for index, stage in enumerate(Stage)}
+        steps = sorted(self._steps.values(), key=lambda step: (step.chain, order[step.stage], step.id))
+        return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
+
+    def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
+        """Whether made-up weights of a case are of use: its check is planned, or they are asked for themselves."""
+        check = Stage.THRESHOLD if case.kind is Kind.QUALITY else Stage.BENCHMARK
+        return check in self._stages or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
+
+    def _made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
+        """(scope, values) of the archives that are made up for a case."""
+        if case.id in self._with_made:
+            yield from ((item.scope, item.made) for item in case.parameters if item.made)
+
+    def _owned(self, case: Case) -> list[Module]:
+        """The modules whose steps belong to a case's chain."""
+        return [module for module in self._planned(case) if self._owners.get(module.id) is case]
+
+    def _planned(self, case: Case) -> list[Module]:
+        """The modules of a case that are made: all of a selected one, of a required one those that are used."""
+        modules = [*case.modules, *case.extra_modules]
+        required = case.id in self._required_ids
+        return [module for module in modules if not required or module.id in self._needed]
+
+    def _check(self, case: Case) -> None:
+        if case.reference and Stage.REFERENCE in self._stages and not _is_idle(case):
+            self._reference(case)
+        if case.kind is Kind.QUALITY and Stage.THRESHOLD in self._stages:
+            self._threshold(case)
+        if (case.kind is Kind.COMPSTAT or case.compile_statistics) and Stage.COMPSTAT in self._stages:
+            self._compstat(case)
+        if case.kind is Kind.BENCHMARK and Stage.BENCHMARK in self._stages:
+            self._benchmark(case)
+
+    def _module_needs(self, modules: Iterable[Module]) -> tuple[str, ...]:
+        owners = [(self._owners.get(module.id), module) for module in modules]
+        return tuple(step_id(owner.chain, Stage.COMPILE, module.role) for owner, module in owners if owner)
+
+    def _timeout(self, case: Case, stage: Stage) -> float:
+        return self._context.timeouts.get(stage, dict(case.timeouts).get(stage, DEFAULT_TIMEOUTS[stage]))
+
+    def _artifact(self, url: str) -> StepInput:
+        """What is known of a URL's file, asked once however many steps read it."""
+        found = self._files.get(url)
+        if found is None:
+            path, sha256 = str(self._context.artifact_path(url)), self._context.artifact_hash(url)
+            found = self._files[url] = StepInput("input", path, url, sha256)
+        return found
+
+    def _file(self, role: str, url: str) -> StepInput:
+        """A URL's file as an input of a step."""
+        found = self._artifact(url)
+        return found if found.role == role else StepInput(role, found.path, url, found.sha256)
+
+    def _step(self, case: Case, stage: Stage, role: str = MAIN, **more: Any) -> Step:
+        """A step with what all steps of a case have in common, and more fields."""
+        siblings = self._chains[case.chain]
+        expected = [item for other in siblings for item in other.expectations if item.stage is stage and role == MAIN]
+        return Step(
+            id=step_id(case.chain, stage, role),
+            chain=case.chain,
+            dialect=case.dialect,
+            model=case.model,
+            submodel=case.submodel,
+            target=case.target.name,
+            sku=case.target.sku,
+            stage=stage,
+            role=role,
+            folder=self._places.folder(case.chain, stage, role),
+            timeout=self._timeout(case, stage),
+            origin=case.origin,
+            expect_failure=f"{expected[0].reason} ({expected[0].origin.file})" if expected else "",
+            expect_crash=expected[0].crash if expected else None,
+            **more,
+        )
+
+    def _add(self, step: Step) -> None:
+        needs = tuple(dict.fromkeys(step.needs))
+        if needs != step.needs:
+            step = replace(step, needs=needs)
+        if step.skip:
+            # Its reason is its own, whatever becomes of the steps before it.
+            step = replace(step, needs=(), resources=Resources(cores=0))
+        self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
+
+    def _translated(
+        self, flags: Sequence[str], tool: str, origin: Origin, problems: set[Problem] | None = None
+    ) -> Translation:
+        """Flags as the tool spells them, asked once however many cases have the same.
+
+        Args:
+            flags: as written.
+            tool: its name.
+            origin: where they are written.
+            problems: takes in those that the tool does not know; by default, those of the whole run.
+        """
+        key = (tool, tuple(flags))
+        result = self._translations.get(key)
+        if result is None:
+            result = self._translations[key] = self._context.translate(flags, tool)
+        for unknown in result.unknown:
+            problem = Problem(origin.file, 0, "", unknown.message, unknown.hint)
+            (self._problems if problems is None else problems).add(problem)
+        return result
+
+    def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
+        shared = self._translated(case.run_flags, tool, case.flags_origin or case.origin)
+        if not case.own_flags:
+            return shared.flags, (*case.notes, *shared.notes), ""
+        own = self._translated(case.own_flags, tool, case.origin, self._broken)
+        reasons = "; ".join(unknown.message for unknown in own.unknown)
+        return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
+
+    # Steps
+
+    def _fetch(self, cases: Sequence[Case]) -> None:
+        """One step for the files of a chain: what its planned stages read, and nothing else."""
+        inputs: dict[str, StepInput] = {}
+        for case in cases:
+            for role, url in self._wanted(case):
+                if url and url not in inputs:
+                    inputs[url] = self._file(role, url)
+        if not inputs:
+            return
+        missing = sum(not item.sha256 for item in inputs.values())
+        reason = f"{missing} of {len(inputs)} files not fetched before" if missing else "all files are known by hash"
+        step = self._step(cases[0], Stage.FETCH)
+        files = tuple(inputs.values())
+        self._add(replace(step, inputs=files, resources=Resources(cores=0), cache=CacheLookup(reason=reason)))
+
+    def _wanted(self, case: Case) -> Iterable[tuple[str, str]]:
+        """(role, URL) of the files that the planned stages of a case read."""
+        if _is_idle(case):
+            return
+        skipped = dict(case.skips)
+        for module in self._owned(case) if Stage.COMPILE not in skipped else ():
+            if not module.program.name:
+                yield "program", module.program.url
+            for flag, url in module.file_flags:
+                yield FILE_ROLE + flag, url
+        everything = self._stages == {Stage.FETCH}
+        required = case.id in self._required_ids
+        stage = Stage.BENCHMARK if case.kind is Kind.BENCHMARK or required else Stage.THRESHOLD
+        if stage in skipped or (not everything and (case.kind is Kind.COMPILE or stage not in self._stages)):
+            return
+        for item in case.parameters:
+            yield "parameters", item.url
+        if not required:
+            for argument in case.inputs:
+                yield "input", argument.url
+            for argument in case.expected_outputs:
+                yield "expected_output", argument.url
+
+    def _fetch_needs(self, chains: Iterable[str]) -> tuple[str, ...]:
+        ids = [step_id(chain, Stage.FETCH) for chain in chains]
+        return tuple(name for name in ids if name in self._steps)
+
+    def _module_steps(self, case: Case, module: Module) -> None:
+        """Imports and compiles a module, as far as these stages need it."""
+        needs = self._fetch_needs([case.chain])
+        imported = ""
+        if module.program.onnx is not None and Stage.IMPORT in self._stages:
+            step = import_step(self._step(case, Stage.IMPORT, module.role), module, self._context)
+            self._add(replace(step, needs=needs))
+            needs, imported = (step.id,), step.output("program")
+        if Stage.COMPILE not in self._stages or (module.id in self._made and module.id not in self._used):
+            return
+        benchmark = case.kind is Kind.BENCHMARK
+        blocks = module.role == MAIN and module.origin.file == case.origin.file and not benchmark
+        step = self._step(
+            case,
+            Stage.COMPILE,
+            module.role,
+            needs=needs,
+            blocked=case.blocked(Stage.COMPILE) if blocks else "",
+            skip=dict(case.skips).get(Stage.COMPILE, case.skip_reason if benchmark else ""),
+        )
+        step = compile_step(
+            step,
+            module,
+            imported,
+            case.working_directory or step.folder,
+            self._context,
+            lambda flags, tool: self._translated(flags, tool, module.flags_origin or module.origin),
+        )
+        self._add(step)
+
+    def _parameters(self, case: Case, scope: str, made: MadeValues) -> None:
+        """Makes an archive for the parameters that a module's program names, once for all tests that want it."""
+        owner = self._owners.get(made.module.id)
+        if owner is None:
+            return
+        role = parameters_role(scope, made)
+        if step_id(owner.chain, Stage.PARAMETERS, role) in self._steps:
+            return
+        imported = self._steps.get(step_id(owner.chain, Stage.IMPORT, made.module.role))
+        step = parameters_step(self._step(owner, Stage.PARAMETERS, role), scope, made, imported, self._context)
+        needs = (imported.id,) if imported else self._fetch_needs([owner.chain])
+        # A program that does not compile needs no weights: its failure is said once, by the compiler.
+        compiled = step_id(owner.chain, Stage.COMPILE, made.module.role)
+        needs = (*needs, compiled) if compiled in self._steps else needs
+        timeout = self._timeout(case, Stage.PARAMETERS)
+        self._add(replace(step, needs=needs, timeout=timeout, origin=case.origin, blocked=owner.blocked_reason))
+
+    def _made_needs(self, case: Case) -> tuple[str, ...]:
+        values = [(self._owners.get(made.module.id), scope, made) for scope, made in self._made_values(case)]
+        return tuple(
+            step_id(owner.chain, Stage.PARAMETERS, parameters_role(scope, made))
+            for owner, scope, made in values
+            if owner
+        )
+
+    def _reference(self, case: Case) -> None:
+        """Has onnxruntime run a program that compiles: one that does not is told once, by the compiler."""
+        compiled = self._module_needs(case.modules)
+        step = self._step(case, Stage.REFERENCE, needs=compiled, resources=Resources(cores=1))
+        self._add(reference_step(step, case.modules[-1], self._context))
+
+    def _run_inputs(self, case: Case) -> tuple[StepInput, ...]:
+        modules = [
+            StepInput("module", self._places.module_path(module)) for module in (*case.modules, *case.extra_modules)
+        ]
+        files = [("input", item.url) for item in case.inputs]
+        files += [("expected_output", item.url) for item in case.expected_outputs]
+        files += [("parameters", item.url) for item in case.parameters]
+        paths = [self._places.archive_path(item) for item in case.parameters if not item.url]
+        made = [StepInput("parameters", path) for path in paths if path]
+        if case.reference:
+            made.append(StepInput("reference", f"{self._places.folder(case.chain, Stage.REFERENCE)}/reference.zip"))
+        return (*modules, *made, *(self._file(role, url) for role, url in files if url))
+
+    def _threshold(self, case: Case) -> None:
+        flags, notes, unknown = self._run_flags(case, "iree-run-module")
+        folder = self._places.folder(case.chain, Stage.THRESHOLD)
+        argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
+        if not (case.expected_outputs or case.reference):
+            notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
+        actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
+        self._add(
+            self._step(
+                case,
+                Stage.THRESHOLD,
+                needs=(
+                    *self._module_needs((*case.modules, *case.extra_modules)),
+                    *self._made_needs(case),
+                    *((step_id(case.chain, Stage.REFERENCE),) if case.reference else ()),
+                    *self._fetch_needs([case.chain]),
+                ),
+                command=Command(argv, case.working_directory or folder),
+                inputs=self._run_inputs(case),
+                outputs=tuple(actual),
+                cache=CacheLookup(reason="runs every time"),
+                resources=Resources(cores=1, device=case.device),
+                blocked=case.blocked(Stage.THRESHOLD) or unknown,
+                skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
+                notes=notes,
+                allclose=case.allclose,
+            )
+        )
+
+    def _benchmark_needs(self, case: Case) -> tuple[str, ...]:
+        chains = [owner.chain for module in case.modules if (owner := self._owners.get(module.id))]
+        return (*self._module_needs(case.modules), *self._made_needs(case), *self._fetch_needs([*chains, case.chain]))
+
+    def _compstat(self, case: Case) -> None:
+        step = self._step(case, Stage.COMPSTAT)
+        main = case.modules[-1]
+        folder = self._places.module_folder(main)
+        files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
+        self._add(
+            replace(
+                step,
+                needs=self._module_needs([main]),
+                inputs=files,
+                cache=CacheLookup(reason="read from the module"),
+                resources=Resources(cores=0),
+                goldens=tuple(golden for golden in case.goldens if golden.metric is not Metric.TIME_MS),
+                blocked=case.blocked_reason,
+                skip=case.skip_reason,
+                notes=case.notes,
+            )
+        )
+
+    def _benchmark(self, case: Case) -> None:
+        flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
+        argv = benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
+        step = self._step(case, Stage.BENCHMARK)
+        self._add(
+            replace(
+                step,
+                needs=self._benchmark_needs(case),
+                command=Command(argv, case.working_directory or step.folder),
+                inputs=self._run_inputs(case),
+                cache=CacheLookup(reason="runs every time"),
+                resources=Resources(cores=1, exclusive=True, device=case.device),
+                goldens=tuple(golden for golden in case.goldens if golden.metric is Metric.TIME_MS),
+                golden_keys=case.golden_keys,
+                blocked=case.blocked(Stage.BENCHMARK) or unknown,
+                skip=case.skip_reason or dict(case.skips).get(Stage.BENCHMARK, ""),
+                notes=notes,
+            )
+        )

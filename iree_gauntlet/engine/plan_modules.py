@@ -1,0 +1,207 @@
+"""The steps that make a module, import where the program is ONNX and compile, and those that make its parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT, archive_name
+from iree_gauntlet.engine.commands import (
+    STATISTICS_FILE,
+    compile_flags,
+    import_argv,
+    makes_dumps,
+    parameters_argv,
+    shape_text,
+)
+from iree_gauntlet.engine.modules.module_key import join_flags
+from iree_gauntlet.steps import CacheLookup, Command, Step, StepInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.cases import MadeValues, Module
+    from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.toolchains.translate import Translation
+
+__all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step", "reference_step"]
+
+# Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
+FILE_ROLE = "file "
+# No path has a NUL in it.
+_FOLDER = "\0folder"
+_NO_ONNXRUNTIME = "onnxruntime, which makes the expected outputs, is not installed: pip install 'iree-gauntlet[record]'"
+
+
+def import_step(step: Step, module: Module, context: PlanContext) -> Step:
+    """Completes the step that prepares and imports an ONNX program."""
+    assert module.program.onnx is not None, "only ONNX programs are imported"
+    source = _source(module, context)
+    output = f"{step.folder}/program.mlir"
+    ingredients = {
+        "kind": "import",
+        "program": source.sha256,
+        "options": _options(module),
+        "importer": context.importer,
+    }
+    argv = import_argv(context.python, context.import_script, source.path, output, module.program.onnx)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(source,),
+        outputs=(("program", output),),
+        cache=_lookup(context, step.id, ingredients, argv),
+        onnx=module.program.onnx,
+    )
+
+
+def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | None, context: PlanContext) -> Step:
+    """Completes the step that makes an archive for the parameters of one scope.
+
+    Args:
+        step: what all steps of the module's case have in common.
+        scope: whose parameters.
+        made: their values.
+        imported: the step that imports the program; None where the program is MLIR.
+        context: what planning knows of the machine.
+    """
+    source = _source(made.module, context)
+    program = imported.output("program") if imported else source.path
+    output = f"{step.folder}/{archive_name(scope)}"
+    ingredients = {
+        "kind": f"parameters {PARAMETERS_FORMAT}",
+        "program": source.sha256,
+        "scope": scope,
+        "values": made.label,
+    }
+    if imported:
+        ingredients |= {"import": _options(made.module), "importer": context.importer}
+    argv = parameters_argv(context.own_python, program, scope, made, context.ir_tool, output)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(replace(source, path=program),),
+        outputs=(("parameters", output),),
+        cache=_lookup(context, step.id, ingredients, argv),
+    )
+
+
+def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
+    """Completes the step in which onnxruntime runs a module's ONNX program on made-up inputs."""
+    source = _source(module, context)
+    output = f"{step.folder}/reference.zip"
+    ingredients = {
+        "kind": "reference 1",
+        "program": source.sha256,
+        "inputs": "default_rng(0)",
+        "onnxruntime": context.onnxruntime,
+    }
+    argv = (context.own_python, context.reference_script, source.path, "-o", output)
+    return replace(
+        step,
+        command=Command(argv, step.folder),
+        inputs=(source,),
+        outputs=(("reference", output),),
+        cache=_lookup(context, step.id, ingredients, argv),
+        blocked=step.blocked or ("" if context.onnxruntime else _NO_ONNXRUNTIME),
+    )
+
+
+def compile_step(
+    step: Step,
+    module: Module,
+    imported: str,
+    working_directory: str,
+    context: PlanContext,
+    translate: Callable[[Sequence[str], str], Translation],
+) -> Step:
+    """Completes the step that compiles a module.
+
+    Args:
+        step: what all steps of the case have in common.
+        module: what is compiled.
+        imported: path of the imported program; empty where the program is MLIR.
+        working_directory: where relative paths in flags resolve; an imported program is compiled in the step's folder.
+        context: what planning knows of the machine.
+        translate: spells flags as the compiler does, and notes those that it does not know.
+    """
+    # Of an operator by itself nobody asks how many dispatches it has, unless the flags do.
+    counted = not module.program.name or any(STATISTICS_FILE in flag for flag in module.flags)
+    source = _source(module, context, working_directory)
+    program = module.program.name or source.path
+    if imported:
+        # The compiler keeps the program's path in the module: one that is the same in every run and checkout.
+        program, working_directory = os.path.relpath(imported, step.folder), step.folder
+    splat = f"{step.folder}/splat.irpa" if module.splat else ""
+    # In the place of the step's folder, which differs from step to step: so many cases have the same flags.
+    marked = compile_flags(module, f"{_FOLDER}/statistics.json" if counted else "", f"{_FOLDER}/splat.irpa")
+    translation = translate(marked, "iree-compile")
+    flags = tuple(flag.replace(_FOLDER, step.folder) if _FOLDER in flag else flag for flag in translation.flags)
+    files = [
+        (flag, StepInput(FILE_ROLE + flag, str(context.artifact_path(url)), url, context.artifact_hash(url)))
+        for flag, url in module.file_flags
+    ]
+    outputs = [("module", f"{step.folder}/module.vmfb")]
+    outputs += [("statistics", f"{step.folder}/statistics.json")] if counted else []
+    ingredients = {
+        "kind": "compile",
+        "program": source.sha256,
+        "flags": join_flags(context.flag_ingredients(flags, working_directory)),
+        "compiler": context.compiler,
+        "host": context.host_of(flags),
+        **{item.role: item.sha256 for _, item in files},
+    }
+    if imported:
+        ingredients |= {"import": _options(module), "importer": context.importer}
+    elif module.program.name:
+        # It is part of what the compiler writes into the module.
+        ingredients["name"] = module.program.name
+    named = (f"{flag}={item.path}" for flag, item in files)
+    argv = (context.compile, program, *flags, *named, "-o", outputs[0][1])
+    return replace(
+        step,
+        origin=module.origin,
+        command=Command(argv, working_directory),
+        inputs=(replace(source, path=imported or source.path), *(item for _, item in files)),
+        outputs=tuple([*outputs, ("splat", splat)] if splat else outputs),
+        cache=_lookup(context, step.id, ingredients, argv),
+        notes=tuple(note.replace(_FOLDER, step.folder) for note in translation.notes),
+    )
+
+
+def _source(module: Module, context: PlanContext, working_directory: str = "") -> StepInput:
+    url = module.program.url
+    if not module.program.name:
+        return StepInput("program", str(context.artifact_path(url)), url, context.artifact_hash(url))
+    path = f"{working_directory}/{module.program.name}"
+    try:
+        # Small and never fetched: to hash it costs less than to look up what was remembered of it.
+        with open(path, "rb") as file:  # noqa: PTH123 - one of thousands
+            return StepInput("program", path, url, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError:
+        return StepInput("program", path, url)
+
+
+def _options(module: Module) -> str:
+    options = module.program.onnx
+    assert options is not None, "only ONNX programs are imported"
+    texts = [options.opset, [[name, shape_text(shape)] for name, shape in options.shapes]]
+    return json.dumps(texts if options.least_opset is None else [*texts, options.least_opset])
+
+
+def _lookup(context: PlanContext, name: str, ingredients: Mapping[str, str], argv: Sequence[str]) -> CacheLookup:
+    pairs = tuple(ingredients.items())
+    if context.force_recompile and not ingredients["kind"].startswith(("parameters", "reference")):
+        return CacheLookup(reason="--force-recompile", ingredients=pairs)
+    if makes_dumps(argv):
+        return CacheLookup(reason="asked for dump files, which the cache does not keep", ingredients=pairs)
+    if not ingredients["program"]:
+        return CacheLookup(reason="the program's content is not known before it is fetched", ingredients=pairs)
+    unknown = [role for role, value in ingredients.items() if role.startswith(FILE_ROLE) and not value]
+    if unknown:
+        reason = f"the {unknown[0].removeprefix(FILE_ROLE)} file is not known before it is fetched"
+        return CacheLookup(reason=reason, ingredients=pairs)
+    return replace(context.lookup(name, ingredients), ingredients=pairs)

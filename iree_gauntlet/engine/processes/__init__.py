@@ -1,0 +1,1 @@
+"""Processes of tools: supervised, reaped, and servers of many small ones."""

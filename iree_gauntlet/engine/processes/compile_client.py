@@ -1,0 +1,412 @@
+"""The toolkit's side of the compile server: a process of the toolchain's Python that forks a child for each compile.
+
+`workers/iree_side/compile_server.py` says what that process does. A compile costs a little less than one by the native
+tool, and much less than one through its Python wrapper, and its result is the same: the same bytes, diagnostics, exit
+codes and signals. It uses one thread, so that large programs are for the plain tool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from iree_gauntlet.engine.processes.compile_outcome import blamed_programs, outcome_of
+from iree_gauntlet.engine.processes.supervisor import Outcome
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.tail import read_tail
+from iree_gauntlet.workers import iree_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["BatchJob", "CompileJob", "CompileServer", "served"]
+
+_SCRIPT = Path(iree_side.__file__).with_name("compile_server.py")
+_GRACE_SECONDS = 2.0
+_CLOSE_PATIENCE_SECONDS = 20.0
+# A folder that a shell leaves alone: the compiler starts its linker by a shell line that does not quote TMPDIR.
+_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
+# They answer and end, or belong to the server: one thread, one output.
+_UNSERVED = re.compile(
+    r"-+(?:help.*|h|version|print-(?:all-)?options|iree-list-plugins|iree-hal-list-target-backends|o)(?:=.*)?"
+    r"|-+mlir-disable-threading=.*"
+)
+_ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_KILLED_NOTE = "the compile server was killed from outside, and its compiles with it (see dmesg)"
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """A compile: `iree-compile PROGRAM FLAGS -o OUTPUT`.
+
+    Attributes:
+        program: path of MLIR, text or bytecode.
+        flags: the tool's.
+        output: where the module goes, whole or not at all; its folder is there.
+        stdout, stderr: log files; their folders are made.
+        cwd: where relative paths begin; empty for the toolkit's own folder.
+        timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
+        memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
+    """
+
+    program: str
+    flags: tuple[str, ...]
+    output: Path
+    stdout: Path
+    stderr: Path
+    cwd: str
+    timeout: float
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """Many programs that are compiled as one; for the rest see `CompileJob`.
+
+    Attributes:
+        prefixes: put before the names of each program's symbols; `c0_`, `c1_`, … where empty.
+    """
+
+    programs: tuple[str, ...]
+    flags: tuple[str, ...]
+    output: Path
+    stdout: Path
+    stderr: Path
+    cwd: str
+    timeout: float
+    memory_bytes: int = 0
+    prefixes: tuple[str, ...] = ()
+
+
+def served(flags: Sequence[str]) -> bool:
+    """Whether a compile with these flags can be done by the server.
+
+    A child runs the tool's own main function, so that all flags can but those that print something and end, and those
+    that the server gives itself.
+    """
+    return not any(_UNSERVED.fullmatch(flag) for flag in flags)
+
+
+class CompileServer:
+    """Compiles in children of one server; `compile` may be called from several threads at once.
+
+    The server starts with the first compile, and again after it was killed. Use it as a context manager.
+
+    Args:
+        python: the toolchain's Python, which has `iree.compiler`.
+        tmpdir: folder for private TMPDIRs; the system's temporary folder where a shell would not leave its path alone.
+        environment: what the compiler inherits; the toolkit's own environment by default.
+        grace: seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        tmpdir: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        grace: float = _GRACE_SECONDS,
+    ) -> None:
+        self._python = python
+        self._tmpdir = tmpdir
+        self._grace = grace
+        self._environment = {**(os.environ if environment is None else environment), **_ENVIRONMENT}
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._cancelled = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server; 0 where none runs."""
+        server = self._server
+        return server.pid if server is not None and not server.ended else 0
+
+    def compile(self, job: CompileJob) -> Outcome:
+        """Compile a program and wait for it.
+
+        Raises:
+            ToolchainError: the server cannot be started.
+            GauntletError: a folder is missing or cannot be written.
+        """
+        return self._ask(job, (job.program,), None)[0]
+
+    def compile_batch(self, job: BatchJob) -> tuple[Outcome, tuple[tuple[str, ...], ...], tuple[int, ...]]:
+        """Compile programs as one and wait for it.
+
+        Returns:
+            How it ended; the public functions of each program, under the names that they have in the module (empty
+            where the merge was not reached); and, after a failure, indices of programs that are at fault: those that
+            do not parse, or else those that the compiler's errors point at. The compiler may stop at the first.
+            Empty where nothing tells.
+
+        Raises:
+            ToolchainError: the server cannot be started.
+            GauntletError: a folder is missing or cannot be written.
+        """
+        prefixes = job.prefixes or tuple(f"c{index}_" for index in range(len(job.programs)))
+        outcome, detail = self._ask(job, job.programs, prefixes)
+        functions = tuple(tuple(names) for names in (detail or {}).get("functions", ()))
+        culprits: tuple[int, ...] = tuple((detail or {}).get("refused", ()))
+        if outcome.exit_code and not culprits:
+            culprits = blamed_programs(job.stderr, job.programs)
+        return outcome, functions, culprits
+
+    def cancel(self) -> None:
+        """End every compile, and start no further one.
+
+        Takes no lock and does not wait, so that a signal handler may call it.
+        """
+        self._cancelled = True
+        server = self._server
+        if server is not None:
+            server.terminate()
+
+    def close(self) -> None:
+        """End the server and what it compiles; `compile` may not be called afterwards."""
+        with self._lock:
+            self._closed = True
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _ask(
+        self, job: CompileJob | BatchJob, programs: tuple[str, ...], prefixes: tuple[str, ...] | None
+    ) -> tuple[Outcome, dict[str, Any] | None]:
+        if self._is_cancelled():
+            return Outcome(None, cancelled=True), None
+        for log in (job.stdout, job.stderr):
+            _make_folder(log.parent)
+        begun = time.monotonic()
+        try:
+            server, waiter = self._send(job, programs, prefixes)
+            answer = server.wait(waiter)
+            if answer is None and not waiter.pid and not self._is_cancelled():
+                # That server was killed before it saw the request; nothing was tried yet.
+                server, waiter = self._send(job, programs, prefixes)
+                answer = server.wait(waiter)
+        except _NeverStartedError as error:
+            if self._is_cancelled():
+                return Outcome(None, cancelled=True), None
+            raise ToolchainError(
+                f"{self._python}: the compile server cannot be started: {error}",
+                "install iree-base-compiler for that Python; without it each compile is a process of its own",
+            ) from error
+        if answer is None:
+            outcome = Outcome(None, signal="SIGKILL", seconds=time.monotonic() - begun, notes=(_KILLED_NOTE,))
+        elif "error" in answer:
+            raise GauntletError(
+                f"a compile cannot be started: {answer['error']}", "make room there, or make it readable and writable"
+            )
+        else:
+            outcome = outcome_of(answer, job.stdout, job.stderr, job.memory_bytes)
+        if outcome.exit_code is None and self._is_cancelled():
+            outcome = replace(outcome, cancelled=True, notes=())
+        return outcome, answer["detail"] if answer is not None else None
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def _send(
+        self, job: CompileJob | BatchJob, programs: tuple[str, ...], prefixes: tuple[str, ...] | None
+    ) -> tuple[_Server, _Waiter]:
+        request = {
+            "op": "compile",
+            "programs": programs,
+            "prefixes": prefixes,
+            "flags": job.flags,
+            "output": str(job.output.absolute()),
+            "stdout": str(job.stdout.absolute()),
+            "stderr": str(job.stderr.absolute()),
+            "cwd": str(Path(job.cwd).absolute()),
+            "timeout": job.timeout,
+            "grace": self._grace,
+            "memory_bytes": job.memory_bytes,
+        }
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the compile server is closed")
+            if self._server is None or self._server.ended:
+                if self._server is not None:
+                    self._server.close()
+                self._server = _Server(self._python, self._tmpdir, self._environment)
+                if self._is_cancelled():
+                    self._server.terminate()
+            return self._server, self._server.send(request)
+
+
+class _NeverStartedError(Exception):
+    """The server ended before it was ready; the text is its last line."""
+
+
+class _Waiter:
+    """A compile that is waited for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = threading.Event()
+        self.pid = 0
+        self.answer: dict[str, Any] | None = None
+
+
+class _Server:
+    """One process of the server, and the thread that reads its answers."""
+
+    def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str]) -> None:
+        _make_folder(tmpdir)
+        place = tmpdir.absolute() if _PLAIN_PATH.fullmatch(str(tmpdir.absolute())) else None
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="gauntlet-compile-", dir=place))
+        except OSError as error:
+            raise GauntletError(
+                f"{error.filename}: cannot make a folder for the compile server: {error.strerror}", "make room there"
+            ) from error
+        self._errors = self._folder / "server.txt"
+        try:
+            with self._errors.open("wb") as errors:
+                # A session of its own: Ctrl-C in the terminal is not for it.
+                self._process = subprocess.Popen(
+                    [python, "-B", str(_SCRIPT), str(self._folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=dict(environment),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ToolchainError(f"{python}: cannot be started: {error.strerror}", "name another Python") from error
+        self.pid = self._process.pid
+        self.ended = False
+        self._ready = False
+        self._failure = ""
+        self._lock = threading.Lock()
+        self._waiters: dict[int, _Waiter] = {}
+        self._count = 0
+        self._reader = threading.Thread(target=self._read, name="compile server", daemon=True)
+        self._reader.start()
+
+    def send(self, request: Mapping[str, Any]) -> _Waiter:
+        with self._lock:
+            self._count += 1
+            waiter = _Waiter(self._count)
+            if self.ended:
+                waiter.done.set()
+                return waiter
+            self._waiters[waiter.number] = waiter
+            self._write({**request, "id": waiter.number})
+        return waiter
+
+    def wait(self, waiter: _Waiter) -> dict[str, Any] | None:
+        """The answer to a compile; None where the server was killed.
+
+        Raises:
+            _NeverStartedError: it had not even begun.
+        """
+        try:
+            waiter.done.wait()
+        except BaseException:
+            # Ctrl-C: nobody waits for it any more.
+            with self._lock:
+                self._write({"op": "end", "id": waiter.number})
+            raise
+        if waiter.answer is None and not self._ready:
+            raise _NeverStartedError(self._failure)
+        return waiter.answer
+
+    def terminate(self) -> None:
+        """Have it kill its children and end; takes no lock."""
+        if not self.ended:
+            # Gone meanwhile; its id is no other's before `_read` has collected it, which sets `ended` first.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        """End it, and wait until it and its children are gone."""
+        assert self._process.stdin is not None, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._reader.join(_CLOSE_PATIENCE_SECONDS)
+        if self._reader.is_alive():
+            self._process.kill()
+            self._reader.join()
+
+    def _write(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None, "it is a pipe"
+        # One that was killed is noticed by the reader.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        """Hand out answers until the server ends, then see to it that nothing of it is left."""
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            if not line.endswith(b"\n"):
+                break
+            answer = json.loads(line)
+            if "ready" in answer:
+                self._ready = True
+                continue
+            waiter = self._waiters[answer["id"]]
+            if "pid" in answer:
+                waiter.pid = answer["pid"]
+                continue
+            with self._lock:
+                del self._waiters[waiter.number]
+            waiter.answer = answer
+            waiter.done.set()
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            self.ended = True
+            waiters = list(self._waiters.values())
+            self._waiters.clear()
+        status = self._process.wait()
+        for waiter in waiters:
+            if waiter.pid:
+                # It was killed and could not do it any more.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(waiter.pid, signal.SIGKILL)
+        if not self._ready:
+            lines = [line for line in read_tail(self._errors).lines if line.strip()]
+            self._failure = lines[-1].strip() if lines else f"it ended with {_ending(status)}"
+        assert self._process.stdin is not None, "it is a pipe"
+        assert self._process.stdout is not None, "it is a pipe"
+        self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for waiter in waiters:
+            waiter.done.set()
+
+
+def _ending(status: int) -> str:
+    return signal_name(-status) if status < 0 else f"exit code {status}"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error

@@ -1,0 +1,95 @@
+"""Starting a step's process in its own folder, and what is common to all of their results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.engine.processes.supervisor import shell_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
+    from iree_gauntlet.results import Result
+    from iree_gauntlet.steps import Command, Step
+
+__all__ = ["Processes", "is_plain_path"]
+
+# Bytes of a log that are looked through for the first error.
+_MOST_LOG = 1 << 20
+# Paths that a shell leaves alone: iree-compile starts its linker by a shell line that does not quote TMPDIR.
+_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
+
+
+class Processes:
+    """Runs the processes of steps under one supervisor.
+
+    Args:
+        supervisor: owns them.
+        run_dir: the run's folder, for relative log paths.
+    """
+
+    def __init__(self, supervisor: Supervisor, run_dir: Path) -> None:
+        self._supervisor = supervisor
+        self._run_dir = run_dir
+
+    def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
+        """Runs a step's command, or another one for it, to its end.
+
+        Args:
+            step: gives folder and time limit.
+            command: in place of the step's.
+            name: prefix of the log files, to keep two processes of a step apart.
+        """
+        command = command or step.command
+        if command is None:
+            raise TypeError(f"{step.id} has no command")
+        folder = Path(step.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._supervisor.run(
+            command,
+            stdout=folder / f"{name}stdout.txt",
+            stderr=folder / f"{name}stderr.txt",
+            timeout=step.timeout,
+            # Beside the outputs, where there is room for them; a path with a space goes to the system's folder.
+            tmpdir=folder if is_plain_path(str(folder)) else None,
+        )
+
+    def typed(self, step: Step) -> str:
+        """The step's command as a person would type it."""
+        return shell_line(step.command) if step.command else ""
+
+    def log(self, step: Step, stream: str = "stderr.txt") -> str:
+        """Path of a step's log, relative to the run's folder."""
+        return str((Path(step.folder) / stream).relative_to(self._run_dir))
+
+    def stdout(self, step: Step, name: str = "") -> str:
+        """What the process wrote to standard output."""
+        return (Path(step.folder) / f"{name}stdout.txt").read_text(encoding="utf-8", errors="replace")
+
+    def error_lines(self, step: Step, name: str = "") -> Sequence[str]:
+        """The first lines of standard error, bounded."""
+        with (Path(step.folder) / f"{name}stderr.txt").open("rb") as stream:
+            return stream.read(_MOST_LOG).decode("utf-8", errors="replace").splitlines()
+
+    def complete(self, step: Step, outcome: Outcome, result: Result) -> Result:
+        """Adds what is known of the process to the result of its step."""
+        return replace(
+            result,
+            command=self.typed(step),
+            cpu_seconds=result.cpu_seconds + outcome.cpu_seconds,
+            peak_rss_bytes=max(result.peak_rss_bytes, outcome.peak_rss_bytes),
+            tool_seconds=result.tool_seconds + outcome.seconds,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            timed_out=outcome.timed_out,
+            log=result.log or self.log(step),
+        )
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path can hold temporary files: a shell leaves it alone."""
+    return _PLAIN_PATH.fullmatch(path) is not None

@@ -1,0 +1,366 @@
+"""Processes that run modules and compare their outputs, one small case after the other: the toolkit's side.
+
+The work is done by `workers/iree_side/run_server.py` in the toolchain's Python, which keeps the runtime and its devices
+from case to case. A case that crashes, hangs or takes all memory takes its process along, and no other case: the next
+one gets a new process. So that nobody pays for what an earlier case has broken in the process that both had, a case
+that crashes in a process that had others before it is run once more, alone in a new one, and that decides. One whose
+process is killed from outside (SIGKILL, by a person or for want of memory) or runs out of time is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
+
+from iree_gauntlet.engine.processes.run_worker import RunWorker
+from iree_gauntlet.engine.processes.supervisor import Outcome
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.results import SENT_SIGNALS
+from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.tail import TAIL_LINES, clean_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+__all__ = ["RunAnswer", "RunJob", "RunServers", "RunVerdict"]
+
+# Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
+_START_SECONDS = 120.0
+# Processes that are tried for a case which none of them comes to read.
+_MOST_STARTS = 3
+
+
+class RunVerdict:
+    """What a case came to.
+
+    Attributes:
+        PASSED: its outputs are what was expected.
+        MISMATCH: they are not.
+        ERROR: the module could not be run; the message is IREE's status.
+        UNSUPPORTED: only iree-run-module itself can run it.
+        DIED: its process ended, or was ended.
+    """
+
+    PASSED = "passed"
+    MISMATCH = "mismatch"
+    ERROR = "error"
+    UNSUPPORTED = "unsupported"
+    DIED = "died"
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """A case.
+
+    Attributes:
+        module: the module's file.
+        device: IREE's name of it.
+        timeout: seconds until its process is killed.
+        cwd: where relative paths begin.
+        function: empty for the only one that the module exports.
+        inputs, expected: as written behind iree-run-module's flags.
+        limits: element type with absolute and relative tolerance; types that are not listed are compared by their
+            bytes.
+        allclose: rtol, atol and whether NaN equals NaN: `numpy.allclose` in place of iree-run-module's rule.
+        kept: where outputs go when the case fails; suffixes are chosen by their types.
+        log: file for what it printed, if it printed anything; empty for none.
+    """
+
+    module: str
+    device: str
+    timeout: float
+    cwd: str = ""
+    function: str = ""
+    inputs: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
+    limits: tuple[tuple[str, float, float], ...] = ()
+    allclose: tuple[float, float, bool] | None = None
+    kept: tuple[str, ...] = ()
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswer:
+    """What a case came to.
+
+    Attributes:
+        outcome: as of a process of its own; its exit code is 0 where the case passed, and 1 where it did not.
+        verdict: one of `RunVerdict`.
+        message: IREE's status of an error, without the place in its source.
+        outputs: of a mismatch, of each output: index, type, passed, count, max_abs_error, and the file that keeps it;
+            else empty.
+        logged: bytes that it printed.
+    """
+
+    outcome: Outcome
+    verdict: str
+    message: str = ""
+    outputs: tuple[dict[str, Any], ...] = ()
+    logged: int = 0
+
+
+class RunServers:
+    """Processes that run cases; `run` may be called from several threads at once.
+
+    Use it as a context manager: leaving it ends the processes. They also end when the toolkit is killed.
+
+    Args:
+        python: the toolchain's.
+        count: how many processes; a thread that finds none free waits.
+        environment: what they inherit; the toolkit's own environment by default.
+        memory_bytes: address space that a process may take for its cases, so that one which asks for more fails with
+            RESOURCE_EXHAUSTED; 0 for no limit.
+    """
+
+    def __init__(
+        self, python: str, count: int, environment: Mapping[str, str] | None = None, *, memory_bytes: int = 0
+    ) -> None:
+        self._python = python
+        self._environment = environment
+        self._memory_bytes = memory_bytes
+        self._cancelled = False
+        self._closed = False
+        # What is free: a process, or leave to start one.
+        self._slots: queue.SimpleQueue[RunWorker | None] = queue.SimpleQueue()
+        self._workers: set[RunWorker] = set()
+        self._lock = threading.Lock()
+        self._numbers = iter(range(1 << 62))
+        for _ in range(count):
+            self._slots.put(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that are there now."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    def start(self) -> None:
+        """Starts the processes that are not running, and does not wait for them.
+
+        Raises:
+            ToolchainError: the toolchain's Python cannot be run.
+        """
+        taken: list[RunWorker | None] = []
+        try:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    taken.append(self._slots.get_nowait())
+            for index, worker in enumerate(taken):
+                if worker is None and not self._stopped():
+                    taken[index] = self._started()
+        finally:
+            for worker in taken:
+                self._slots.put(worker)
+
+    def run(self, job: RunJob) -> RunAnswer:
+        """Runs a case, and waits for its end.
+
+        Raises:
+            ToolchainError: the toolchain's Python has no runtime, or cannot be run.
+        """
+        if self._closed:
+            raise RuntimeError("the run servers are closed")
+        worker = self._slots.get()
+        try:
+            first = worker is None or worker.cases == 0
+            # What goes back is what came out of it: not one that is gone.
+            given, worker = worker, None
+            answer, worker = self._run_in(given, job)
+            if not first and _may_be_anothers_fault(answer):
+                before = answer.outcome
+                if worker is not None:
+                    # What earlier cases have taken of its memory, it keeps.
+                    worker.kill()
+                    self._ended(worker)
+                    worker = None
+                answer, worker = self._run_in(None, job)
+                if not _may_be_anothers_fault(answer):
+                    how = "want of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
+                    note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
+                    notes = (*answer.outcome.notes, note)
+                    answer = replace(answer, outcome=replace(answer.outcome, notes=notes))
+        finally:
+            self._slots.put(worker)
+        return answer
+
+    def cancel(self) -> None:
+        """Kills every process, and starts none again; takes no lock, so that a signal handler may call it."""
+        self._cancelled = True
+        for worker in tuple(self._workers):
+            worker.kill()
+
+    def close(self) -> None:
+        """Ends the processes; `run` may not be called afterwards."""
+        self._closed = self._cancelled = True
+        for worker in tuple(self._workers):
+            worker.kill()
+            self._ended(worker)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._slots.get_nowait()
+
+    def _stopped(self) -> bool:
+        return self._cancelled
+
+    def _started(self) -> RunWorker:
+        worker = RunWorker(self._python, self._environment, self._memory_bytes)
+        with self._lock:
+            # Not changed in place: `cancel` goes through it at any time.
+            self._workers = {*self._workers, worker}
+        if self._stopped():
+            worker.kill()
+        return worker
+
+    def _ended(self, worker: RunWorker) -> None:
+        """Forgets a process that is gone."""
+        worker.reap()
+        worker.forget()
+        with self._lock:
+            self._workers = self._workers - {worker}
+
+    def _run_in(self, worker: RunWorker | None, job: RunJob) -> tuple[RunAnswer, RunWorker | None]:
+        """Runs a case in a process, or in a new one; the process is None where it is gone afterwards."""
+        answer = _cancelled_answer()
+        for _ in range(_MOST_STARTS):
+            if self._stopped():
+                return _cancelled_answer(), worker
+            if worker is None or not worker.ready:
+                worker = self._ready(worker)
+            if worker is None:
+                return _cancelled_answer(), None
+            begun = time.monotonic()
+            request = _request(job, next(self._numbers))
+            record = worker.ask(request, job.timeout)
+            if record is not None:
+                return _answer(record, worker, job), worker
+            if worker.overdue:
+                worker.kill()
+            worker.reap()
+            answer = _death(worker, job, time.monotonic() - begun, cancelled=self._stopped())
+            taken = worker.taken
+            self._ended(worker)
+            worker = None
+            if taken or answer.outcome.timed_out:
+                break
+        return answer, None
+
+    def _ready(self, worker: RunWorker | None) -> RunWorker | None:
+        """A process that serves; None where all was cancelled before it did.
+
+        Raises:
+            ToolchainError: it does not.
+        """
+        if worker is not None and not worker.get_ready(_START_SECONDS):
+            # Started early, and ended by somebody before it had anything to do: whether one can serve, the next tells.
+            worker.kill()
+            self._ended(worker)
+            worker = None
+        if worker is not None:
+            return worker
+        if self._stopped():
+            return None
+        worker = self._started()
+        if worker.get_ready(_START_SECONDS):
+            return worker
+        worker.kill()
+        worker.reap()
+        lines = worker.printed()
+        self._ended(worker)
+        if self._stopped():
+            return None
+        raise ToolchainError(
+            f"{self._python}: cannot run modules: {lines[-1] if lines else 'it does not start'}",
+            "install the toolchain's runtime again: iree-base-runtime",
+        )
+
+
+def _request(job: RunJob, number: int) -> bytes:
+    record = {
+        "id": number,
+        "cwd": job.cwd,
+        "device": job.device,
+        "module": job.module,
+        "function": job.function,
+        "inputs": job.inputs,
+        "expected": job.expected,
+        "allclose": job.allclose,
+        "kept": job.kept,
+    }
+    return f'{json.dumps(record)[:-1]}, "limits": {_limits_text(job.limits)}}}\n'.encode()
+
+
+@lru_cache(maxsize=64)
+def _limits_text(limits: tuple[tuple[str, float, float], ...]) -> str:
+    """The same for all cases of a suite, and as long as the rest."""
+    return json.dumps({name: (absolute, relative) for name, absolute, relative in limits})
+
+
+def _answer(record: Mapping[str, Any], worker: RunWorker, job: RunJob) -> RunAnswer:
+    logged = worker.printed_bytes()
+    lines = worker.printed(job.log) if logged else []
+    passed = record["verdict"] == RunVerdict.PASSED
+    if record["message"]:
+        lines = [*lines, clean_line(record["message"])][-TAIL_LINES:]
+    outcome = Outcome(
+        0 if passed else 1,
+        seconds=record["seconds"],
+        cpu_seconds=record["cpu_seconds"],
+        peak_rss_bytes=record["peak_rss_bytes"],
+        tail=tuple(lines),
+        output_bytes=logged,
+        out_of_memory=bool(worker.memory_bytes) and record["message"].startswith("RESOURCE_EXHAUSTED"),
+        notes=_memory_note(worker) if record["message"].startswith("RESOURCE_EXHAUSTED") else (),
+    )
+    return RunAnswer(outcome, record["verdict"], record["message"], tuple(record["outputs"]), logged)
+
+
+def _death(worker: RunWorker, job: RunJob, seconds: float, *, cancelled: bool) -> RunAnswer:
+    """What there is to say of a case whose process is gone."""
+    code = worker.process.returncode
+    logged = worker.printed_bytes()
+    lines = worker.printed(job.log)
+    outcome = Outcome(
+        code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 else "",
+        timed_out=worker.overdue and not cancelled,
+        cancelled=cancelled,
+        seconds=seconds,
+        tail=tuple(lines),
+        output_bytes=logged,
+        stuck=code is None,
+        out_of_memory=bool(worker.memory_bytes) and any("bad_alloc" in line for line in lines),
+        notes=_memory_note(worker) if any("bad_alloc" in line for line in lines) else (),
+    )
+    return RunAnswer(outcome, RunVerdict.DIED, logged=logged)
+
+
+def _memory_note(worker: RunWorker) -> tuple[str, ...]:
+    """What there is to say to one that had too little memory."""
+    limit = worker.memory_bytes / (1 << 30)
+    return (f"the memory that it may take is limited to {limit:.3g} GiB",) if limit else ()
+
+
+def _cancelled_answer() -> RunAnswer:
+    return RunAnswer(Outcome(None, cancelled=True), RunVerdict.DIED)
+
+
+def _may_be_anothers_fault(answer: RunAnswer) -> bool:
+    """Whether a death, or a want of memory, may have its cause in a case that the process had before."""
+    outcome = answer.outcome
+    if answer.verdict != RunVerdict.DIED:
+        return outcome.out_of_memory
+    return not (outcome.timed_out or outcome.cancelled or outcome.stuck) and outcome.signal not in SENT_SIGNALS

@@ -1,0 +1,378 @@
+"""Every process of a run is started, timed and ended here.
+
+The work is done by the warden, a small process of its own (`warden.py` says why); this is the toolkit's
+side of it. Each process gets a session and a group of its own, no standard input, files for its streams and
+a private TMPDIR. When `Supervisor.run` returns, no member of its group is alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+from iree_gauntlet.engine.processes.reaper import Report, Request
+from iree_gauntlet.errors import GauntletError, ToolchainError
+from iree_gauntlet.system.signals import signal_name
+from iree_gauntlet.system.tail import TAIL_LINES, read_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from iree_gauntlet.steps import Command
+
+__all__ = ["Outcome", "Supervisor", "disk_full", "shell_line"]
+
+_GRACE_SECONDS = 2.0
+_KILL_PATIENCE_SECONDS = 15.0
+# Room that standard output gets in the tail beside a long standard error: iree-run-module and
+# iree-benchmark-module write their verdicts there.
+_STDOUT_LINES = 6
+_DISK_FULL_BYTES = 1 << 20
+_DISK_FULL_WORDS = ("no space left on device", "disk quota exceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a process ended.
+
+    Attributes:
+        exit_code: None where a signal ended it, or where it never started (cancelled before).
+        signal: name of the signal that ended it (`SIGSEGV`); empty for none.
+        timed_out: it was ended because its time was up.
+        cancelled: it was ended, or not started, because of `cancel_all`.
+        seconds: wall time from start to the end of the process.
+        cpu_seconds: user and system time, with the descendants that it waited for.
+        peak_rss_bytes: largest resident set of it or of one such descendant (not their sum). Never below
+            the few MB of the warden, which it was forked from.
+        tail: last lines of its output, at most 20, fit to print: standard output first, then error.
+        truncated: whether there is more output than the tail shows.
+        output_bytes: size of both streams.
+        stuck: it outlived SIGKILL (a driver holds it) and is still there.
+        out_of_memory: it ran into a limit of memory that it was given.
+        notes: what else a person should know.
+    """
+
+    exit_code: int | None
+    signal: str = ""
+    timed_out: bool = False
+    cancelled: bool = False
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    tail: tuple[str, ...] = ()
+    truncated: bool = False
+    output_bytes: int = 0
+    stuck: bool = False
+    out_of_memory: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Supervisor:
+    """Owns the child processes of a run; `run` may be called from several threads at once.
+
+    Use it as a context manager: leaving it kills whatever is left. If the toolkit itself is killed, the
+    warden does the same. (It notices when the last copy of its control socket is closed: do not fork the
+    toolkit without exec while a supervisor is open.)
+
+    Args:
+        grace: seconds between SIGTERM and SIGKILL.
+        kill_patience: seconds after SIGKILL until a process is given up as stuck.
+        environment: what processes inherit; the toolkit's own environment by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace: float = _GRACE_SECONDS,
+        kill_patience: float = _KILL_PATIENCE_SECONDS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._grace = grace
+        self._kill_patience = kill_patience
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._warden: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._cancels = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        command: Command,
+        *,
+        stdout: Path,
+        stderr: Path,
+        timeout: float,
+        tmpdir: Path | None = None,
+    ) -> Outcome:
+        """Run a process to its end.
+
+        Args:
+            command: what to run. An empty `cwd` means the toolkit's own.
+            stdout: file that its output goes to; made or emptied. May be the same as `stderr`.
+            stderr: file that its errors go to. Folders of both are made.
+            timeout: seconds until its group gets SIGTERM; `inf` for no limit.
+            tmpdir: folder in which its private TMPDIR is made (and removed afterwards); the system's
+                temporary folder by default.
+
+        Raises:
+            ToolchainError: the executable is missing or cannot be run.
+            GauntletError: its folder is missing, a log cannot be written, or the warden was killed.
+        """
+        if self._cancels:
+            return Outcome(None, cancelled=True)
+        with contextlib.ExitStack() as stack:
+            notes: list[str] = []
+            try:
+                for log in (stdout, stderr):
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                private = Path(tempfile.mkdtemp(prefix="gauntlet-", dir=tmpdir))
+            except OSError as error:
+                raise GauntletError(
+                    f"{error.filename}: cannot make a folder for a process: {error.strerror}",
+                    "make room there, or make it writable",
+                ) from error
+            stack.callback(_remove_folder, private, notes)
+            request = self._request(command, stdout, stderr, timeout, private)
+            report = self._ask(request)
+            stack.pop_all().close()
+            if report["error_text"]:
+                raise _refusal(report, request)
+            return _outcome(report, stdout, stderr, tuple(notes))
+
+    def cancel_all(self) -> None:
+        """End every process, and start no further one; a second call kills without grace.
+
+        Takes no lock and does not wait, so that a signal handler may call it.
+        """
+        self._cancels += 1
+        control = self._control
+        if control is not None:
+            # A warden that is gone has nothing left to cancel.
+            with contextlib.suppress(OSError):
+                control.send(b"c")
+
+    def close(self) -> None:
+        """Kill what is left and end the warden; `run` may not be called afterwards."""
+        with self._lock:
+            self._closed = True
+            control, self._control = self._control, None
+            warden, self._warden = self._warden, None
+        if control is not None:
+            control.close()
+        if warden is not None:
+            warden.wait()
+
+    def _request(self, command: Command, stdout: Path, stderr: Path, timeout: float, private: Path) -> Request:
+        environment = dict(os.environ if self._environment is None else self._environment)
+        environment["TMPDIR"] = str(private)
+        environment.update(command.env)
+        return Request(
+            argv=list(command.argv),
+            cwd=str(Path(command.cwd).absolute()),
+            env=environment,
+            stdout=str(stdout.absolute()),
+            stderr=str(stderr.absolute()),
+            timeout=timeout,
+            grace=self._grace,
+            kill_patience=self._kill_patience,
+            private=str(private),
+        )
+
+    def _ask(self, request: Request) -> Report:
+        """Hand a request over and wait for its report.
+
+        The wait is in the kernel. An exception that breaks it (Ctrl-C) closes the connection, which ends
+        the process.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._hand_over(theirs)
+            answer = bytearray()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                ours.sendall(json.dumps(request).encode() + b"\n")
+                while not answer.endswith(b"}\n") and (data := ours.recv(1 << 16)):
+                    answer += data
+        lines = bytes(answer).splitlines()
+        if answer.endswith(b"}\n"):
+            return cast("Report", json.loads(lines[-1]))
+        if lines:
+            # The warden was killed and cannot do it any more.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(int(lines[0]), signal.SIGKILL)
+        raise _warden_lost()
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the supervisor is closed")
+            if self._control is None:
+                self._start_warden()
+            control = self._control
+            try:
+                socket.send_fds(cast("socket.socket", control), [b"r"], [connection.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                raise _warden_lost() from None
+
+    def _start_warden(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
+            # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("warden.py"))],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._control = ours
+        for _ in range(self._cancels):
+            ours.send(b"c")
+
+
+def shell_line(command: Command) -> str:
+    """The command as a person would type it: `cd DIR && NAME=value program argument…`."""
+    words = [shlex.quote(word) for word in command.argv]
+    if command.env:
+        if all(name.isidentifier() and name.isascii() for name, _ in command.env):
+            words = [f"{name}={shlex.quote(value)}" for name, value in command.env] + words
+        else:
+            words = ["env", *(shlex.quote(f"{name}={value}") for name, value in command.env), *words]
+    line = " ".join(words)
+    if not command.cwd:
+        return line
+    folder = f"./{command.cwd}" if command.cwd.startswith("-") else command.cwd
+    return f"cd {shlex.quote(folder)} && {line}"
+
+
+def disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
+    """Whether the file system of a path (or of its nearest parent that exists) has no room left.
+
+    True also where a process said so: by the time that one looks, its temporary files are gone.
+
+    Args:
+        path: a file or folder that was written.
+        tail: last lines of the output of the process that wrote.
+    """
+    if any(word in line.lower() for line in tail for word in _DISK_FULL_WORDS):
+        return True
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    room = os.statvfs(folder)
+    # File systems that count no inodes say that there are 0 in all.
+    return room.f_bavail * room.f_frsize < _DISK_FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
+
+
+def _outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
+    if not report["started"]:
+        return Outcome(None, cancelled=report["cancelled"], notes=notes)
+    number = os.WTERMSIG(report["status"]) if os.WIFSIGNALED(report["status"]) else 0
+    ended = not (number or report["stuck"])
+    errors = read_tail(stderr, TAIL_LINES)
+    spare = max(_STDOUT_LINES, TAIL_LINES - len(errors.lines))
+    output = read_tail(stdout, spare) if stdout != stderr else None
+    lines = errors.lines
+    if output is not None and output.lines:
+        lines = (*output.lines, *lines[-(TAIL_LINES - len(output.lines)) :])[-TAIL_LINES:]
+    total = len(errors.lines) + (len(output.lines) if output else 0)
+    return Outcome(
+        exit_code=os.WEXITSTATUS(report["status"]) if ended else None,
+        signal=signal_name(number),
+        timed_out=report["timed_out"],
+        cancelled=report["cancelled"],
+        seconds=report["seconds"],
+        cpu_seconds=report["cpu_seconds"],
+        peak_rss_bytes=report["peak_rss_bytes"],
+        tail=lines,
+        truncated=errors.truncated or (output is not None and output.truncated) or total > len(lines),
+        output_bytes=errors.size + (output.size if output else 0),
+        stuck=report["stuck"],
+        notes=notes,
+    )
+
+
+def _refusal(report: Report, request: Request) -> GauntletError:
+    """Why a process could not be started, in the user's words."""
+    program, folder = request["argv"][0] if request["argv"] else "", Path(request["cwd"])
+    number, text = report["error_number"], report["error_text"]
+    if report["error_file"] in (request["stdout"], request["stderr"]):
+        return GauntletError(f"{report['error_file']}: cannot write the log: {text}", "make room there")
+    if not folder.is_dir():
+        return GauntletError(
+            f"{folder}: cannot run {program} there: no such folder",
+            "make the folder, or correct the working directory",
+        )
+    path = folder / program if "/" in program else None
+    if number == errno.ENOENT and path is not None and path.is_file():
+        return ToolchainError(
+            f"{program}: cannot be run: the interpreter or loader that it names is missing",
+            "install it again for this system (`file` tells what it was built for)",
+        )
+    if number == errno.ENOENT:
+        where = "" if path is not None else " on PATH"
+        return ToolchainError(
+            f"{program}: no such program{where}",
+            "install the toolchain that has it, or name another one",
+        )
+    if number in (errno.EACCES, errno.ENOEXEC):
+        return ToolchainError(
+            f"{program}: cannot be run: {text}",
+            "make it executable (chmod +x), on a file system that is not mounted noexec",
+        )
+    return ToolchainError(f"{program}: cannot be started: {text}", "")
+
+
+def _warden_lost() -> GauntletError:
+    return GauntletError(
+        "the process that watches over this run's processes was killed from outside",
+        "see the kernel's log for a lack of memory (dmesg), then resume the run",
+    )
+
+
+def _remove_folder(folder: Path, notes: list[str]) -> None:
+    """Remove a folder whose users are gone; what cannot be removed is said, not raised."""
+    until = time.monotonic() + 1.0
+    while True:
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                notes.append(f"{folder} was left behind: {error.strerror}")
+                return
+            # A folder that a tool made read-only; or a process that left its group is still writing.
+            with contextlib.suppress(OSError):
+                for inner, _, _ in os.walk(folder):
+                    Path(inner).chmod(0o700)
+            time.sleep(0.02)
+        else:
+            return

@@ -1,0 +1,232 @@
+"""Profiling a benchmark: what each dispatch takes, by the runtime's own means.
+
+`iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
+beside it tells what is in it. Nothing here raises for what a tool does: a profile is an explanation, and where it
+cannot be had, the reason takes its place.
+
+A profile takes a time of its own, and its times are those of a program that is watched. They explain a difference;
+they are no evidence for one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.profiles.dispatch_changes import dispatch_changes
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
+from iree_gauntlet.results import shorten
+from iree_gauntlet.steps import Command
+from iree_gauntlet.toolchains.flag_releases import releases_with
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.toolchains.flags import FlagSet
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["Profiling", "compared", "profile_dispatches"]
+
+_PROFILE = "iree-profile"
+_MODE = "device_profiling_mode"
+# The mode alone tells nothing: releases before 3.12 have one too, which writes nothing on a CPU.
+_OUTPUT = "device_profiling_output"
+# What the tool's help names: a CPU's dispatches are work of the host, a GPU's are timed by the device.
+_CPU_MODE = "queue-events,host-execution"
+_GPU_MODE = "dispatch-events"
+# What cannot stand beside a profile, or would time it otherwise.
+_REPLACED = ("--benchmark_", "--device_profiling_", "--device_capture_", "--device_replay_output")
+_REPLACED_FLAGS = ("--dispatch_statistics", "--print_device_statistics")
+# Invocations: so many that a median means something, no more than two seconds' worth, and bounded rows.
+_FEWEST, _MOST = 5, 100
+_ENOUGH_MS = 2000.0
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Profiling:
+    """What came of profiling a benchmark.
+
+    Attributes:
+        profile: None where there is none.
+        reason: why there is none; empty where there is one.
+        commands: what was started, as a person would type it.
+        seconds: wall time inside the tools.
+        log: path of the log of the last tool; empty where none was started.
+    """
+
+    profile: DispatchProfile | None
+    reason: str = ""
+    commands: tuple[str, ...] = ()
+    seconds: float = 0.0
+    log: str = ""
+
+
+class _NoProfileError(GauntletError):
+    """There will be no profile; the reason is in `what`."""
+
+
+def profile_dispatches(
+    step: Step,
+    toolchain: Toolchain,
+    processes: Processes,
+    known: FlagSet,
+    *,
+    command: Command | None = None,
+    invocation_ms: float | None = None,
+    name: str = "profile.",
+) -> Profiling:
+    """Runs a benchmark under the profiler, and reads the profile.
+
+    The caller sees to it that the machine and the device are quiet. Files go into the step's folder: the profile
+    itself (`profile.ireeprof`), the rows of its dispatches and the tools' logs.
+
+    Args:
+        step: a benchmark; gives folder and time limit, for each of the two tools.
+        toolchain: whose runtime it is.
+        processes: starts the tools.
+        known: the flags of its `iree-benchmark-module`.
+        command: in place of the step's own, one that is pinned to CPUs.
+        invocation_ms: what an invocation takes, to choose their number; the fewest (5) where not known.
+        name: prefix of all files, to keep several profiles of a step apart.
+    """
+    command = command or step.command
+    if command is None:
+        raise TypeError(f"{step.id} has no command")
+    work = _Work(step, processes)
+    try:
+        tool = _profile_tool(toolchain, known)
+        invocations = _invocations(invocation_ms)
+        bundle = Path(step.folder) / f"{name}ireeprof"
+        bundle.unlink(missing_ok=True)
+        work.run(_profiled(command, step.resources.device, bundle, invocations), BENCHMARK_MODULE, name)
+        benchmarks = parse_benchmark_rows(processes.stdout(step, name))
+        if len(benchmarks) != 1:
+            raise _NoProfileError("the module has several functions and the benchmark names none: their dispatches mix")
+        times = benchmarks[0].real_time_ms
+        rows = f"{name}dispatches."
+        argv = (str(tool), "dispatch", "--dispatch_events", "--format=jsonl", str(bundle))
+        work.run(Command(argv, command.cwd, command.env), _PROFILE, rows)
+        profile = parse_dispatch_events(
+            processes.stdout(step, rows).splitlines(),
+            invocations=sum(benchmarks[0].iterations),
+            elapsed_ns=round(statistics.median(times) * _NS_PER_MS),
+        )
+    except GauntletError as error:
+        return work.result(None, shorten(error.what))
+    except OSError as error:
+        return work.result(None, shorten(f"{error.filename}: {error.strerror or error}"))
+    return work.result(profile, "")
+
+
+def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None = None) -> dict[str, Any]:
+    """For the record: what the dispatches of two sides explain, or why they explain nothing.
+
+    Args:
+        a: one side.
+        b: the other.
+        measured_ms: what A and B take without the profiler, which the reports set beside it.
+    """
+    record: dict[str, Any] = {
+        "commands": {"a": list(a.commands), "b": list(b.commands)},
+        "seconds": a.seconds + b.seconds,
+    }
+    if a.profile is None or b.profile is None:
+        reasons = [f"{side}: {profiling.reason}" for side, profiling in (("A", a), ("B", b)) if profiling.reason]
+        return {**record, "reason": "; ".join(reasons)}
+    measured = None
+    if measured_ms is not None:
+        measured = {"a_ns": round(measured_ms[0] * _NS_PER_MS), "b_ns": round(measured_ms[1] * _NS_PER_MS)}
+    return {**record, "measured": measured, **dispatch_changes(a.profile, b.profile).as_dict()}
+
+
+class _Work:
+    """The processes of one profile, and what they came to."""
+
+    def __init__(self, step: Step, processes: Processes) -> None:
+        self._step = step
+        self._processes = processes
+        self._commands: list[str] = []
+        self._seconds = 0.0
+        self._log = ""
+
+    def run(self, command: Command, tool: str, name: str) -> None:
+        """Raises _NoProfileError where the tool fails."""
+        self._commands.append(shell_line(command))
+        outcome = self._processes.run(self._step, command, name=name)
+        self._seconds += outcome.seconds
+        self._log = self._processes.log(self._step, f"{name}stderr.txt")
+        if outcome.cancelled:
+            raise _NoProfileError(f"{tool} was interrupted")
+        if outcome.exit_code != 0:
+            raise _NoProfileError(_failure(outcome, tool, self._step, self._processes.error_lines(self._step, name)))
+
+    def result(self, profile: DispatchProfile | None, reason: str) -> Profiling:
+        return Profiling(profile, reason, tuple(self._commands), self._seconds, self._log)
+
+
+def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
+    """`iree-profile`, which lies beside the native `iree-benchmark-module`.
+
+    Raises:
+        _NoProfileError: this runtime writes no profiles, or cannot read them.
+    """
+    release = toolchain.runtime.release or toolchain.runtime.version
+    if _OUTPUT not in known.names:
+        since = releases_with(BENCHMARK_MODULE, _OUTPUT)[0]
+        raise _NoProfileError(
+            f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
+        )
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
+    if not tool.is_file():
+        raise _NoProfileError(f"{tool}: {release} writes profiles, but {_PROFILE} is not there to read them")
+    return tool
+
+
+def _invocations(invocation_ms: float | None) -> int:
+    if not invocation_ms or invocation_ms <= 0:
+        return _FEWEST
+    return max(_FEWEST, min(_MOST, int(_ENOUGH_MS / invocation_ms)))
+
+
+def _profiled(command: Command, device: str, bundle: Path, invocations: int) -> Command:
+    """The benchmark under the profiler.
+
+    Each repetition is one invocation, so that each has a time of its own. No warm-up: what runs before the times are
+    taken would be in the profile, uncounted.
+    """
+    kept = [word for word in command.argv if not word.startswith(_REPLACED) and not _is_replaced(word)]
+    devices = [word.partition("=")[2] for word in kept if word.startswith("--device=")] or [device]
+    local = all(name.startswith("local-") for name in devices)
+    return replace(
+        command,
+        argv=(
+            *kept,
+            "--benchmark_format=json",
+            f"--benchmark_repetitions={invocations}",
+            "--benchmark_min_time=1x",
+            f"--{_MODE}={_CPU_MODE if local else _GPU_MODE}",
+            f"--{_OUTPUT}={bundle}",
+        ),
+    )
+
+
+def _is_replaced(word: str) -> bool:
+    return word.partition("=")[0] in _REPLACED_FLAGS
+
+
+def _failure(outcome: Outcome, tool: str, step: Step, lines: Sequence[str]) -> str:
+    """Why a tool failed, in one line."""
+    # Google Benchmark puts its warnings before the error.
+    said = next((line for line in lines if line.strip() and not line.startswith("***")), "")
+    return after_process(step, outcome, lines, tool=tool, reason=shorten(said)).reason

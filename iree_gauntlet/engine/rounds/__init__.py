@@ -1,0 +1,1 @@
+"""Rounds of what is timed, in blocks, while nobody else measures."""

@@ -1,0 +1,248 @@
+"""Locks between runs on one machine: a device for one user at a time, and quiet for benchmarks.
+
+They are flock(2) locks: the kernel frees them when their holder dies, by whatever signal, and no stale
+lock file can block anyone. They lie in one folder for each user and machine, not beside a cache, so that
+runs with different caches and checkouts still see each other. Runs of different users, and those in containers
+of their own, see each other where `$IREE_GAUNTLET_LOCKS` names one folder for all of them (docs/locks.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.system.file_lock import LockFile
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "LOCKS_VARIABLE",
+    "LockFolder",
+    "MachineLocks",
+    "WaitCancelledError",
+    "lock_facts",
+    "lock_folder",
+    "machine_locks",
+]
+
+LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
+# As long as the longest benchmark of another run may take.
+_PATIENCE_SECONDS = 3600.0
+_POLL_SECONDS = 0.1
+
+
+class WaitCancelledError(GauntletError):
+    """The run was cancelled while it waited for a lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockFolder:
+    """Where the machine's locks lie.
+
+    Attributes:
+        path: the folder.
+        named: it was named by `$IREE_GAUNTLET_LOCKS`, and is whoever's it was made for; otherwise it is this user's.
+    """
+
+    path: Path
+    named: bool = False
+
+
+class MachineLocks:
+    """The locks of this machine, as one run uses them.
+
+    Args:
+        folder: where they lie.
+        patience: seconds to wait for one before giving up.
+        cancelled: when set, every wait ends with `WaitCancelledError`.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        folder: LockFolder,
+        *,
+        patience: float,
+        cancelled: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._patience = patience
+        self._cancelled = cancelled
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def device_lock(self, device: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Hold a device (`hip://0`, `local-task`) alone.
+
+        Args:
+            device: its name, spelled alike by all who use it.
+            on_wait: called once with a line that says for whom one waits, if one has to.
+
+        Raises:
+            GauntletError: it was not to be had in time, or locks cannot be made here.
+            WaitCancelledError: the run was cancelled meanwhile.
+        """
+        name = f"device-{_safe(device)}.lock"
+        with self._held(name, f"device {device}", on_wait, exclusive=True):
+            yield
+
+    @contextlib.contextmanager
+    def quiet_machine(self, *, exclusive: bool, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Hold the machine: work that makes noise holds it shared, a benchmark alone.
+
+        Not reentrant: whoever holds it shared and asks for it again may wait for itself. A waiting
+        benchmark goes before new noise, or a busy machine would never let it in: all pass a gate one by
+        one, and a benchmark waits inside it.
+
+        Args:
+            exclusive: whether nothing else may run meanwhile.
+            on_wait: as for `device_lock`.
+
+        Raises:
+            GauntletError: as for `device_lock`.
+            WaitCancelledError: as for `device_lock`.
+        """
+        name = "this machine, to be quiet" if exclusive else "this machine, which must stay quiet now"
+        with contextlib.ExitStack() as stack:
+            with self._held("quiet-gate.lock", name, on_wait, exclusive=True):
+                stack.enter_context(self._held("quiet.lock", name, on_wait, exclusive=exclusive))
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, file: str, name: str, on_wait: Callable[[str], None], *, exclusive: bool) -> Iterator[None]:
+        lock = LockFile(self._folder.path / file, _prepared(self._folder))
+        begun = self._clock()
+        tries = 0
+        while not self._acquire(lock, exclusive=exclusive):
+            tries += 1
+            # Not at once: steps of one run pass the gate one by one, in an instant.
+            if tries == 2:
+                on_wait(f"for {name}: {_named(lock.holders())}")
+            if self._clock() - begun > self._patience:
+                raise GauntletError(
+                    f"no access to {name} within {self._patience:g} s: {_named(lock.holders())}",
+                    "wait for that run, or end it, and run again",
+                )
+            if self._cancelled.wait(_POLL_SECONDS):
+                raise WaitCancelledError(f"cancelled while waiting for {name}")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: LockFile, *, exclusive: bool) -> bool:
+        try:
+            return lock.acquire_now(exclusive=exclusive)
+        except OSError as error:
+            raise GauntletError(
+                f"{error.filename or self._folder.path}: cannot lock: {error.strerror}",
+                f"the folder must be writable, and on a file system with locks (flock); ${LOCKS_VARIABLE} names one",
+            ) from error
+
+
+def machine_locks(environ: Mapping[str, str], cancelled: threading.Event) -> MachineLocks:
+    """The locks of this machine; a wait for one takes an hour at most.
+
+    Args:
+        environ: the environment.
+        cancelled: when set, every wait ends.
+
+    Raises:
+        UsageError: as for `lock_folder`.
+    """
+    return MachineLocks(lock_folder(environ), patience=_PATIENCE_SECONDS, cancelled=cancelled)
+
+
+def lock_folder(environ: Mapping[str, str]) -> LockFolder:
+    """The folder that `$IREE_GAUNTLET_LOCKS` names, else that of this user's locks on this machine.
+
+    The latter is in /tmp where it can be used: TMPDIR may differ from job to job, and then they would not meet.
+
+    Raises:
+        UsageError: the variable holds a relative path: another folder for each working folder.
+    """
+    named = environ.get(LOCKS_VARIABLE)
+    if named:
+        if not Path(named).is_absolute():
+            raise UsageError(
+                f"${LOCKS_VARIABLE} is {named}: not an absolute path, so that runs in other folders have other locks",
+                f"name the folder by its whole path: {LOCKS_VARIABLE}={Path(named).absolute()}",
+            )
+        return LockFolder(Path(named), named=True)
+    parent = Path("/tmp")  # noqa: S108 (the folder's owner and mode are checked before use)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        parent = Path(tempfile.gettempdir())
+    return LockFolder(parent / f"iree-gauntlet-{os.getuid()}")
+
+
+def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a record says of the locks: `lock_folder`, where it is not this user's own.
+
+    Raises:
+        UsageError: as for `lock_folder`.
+    """
+    folder = lock_folder(environ)
+    return {"lock_folder": str(folder.path)} if folder.named else {}
+
+
+def _prepared(folder: LockFolder) -> int:
+    """Make the folder where there is none; the mode of files in it."""
+    if not folder.named:
+        _make_private(folder.path)
+        return 0o600
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise GauntletError(
+            f"{folder.path}: cannot make the folder for locks: {why}",
+            f"${LOCKS_VARIABLE} must name a folder that exists or can be made",
+        ) from error
+    # Whoever may make files in it may use those of the others.
+    return stat.S_IMODE(folder.path.stat().st_mode) & 0o666 | 0o600
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, or check that it is one that nobody else could have prepared."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise GauntletError(
+            f"{folder}: cannot make the folder for locks: {error.strerror}",
+            f"{folder.parent} must exist and be writable",
+        ) from error
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise GauntletError(
+            f"{folder}: is not a folder of yours, so locks in it cannot be trusted",
+            "someone else made it; have it removed",
+        )
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    if not pids:
+        return "another process uses it"
+    if pids == (os.getpid(),):
+        return "another step of this run uses it"
+    noun = "process" if len(pids) == 1 else "processes"
+    return f"{noun} {', '.join(map(str, pids))} of another run" + (" use it" if len(pids) > 1 else " uses it")
+
+
+def _safe(name: str) -> str:
+    """A file name for a device; different devices get different ones."""
+    return re.sub(r"[^A-Za-z0-9-]", lambda match: f"_{ord(match[0]):x}_", name)

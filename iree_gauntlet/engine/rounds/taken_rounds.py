@@ -1,0 +1,252 @@
+"""Rounds: process starts of one program, taken to be compared with others.
+
+A round of a benchmark is one start of `iree-benchmark-module` with its own warm-up, a round of a compile one start of
+`iree-compile`. Each is watched, so that what the machine did meanwhile stands beside its times.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.engine.judging import after_process, first_error
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.machine.disturbance import RoundWatch
+from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
+from iree_gauntlet.measuring.statistics.rounds import Round
+from iree_gauntlet.results import shorten
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.steps import Command, Step
+
+__all__ = [
+    "Measurement",
+    "RoundSettings",
+    "TakenRound",
+    "as_written",
+    "compile_round",
+    "gpu_of",
+    "parse_cpus",
+    "pinned",
+    "take_round",
+    "timed",
+]
+
+_TIMING_FLAGS = (
+    "--benchmark_repetitions",
+    "--benchmark_min_time",
+    "--benchmark_min_warmup_time",
+    "--benchmark_report_aggregates_only",
+    "--benchmark_display_aggregates_only",
+    "--benchmark_enable_random_interleaving",
+    "--benchmark_time_unit",
+)
+_TOPOLOGY = "--task_topology_"
+_MS_PER_SECOND = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """How a round is taken; the same for both sides.
+
+    Attributes:
+        repetitions: of a benchmark within its process.
+        min_time: seconds that a repetition lasts at least.
+        cpus: logical CPUs that rounds run on; empty for all.
+    """
+
+    repetitions: int = 5
+    min_time: float = 0.05
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRound:
+    """What one process start gave.
+
+    Attributes:
+        times: ms, a figure for each repetition; empty where it failed.
+        failure: why there are no times; empty where there are.
+        seconds: wall time of the process.
+        peak_rss_bytes: its largest resident set.
+        state: what the machine did meanwhile, for the record.
+        disturbed: what spoils it, a line each; empty for a round that counts.
+    """
+
+    times: tuple[float, ...]
+    failure: str
+    seconds: float
+    peak_rss_bytes: int
+    state: dict[str, Any]
+    disturbed: tuple[str, ...]
+
+    @property
+    def evidence(self) -> Round:
+        """The round as statistics take it.
+
+        Raises:
+            EvidenceError: it failed.
+        """
+        return Round(self.times)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "times_ms": list(self.times),
+            "failure": self.failure,
+            "seconds": round(self.seconds, 4),
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "disturbed": list(self.disturbed),
+            "state": self.state,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the rounds of a program measure, and how they are started.
+
+    Attributes:
+        step: gives the folder of logs and the time limit.
+        command: of one round.
+        tool: for messages.
+        read: times in ms from what the process wrote to standard output and its wall time in seconds.
+        device: the GPU that it runs on; empty for a CPU.
+        cpus: logical CPUs that it is pinned to; empty for none.
+    """
+
+    step: Step
+    command: Command
+    tool: str
+    read: Callable[[str, float], tuple[float, ...]]
+    device: str = ""
+    cpus: tuple[int, ...] = ()
+
+
+def parse_cpus(text: str, available: frozenset[int]) -> tuple[int, ...]:
+    """The CPUs that `0,2-5` names, rising; none for an empty text.
+
+    Args:
+        text: numbers and ranges, as taskset and `lscpu` write them.
+        available: what this process may use.
+
+    Raises:
+        UsageError: it is no such list, or names a CPU that may not be used.
+    """
+    found: set[int] = set()
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UsageError(
+                f"--cpus {text}: {part!r} is no CPU and no range of CPUs", "Such as --cpus 2 or --cpus 0,4-7."
+            )
+        found |= set(range(int(first), int(last or first) + 1))
+    missing = sorted(found - available)
+    if missing:
+        there = ", ".join(map(str, sorted(available)))
+        raise UsageError(
+            f"--cpus {text}: there is no CPU {missing[0]} here, or it may not be used", f"CPUs here: {there}."
+        )
+    return tuple(sorted(found))
+
+
+def timed(step: Step, settings: RoundSettings) -> Measurement:
+    """A benchmark step as rounds: its own command with the settings' times in place of the spec's.
+
+    Raises:
+        UsageError: CPUs are asked for, and there is no taskset.
+    """
+    assert step.command is not None, "planned with a command"
+    kept = [word for word in step.command.argv if word.split("=", 1)[0] not in _TIMING_FLAGS]
+    argv = (
+        *kept,
+        f"--benchmark_repetitions={settings.repetitions}",
+        f"--benchmark_min_time={settings.min_time:g}s",
+        f"--benchmark_min_warmup_time={settings.min_time:g}",
+    )
+    if settings.cpus and step.resources.device == "local-task" and not any(word.startswith(_TOPOLOGY) for word in argv):
+        # As many workers as CPUs, which taskset holds there. Not --task_topology_cpu_ids: workers that are pinned one
+        # by one fight the thread that waits for them, and times become multiples of the scheduler's tick (4 ms).
+        argv = (*argv, f"--task_topology_group_count={len(settings.cpus)}")
+    command = pinned(replace(step.command, argv=argv), settings.cpus)
+    return Measurement(step, command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step), settings.cpus)
+
+
+def gpu_of(step: Step) -> str:
+    """The GPU that a step runs on; empty for a CPU."""
+    device = step.resources.device
+    return "" if device.startswith("local-") else device
+
+
+def as_written(step: Step) -> Measurement:
+    """A benchmark step as rounds with its own command: for its golden, which is of just these settings."""
+    assert step.command is not None, "planned with a command"
+    return Measurement(step, step.command, BENCHMARK_MODULE, _benchmark_times, gpu_of(step))
+
+
+def compile_round(step: Step, settings: RoundSettings) -> Measurement:
+    """A compile step as rounds; they write beside its outputs, never over them.
+
+    Raises:
+        UsageError: CPUs are asked for, and there is no taskset.
+    """
+    assert step.command is not None, "planned with a command"
+    argv = list(step.command.argv)
+    for _, path in step.outputs:
+        argv = [word.replace(path, f"{path}.round") for word in argv]
+    command = pinned(replace(step.command, argv=tuple(argv)), settings.cpus)
+    return Measurement(step, command, COMPILE, _wall_time, cpus=settings.cpus)
+
+
+def pinned(command: Command, cpus: Sequence[int]) -> Command:
+    """The command on some CPUs only, in a form that a person can paste.
+
+    Raises:
+        UsageError: there is no taskset.
+    """
+    if not cpus:
+        return command
+    taskset = shutil.which("taskset")
+    if taskset is None:
+        raise UsageError("--cpus needs taskset, which is not on PATH", "It is part of util-linux (Linux only).")
+    return replace(command, argv=(taskset, "-c", ",".join(map(str, cpus)), *command.argv))
+
+
+def take_round(measurement: Measurement, processes: Processes, name: str) -> TakenRound:
+    """Starts the process, waits for its end, and reads its times.
+
+    Args:
+        measurement: what to start.
+        processes: starts it.
+        name: prefix of its logs, which the next round of that name writes over.
+
+    Raises:
+        GauntletError: it cannot be started at all.
+    """
+    step = measurement.step
+    watch = RoundWatch(gpu=bool(measurement.device), cpus=measurement.cpus, device=measurement.device)
+    outcome = processes.run(step, measurement.command, name=name)
+    state = watch.ended(own_cpu_seconds=outcome.cpu_seconds)
+    times: tuple[float, ...] = ()
+    failure = ""
+    if outcome.exit_code != 0:
+        lines = processes.error_lines(step, name)
+        failure = after_process(step, outcome, lines, tool=measurement.tool, reason=first_error(lines) or None).reason
+    else:
+        try:
+            times = measurement.read(processes.stdout(step, name), outcome.seconds)
+        except GauntletError as error:
+            failure = shorten(error.what)
+    return TakenRound(times, failure, outcome.seconds, outcome.peak_rss_bytes, state.as_dict(), state.disturbances())
+
+
+def _benchmark_times(output: str, _seconds: float) -> tuple[float, ...]:
+    return parse_benchmark_rows(output)[0].real_time_ms
+
+
+def _wall_time(_output: str, seconds: float) -> tuple[float, ...]:
+    return (seconds * _MS_PER_SECOND,)

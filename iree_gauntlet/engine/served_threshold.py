@@ -1,0 +1,236 @@
+"""The threshold step of small cases, done by the run servers in place of a process for each.
+
+The step's command stays what a person would type, and is taken apart here; what the servers cannot do as
+iree-run-module would is left to `threshold.check_threshold`. A case that passes leaves no files.
+
+Of a case that does not give what it should, the outputs are compared once more, here, for the figures. Where nobody
+expects that, and a process costs little, the tool itself is asked: a case that reads memory that nothing has written
+finds zeros in a new process, and what other cases have left in one that serves many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.engine.allclose import compare_allclose
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.run_client import RunJob, RunVerdict
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_raw
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import parse_tensor_type, storage_dtype
+from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
+from iree_gauntlet.results import Result, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunServers
+    from iree_gauntlet.steps import Step
+
+__all__ = ["check_served_threshold", "run_job"]
+
+_TOOL = "iree-run-module"
+_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
+# Devices that a process of its own opens in milliseconds.
+_QUICK_DEVICES = "local-"
+_SINGLE = ("--device", "--module", "--function")
+_MANY = ("--input", "--expected_output")
+_TOLERANCES = (
+    "--expected_f16_threshold",
+    "--expected_f32_threshold",
+    "--expected_f64_threshold",
+    "--expected_bf16_threshold",
+    "--expected_rtol",
+    "--equality_mode",
+)
+
+
+def check_served_threshold(step: Step, servers: RunServers, processes: Processes) -> Result | None:
+    """Runs a threshold step; None where only iree-run-module itself can.
+
+    Raises:
+        ToolchainError: the toolchain's Python has no runtime, or cannot be run.
+        GauntletError: a log cannot be written.
+    """
+    job = run_job(step)
+    if job is None:
+        return None
+    answer = servers.run(job)
+    if answer.verdict == RunVerdict.UNSUPPORTED:
+        return None
+    outcome = answer.outcome
+    result = Result(
+        Verdict.PASSED,
+        command=_typed(step, processes),
+        cpu_seconds=outcome.cpu_seconds,
+        peak_rss_bytes=outcome.peak_rss_bytes,
+        tool_seconds=outcome.seconds,
+        exit_code=outcome.exit_code,
+        notes=(*step.notes, *outcome.notes),
+        log=processes.log(step) if answer.logged else "",
+    )
+    if answer.verdict == RunVerdict.PASSED:
+        return result
+    if answer.verdict == RunVerdict.MISMATCH:
+        if step.expect_failure or not job.device.startswith(_QUICK_DEVICES):
+            return _mismatched(step, job, answer, processes, result)
+        return _asked_again(step, processes)
+    ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
+    if answer.message and not answer.logged:
+        result = replace(result, log=_write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
+    return replace(
+        result,
+        verdict=ended.verdict,
+        reason=ended.reason,
+        signal=ended.signal,
+        timed_out=ended.timed_out,
+        tail=ended.tail,
+        disk_full=ended.disk_full,
+    )
+
+
+def run_job(step: Step) -> RunJob | None:
+    """What a threshold step asks of a run server; None where it asks for more than that."""
+    command, allclose = step.command, step.allclose
+    if command is None or command.env:
+        return None
+    flags = _flags(command.argv[1:])
+    if flags is None:
+        return None
+    limits = _limits(tuple(flags["tolerances"]))
+    if limits is None:
+        return None
+    return RunJob(
+        module=flags["--module"][0],
+        device=flags["--device"][0],
+        timeout=step.timeout,
+        cwd=command.cwd if command.cwd.startswith("/") else str(Path(command.cwd).absolute()),
+        function=flags["--function"][0] if flags["--function"] else "",
+        inputs=tuple(flags["--input"]),
+        expected=tuple(flags["--expected_output"]),
+        limits=limits,
+        allclose=(allclose.rtol, allclose.atol, allclose.equal_nan) if allclose else None,
+        kept=tuple(path for _, path in step.outputs),
+        log=f"{step.folder}/stderr.txt",
+    )
+
+
+def _flags(words: Sequence[str]) -> dict[str, list[str]] | None:
+    """The values of flags by their names, and whole flags of `tolerances`; None where a server cannot follow them."""
+    found: dict[str, list[str]] = {name: [] for name in (*_SINGLE, *_MANY, "tolerances")}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            return None
+        if name in _SINGLE or name in _MANY:
+            found[name].append(value)
+        elif name in _TOLERANCES:
+            found["tolerances"].append(word)
+        else:
+            return None
+    served = len(found["--module"]) == len(found["--device"]) == 1 and len(found["--function"]) <= 1
+    return found if served else None
+
+
+def _asked_again(step: Step, processes: Processes) -> Result:
+    """What the tool says of a case whose outputs are not as expected here."""
+    from iree_gauntlet.engine.threshold import check_threshold  # noqa: PLC0415 - it brings NumPy
+
+    result = check_threshold(step, processes)
+    if result.verdict is not Verdict.PASSED:
+        return result
+    note = (
+        "its outputs were not as expected in a process that runs many cases, and are in one of its own: its results"
+        " are not deterministic, or it reads memory that nothing has written"
+    )
+    return replace(result, notes=(*result.notes, note))
+
+
+@lru_cache(maxsize=64)
+def _limits(flags: tuple[str, ...]) -> tuple[tuple[str, float, float], ...] | None:
+    """The tolerances of a run's flags, as the tool computes with them; None for flags that cannot be read."""
+    try:
+        tolerances = parse_tolerances(flags)
+    except GauntletError:
+        return None
+    return tuple((name, *tolerances.effective(name)) for name in _TOLERANT_TYPES if tolerances.applies_to(name))
+
+
+def _typed(step: Step, processes: Processes) -> str:
+    """The command as a person would type it: where no tool compares, it keeps the outputs."""
+    if step.command is None or step.allclose is None:
+        return processes.typed(step)
+    argv = [flag for flag in step.command.argv if not flag.startswith("--expected_output=")]
+    argv += [f"--output=@{path}" for _, path in step.outputs]
+    return processes.typed(replace(step, command=replace(step.command, argv=tuple(argv))))
+
+
+def _status(message: str) -> str:
+    """What `threshold.check_threshold` makes of the same status: its text, and the first thing that was being done."""
+    parts = [part.strip() for part in message.split(";")]
+    return shorten("; ".join(parts[1:3]) if len(parts) > 1 else message)
+
+
+def _mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
+    """The result of a case whose outputs are not as expected, with the figures of each."""
+    assert step.command is not None, "it was run"
+    result = replace(result, verdict=Verdict.FAILED)
+    try:
+        expected = read_arguments(job.expected, Path(job.cwd))
+        actual = [_kept_output(record) for record in answer.outputs if record["type"]]
+        tolerances = parse_tolerances(step.command.argv)
+    except (GauntletError, OSError) as error:
+        what = error.what if isinstance(error, GauntletError) else str(error)
+        first = next(record for record in answer.outputs if not record["passed"])
+        reason = f"output {first['index']}: not as expected"
+        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
+    if step.allclose is None:
+        comparisons = compare_outputs(actual, expected, tolerances)
+    else:
+        comparisons = compare_allclose(actual, expected, step.allclose)
+    failing = [comparison for comparison in comparisons if not comparison.passed]
+    lines = [f"[FAILED] output {comparison.index}: {comparison.message}" for comparison in failing]
+    if not failing:
+        note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
+        result = replace(result, notes=(*result.notes, note))
+    return replace(
+        result,
+        reason=shorten(lines[0].removeprefix("[FAILED] ")) if lines else "an output is not as expected",
+        outputs=tuple(comparisons),
+        tail=tuple(lines),
+        log=result.log or _write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+    )
+
+
+def _kept_output(record: Mapping[str, Any]) -> Tensor:
+    """An output that a server has written; one that it had no place for has its type alone."""
+    tensor_type = parse_tensor_type(record["type"])
+    path = Path(record["file"])
+    if not record["file"]:
+        empty = np.empty(0, storage_dtype(tensor_type.element_type))
+        return Tensor(tensor_type.element_type, tensor_type.shape, empty)
+    if path.suffix == ".npy":
+        return read_npy(path).with_element_type(tensor_type.element_type)
+    return read_raw(path, tensor_type)
+
+
+def _write_log(path: Path, lines: Sequence[str], processes: Processes, step: Step) -> str:
+    """Writes what there is to say of a failure; the file's path for the journal.
+
+    Raises:
+        GauntletError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise GauntletError(f"{path}: cannot write the log: {error.strerror}", "make room there") from error
+    return processes.log(step, path.name)

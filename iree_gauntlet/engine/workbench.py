@@ -1,0 +1,183 @@
+"""What planning and running work with: toolchain, known flags, caches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
+from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
+from iree_gauntlet.engine.plan_context import PlanContext
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.requests import ConductRequest, NetworkRequest
+from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.steps import CacheLookup
+from iree_gauntlet.toolchains.find import find_toolchain
+from iree_gauntlet.toolchains.host import host_identity, means_host
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
+from iree_gauntlet.toolchains.translate import Translation, translate
+from iree_gauntlet.workers import iree_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.toolchains.flags import FlagSet
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["Workbench", "open_workbench", "plan_context"]
+
+_REGISTRY = "cache/registry.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """An IREE and the caches: what a command works with.
+
+    Attributes:
+        toolchain: the IREE; None where there is none.
+        missing: why there is none; None where there is one.
+        known: the flags that its tools know; None where there is none.
+        cache_dir: folder of the caches.
+        store: artifacts.
+        modules: compiled modules.
+        shared: modules that several machines share; None where there are none.
+        leases: what of the cache this process uses, beside artifacts and modules: the toolchain.
+    """
+
+    toolchain: Toolchain | None
+    missing: ToolchainError | None
+    known: KnownFlags | None
+    cache_dir: Path
+    store: ArtifactStore
+    modules: ModuleCache
+    shared: SharedModules | None
+    leases: Leases
+
+    def flags_of(self, tool: str) -> FlagSet:
+        """The flags that a tool of the toolchain knows."""
+        assert self.known is not None, "of every toolchain"
+        return self.known.of(tool)
+
+
+def open_workbench(
+    request: ToolchainRequest,
+    progress: Progress,
+    network: NetworkRequest = NetworkRequest(),
+    *,
+    need_toolchain: bool,
+    look_only: bool = False,
+) -> Workbench:
+    """Finds the toolchain, installs it where it is a release that is not there, and opens the caches.
+
+    Args:
+        request: which IREE, and the folder of the caches.
+        progress: is told of downloads.
+        network: how files are fetched.
+        need_toolchain: whether a missing one is an error; nothing is installed otherwise.
+        look_only: whether the folder of the caches need not be there.
+
+    Raises:
+        ToolchainError: there is no IREE, and `need_toolchain`.
+        UsageError: `--iree` names none, or the cache's folder cannot be made.
+        GauntletError: the registry of artifacts cannot be read.
+    """
+    cache_dir = (cache_folder if look_only else made_cache_folder)(request.cache_dir)
+    compiler, runtime = chosen(request, os.environ)
+    store = ArtifactStore(
+        cache_dir,
+        Registry.read(project_folder() / _REGISTRY),
+        offline=network.offline,
+        stall_timeout=network.timeout_stall,
+        progress=progress,
+        configuration=read_configuration(project_folder(), os.environ),
+    )
+    leases = Leases(cache_dir)
+    place = toolchain_place(
+        cache_dir,
+        store.configuration,
+        leases.use,
+        store.verified.sha256,
+        find_installed,
+        offline=network.offline or not need_toolchain,
+    )
+    toolchain: Toolchain | None = None
+    missing: ToolchainError | None = None
+    try:
+        toolchain = find_toolchain(compiler, runtime, place)
+    except ToolchainError as error:
+        if need_toolchain:
+            raise
+        missing = error
+    known = known_flags(toolchain, cache_dir) if toolchain else None
+    shared = shared_modules(store.configuration, offline=network.offline)
+    return Workbench(toolchain, missing, known, cache_dir, store, ModuleCache(cache_dir), shared, leases)
+
+
+def plan_context(machine: Workbench, run_dir: Path, conduct: ConductRequest = ConductRequest()) -> PlanContext:
+    """What planning has to know, from the parts and how steps are to be run."""
+    toolchain = machine.toolchain
+
+    def translated(flags: Sequence[str], tool: str) -> Translation:
+        if machine.known is None:
+            return Translation(tuple(flags), (), ())
+        return translate(flags, machine.known.of(tool), tool)
+
+    def host_of(flags: Sequence[str]) -> str:
+        return host_identity() if means_host(flags) else ""
+
+    def lookup(name: str, ingredients: Mapping[str, str]) -> CacheLookup:
+        if toolchain is None:
+            return CacheLookup(reason="no IREE here: its identity is part of the key")
+        key = make_key(ingredients)
+        found = machine.modules.lookup(key)
+        if found.entry is not None:
+            return CacheLookup(key, hit=True, reason="in the cache")
+        damaged = found.reason.startswith(("damaged", "unreadable"))
+        return CacheLookup(key, reason=found.reason if damaged else machine.modules.explain_miss(name, ingredients))
+
+    compiler = toolchain.compiler.identity if toolchain else ""
+    return PlanContext(
+        run_dir=run_dir,
+        compile=toolchain.compiler.compile if toolchain else "iree-compile",
+        run_module=toolchain.runtime.run_module if toolchain else "iree-run-module",
+        benchmark_module=toolchain.runtime.benchmark_module if toolchain else "iree-benchmark-module",
+        python=(toolchain.compiler.python if toolchain else "") or "python",
+        import_script=str(Path(iree_side.__file__).with_name("import_onnx.py")),
+        own_python=sys.executable,
+        reference_script=str(Path(iree_side.__file__).with_name("run_reference.py")),
+        onnxruntime=_onnxruntime(),
+        ir_tool=toolchain.compiler.ir_tool if toolchain else "",
+        importer=f"{compiler} onnx {toolchain.compiler.onnx_version if toolchain else ''}",
+        compiler=compiler,
+        translate=translated,
+        artifact_path=machine.store.path,
+        artifact_hash=machine.store.known_hash,
+        flag_ingredients=lambda flags, folder: flag_ingredients(
+            flags, machine.store.verified.sha256, folder=Path(folder)
+        ),
+        host_of=host_of,
+        lookup=lookup,
+        timeouts=conduct.timeouts,
+        force_recompile=conduct.force_recompile,
+    )
+
+
+def _onnxruntime() -> str:
+    """Its version in our own interpreter; empty where it is not installed."""
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

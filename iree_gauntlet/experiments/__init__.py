@@ -1,0 +1,1 @@
+"""Experiments: which subjects on which variants, in which order, judged how."""

@@ -1,0 +1,194 @@
+"""What a bisect looks for: metric, model, and the row of candidates; asked on the command line, or before."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, Judged
+from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
+from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.recorded import number
+from iree_gauntlet.reports.bisect_document import bisect_outcome
+from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.settings import cache_folder, project_folder, shown
+from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
+from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain_place import toolchain_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.requests import RunRequest
+
+__all__ = ["Question", "question_before", "question_of"]
+
+# Each candidate has its own IREE, and all of the model.
+_NOT_KEPT = ("iree", "shard", "shard_costs", "batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is looked for.
+
+    Attributes:
+        metric: its name.
+        chain: of the one model.
+        row: candidates, from the oldest to the newest.
+        good_is_older: whether the good end is the first of them.
+        asked: how it is looked for.
+        chosen: what is run with each candidate.
+    """
+
+    metric: str
+    chain: str
+    row: tuple[Candidate, ...]
+    good_is_older: bool
+    asked: BisectRequest
+    chosen: Chosen
+
+    @property
+    def good(self) -> Candidate:
+        """The good end."""
+        return self.row[0 if self.good_is_older else -1]
+
+    @property
+    def bad(self) -> Candidate:
+        """The bad end."""
+        return self.row[-1 if self.good_is_older else 0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields of the record's `bisect` event that say it."""
+        return {
+            "metric": self.metric,
+            "chain": self.chain,
+            "good": self.good.label,
+            "bad": self.bad.label,
+            "row": [asdict(candidate) for candidate in self.row],
+            "good_is_older": self.good_is_older,
+            "asked": kept_options(self.asked, self.chosen.request),
+            # Where the compiler is the same for all, the runtime is what is searched.
+            "commit": "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit",
+        }
+
+
+def kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
+    """What makes a bisect the same one, by option: a resumed one keeps it."""
+    kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
+    return {**asdict(asked), "disturbed": request.conduct.disturbed, **kept}
+
+
+def question_of(asked: BisectRequest, request: RunRequest) -> Question:
+    """What a command line asks for.
+
+    Raises:
+        UsageError: options that are missing or do not fit together.
+        ToolchainError: the index does not answer.
+    """
+    for name in ("good", "bad", "metric"):
+        if not getattr(asked, name):
+            example = "bisect --good 3.5.0 --bad 3.13.0 --model dtln --submodel temporal --metric dispatches"
+            raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
+    metric = asked.metric
+    if metric in TIMED_METRICS:
+        TimingSettings.of(asked, request.conduct)
+    elif metric not in EXACT_METRICS:
+        raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
+    elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
+        what = f"{dashed(useless[0])} is for --metric {' and '.join(TIMED_METRICS)}"
+        raise UsageError(what, f"The metric {metric} is exact: leave it out.")
+    toolchain = request.toolchain
+    if toolchain.iree_compiler and toolchain.iree_runtime:
+        raise UsageError(
+            "--iree-compiler and --iree-runtime leave nothing to search", "Fix one side; the other one is searched."
+        )
+    parse_choice(toolchain.iree_compiler, "--iree-compiler")
+    parse_choice(toolchain.iree_runtime, "--iree-runtime")
+    chosen = choose(request)
+    chain = chain_of(chosen, metric)
+    if asked.among:
+        if asked.nightlies:
+            raise UsageError("--among and --nightlies exclude each other", "Name nightlies with --among, or none.")
+        return Question(metric, chain, candidates_among(asked.good, asked.bad, asked.among), True, asked, chosen)
+    root = cache_folder(toolchain.cache_dir)
+    configuration = read_configuration(project_folder(), os.environ)
+    hashes = VerifiedHashes(root / "verified")
+    place = toolchain_place(
+        root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=request.network.offline
+    )
+    row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
+    return Question(metric, chain, row, good_is_older, asked, chosen)
+
+
+def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> tuple[Question, dict[str, Judged]]:
+    """What an earlier bisect was asked for, and what it has judged.
+
+    What could not be measured is left out: what caused it may be gone.
+
+    Raises:
+        UsageError: something else is asked for now.
+        GauntletError: its record cannot be read.
+    """
+    outcome = bisect_outcome(folder)
+    before = outcome.asked["asked"]
+    now = given((asked, request.selection, request.toolchain, request.conduct))
+    require_as_begun("bisect", shown(folder), now, before)
+    asked, chosen = read(BisectRequest, before), choose(request.with_kept(before))
+    row = tuple(Candidate(**item) for item in outcome.asked["row"])
+    metric, chain = outcome.asked["metric"], outcome.asked["chain"]
+    if chain_of(chosen, metric) != chain:
+        raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
+    question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen)
+    known = {label: _judged(event) for label, event in outcome.judged.items()}
+    return question, {label: judged for label, judged in known.items() if judged.value is not None}
+
+
+def chain_of(chosen: Chosen, metric: str) -> str:
+    """The one chain that is selected and has what the metric needs.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    kind: Kind | None = None
+    if metric in TIMED_METRICS:
+        kind = Kind.BENCHMARK
+    elif Stage.THRESHOLD in EXACT_METRICS[metric].stages:
+        kind = Kind.QUALITY
+    chains = sorted({case.chain for case in chosen.selection.cases.cases if kind in (None, case.kind)})
+    if not chains:
+        raise UsageError(
+            f"nothing that is selected has a {kind} spec, which --metric {metric} needs",
+            "`list` shows the checks of each model.",
+        )
+    if len(chains) > 1:
+        some = ", ".join(chains[:8]) + (f" and {len(chains) - 8} more" if len(chains) > 8 else "")
+        raise UsageError(
+            f"bisect looks at one model, and {len(chains)} are selected: {some}",
+            "Select one with --model, --submodel and --target.",
+        )
+    return chains[0]
+
+
+def _judged(event: Mapping[str, Any]) -> Judged:
+    return Judged(
+        bad=event["bad"],
+        value=number(event["value"]),
+        text=event["text"],
+        reason=event["reason"],
+        confidence=float(event["confidence"]),
+        third=bool(event["third"]),
+        low=number(event["low"]),
+        high=number(event["high"]),
+        folder=event["folder"],
+        toolchain=event["toolchain"],
+        seconds=float(event["seconds"]),
+    )

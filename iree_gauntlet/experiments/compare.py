@@ -1,0 +1,268 @@
+"""`compare A B`: is one IREE faster than another, model by model, and where not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.engine.rounds.blocks import Pair, evidence_of
+from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import open_workbench
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.experiments.comparing import Comparer, Rules
+from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.experiments.session_verdicts import judge, summary_of
+from iree_gauntlet.experiments.sides import prepare_side, unready
+from iree_gauntlet.experiments.where_slower import explain
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
+from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.records.run_folder import asked_folder, make_folder
+from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
+from iree_gauntlet.settings import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.engine.rounds.blocks import Evidence
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.experiments.session_verdicts import ModelVerdict
+    from iree_gauntlet.experiments.sides import Side
+    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import ConductRequest, RunRequest
+
+__all__ = ["compare"]
+
+# What a resumed comparison may be given anew: the rest stays, as other values would make two sessions of one.
+_TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
+_LONGEST_REPETITION = 3600.0
+_DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
+_CODES = {
+    "error": ExitCode.ERROR,
+    str(Verdict.SLOWER): ExitCode.FAILED,
+    str(Verdict.INCONCLUSIVE): ExitCode.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How rounds are taken and judged."""
+
+    metric: str
+    rules: Rules
+    rounds: RoundSettings
+
+
+def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) -> tuple[Path, ExitCode]:
+    """Compares two IREEs over a selection.
+
+    Args:
+        asked: which two, and how.
+        request: what is run with each.
+        presenter: shows it.
+
+    Returns:
+        The comparison's folder, and what it ends with.
+
+    Raises:
+        UsageError: options that make no sense.
+        GauntletError: what keeps a side from being run.
+    """
+    named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
+    if named and resumed:
+        before = read_comparison(named).options
+        now = given((asked, request.selection, request.toolchain, request.conduct))
+        require_as_begun("comparison", shown(named), now, before)
+        asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
+    names = _sides(asked.sides)
+    settings = _settings(asked, request.conduct)
+    # A slip of the keyboard is told, and what is missing installed, before hours of work.
+    chosen = _chosen(request, settings)
+    machines = [
+        open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
+        for name in names
+    ]
+    folder = make_folder(named, "compare")
+    path = folder / COMPARISON_FILE
+    earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
+    with EventLog(path, lambda: datetime.now(UTC)) as log:
+        kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
+        kept["disturbed"] = request.conduct.disturbed
+        log.write("comparison", _opening(names, settings, kept, resumed=resumed))
+        code = ExitCode.INTERRUPTED
+        try:
+            sides: list[Side] = []
+            for name, text, machine in zip("AB", names, machines, strict=True):
+                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
+                if sides[-1].interrupted:
+                    break
+            else:
+                code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
+        except GauntletError as error:
+            code = error.exit_code
+            raise
+        finally:
+            log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
+    return folder, code
+
+
+def _measure(
+    folder: Path,
+    sides: tuple[Side, Side],
+    settings: _Settings,
+    log: EventLog,
+    earlier: dict[str, Evidence],
+    presenter: Presenter,
+) -> ExitCode:
+    """Takes the rounds, judges them and says where B is slower; everything goes into the log."""
+    pairs, left_out = _pairs(*sides, settings)
+    log.write(
+        "prepared",
+        {
+            "sides": {side.name: side.as_dict() for side in sides},
+            "models": [pair.chain for pair in pairs],
+            "left_out": left_out,
+        },
+    )
+    with presenter.progress() as progress, open_session(folder, log, progress) as session:
+        try:
+            with session.interruptible():
+                verdicts = judge(Comparer(session, settings.rules).run(pairs, earlier), settings.rules)
+                _write_verdicts(log, verdicts)
+                if settings.metric == "time":
+                    different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
+                    explain(session, different, pairs, sides)
+                return _exit_code(verdicts, left_out)
+        except (KeyboardInterrupt, WaitCancelledError):
+            # What was measured says something, if not all that it could have said.
+            models = {pair.chain for pair in pairs}
+            begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
+            _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
+            progress.message("interrupted; `compare --resume` goes on with it")
+            return ExitCode.INTERRUPTED
+
+
+def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
+    for verdict in verdicts.values():
+        log.write("verdict", verdict.as_dict())
+    log.write("summary", summary_of(verdicts))
+
+
+def _exit_code(verdicts: Mapping[str, ModelVerdict], left_out: Mapping[str, str]) -> ExitCode:
+    codes = [ExitCode.ERROR for _ in left_out]
+    codes += [_CODES.get(item.verdict, ExitCode.OK) for item in verdicts.values()]
+    return ExitCode.worst(codes)
+
+
+def _pairs(a: Side, b: Side, settings: _Settings) -> tuple[list[Pair], dict[str, str]]:
+    """What can be measured on both sides, and why the rest cannot."""
+    compile_time = settings.metric == "compile-time"
+    steps = (a.compiles, b.compiles) if compile_time else (a.benchmarks, b.benchmarks)
+    pairs: list[Pair] = []
+    left_out: dict[str, str] = {}
+    for chain in sorted({*steps[0], *steps[1]}):
+        missing = [side.name for side, found in zip((a, b), steps, strict=True) if chain not in found]
+        if missing:
+            left_out[chain] = f"{missing[0]} has no such step"
+            continue
+        reasons = [
+            f"{side.name}: {reason}"
+            for side, found in zip((a, b), steps, strict=True)
+            if (reason := unready(side, found[chain]))
+        ]
+        if reasons:
+            left_out[chain] = "; ".join(reasons)
+            continue
+        measured = compile_round if compile_time else timed
+        pairs.append(
+            Pair(chain, measured(steps[0][chain], settings.rounds), measured(steps[1][chain], settings.rounds))
+        )
+    return pairs, left_out
+
+
+def _chosen(request: RunRequest, settings: _Settings) -> Chosen:
+    """What is run with each side; raises where there is nothing to compare."""
+    chosen = choose(request)
+    if Stage.COMPILE not in chosen.stages:
+        raise UsageError("a comparison compiles, and this suite does not", "Take another suite, or name models.")
+    if settings.metric == "time" and not any(case.kind is Kind.BENCHMARK for case in chosen.selection.cases.cases):
+        raise NothingSelectedError(
+            "the selection has no benchmark to compare", "`list` shows which models have one; or --metric compile-time."
+        )
+    stages = (*chosen.stages, Stage.BENCHMARK) if settings.metric == "time" else chosen.stages
+    return replace(chosen, stages=tuple(dict.fromkeys(stages)))
+
+
+def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any], *, resumed: bool) -> dict[str, Any]:
+    rules = settings.rules
+    return {
+        "schema": 1,
+        "version": __version__,
+        "resumed": resumed,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cwd": str(Path.cwd()),
+        "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
+        "options": dict(kept),
+        "rules": {
+            "alpha": rules.plan.alpha,
+            "looks": list(rules.plan.looks),
+            "least": rules.least,
+            "band": rules.band,
+            "budget_seconds": rules.budget,
+            "seed": rules.seed,
+        },
+        "rounds": asdict(settings.rounds),
+        "machine": machine_facts().as_dict(),
+        **lock_facts(os.environ),
+    }
+
+
+def _sides(text: str) -> tuple[str, str]:
+    words = text.split()
+    if len(words) != 2:
+        raise UsageError(
+            f"compare takes two IREEs, not {len(words)}",
+            "Such as: compare 3.12.0 3.13.0 --model dtln, or compare installed build:../iree-build --suite cpu.",
+        )
+    return words[0], words[1]
+
+
+def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
+    least, band = asked.least / 100, asked.band / 100
+    if not 0 < least <= band < 1:
+        raise UsageError(
+            f"--least {asked.least:g} and --band {asked.band:g} (per cent): expected 0 < least ≤ band < 100",
+            "The defaults are 1 and 3.",
+        )
+    if asked.min_time >= _LONGEST_REPETITION:
+        raise UsageError(f"--min-time {asked.min_time:g}: expected less than an hour", "Leave it out for 0.05.")
+    if asked.seed < 0:
+        raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
+    rules = Rules(
+        plan=sequential_plan(DEFAULT_ALPHA),
+        least=least,
+        band=band,
+        budget=60 * asked.budget,
+        seed=asked.seed,
+        replace_disturbed=conduct.replaces_disturbed,
+    )
+    cpus = parse_cpus(asked.cpus, _usable_cpus())
+    return _Settings(asked.metric, rules, RoundSettings(asked.repetitions, asked.min_time, cpus))
+
+
+def _usable_cpus() -> frozenset[int]:
+    # Linux alone can say and pin.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return frozenset(affinity(0)) if affinity else frozenset()

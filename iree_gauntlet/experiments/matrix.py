@@ -1,0 +1,290 @@
+"""The `matrix` task: the same selection with one IREE after the other, and one report of all.
+
+<matrix>/matrix.jsonl              the record (`records/matrix_record.py` describes it)
+<matrix>/<label>/journal.jsonl     one run for each IREE, with its own reports
+<matrix>/matrix.md, .html, .json, .csv, junit.xml
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from iree_gauntlet import __version__
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.engine.session import interruptible
+from iree_gauntlet.engine.workbench import open_workbench
+from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.experiments.matrix_irees import AskedIree, asked_irees
+from iree_gauntlet.experiments.run import choose, run
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.records.matrix_record import MATRIX_RECORD, read_matrix
+from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.reports.matrix_document import matrix_document
+from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, write_matrix_reports
+from iree_gauntlet.reports.output import Output
+from iree_gauntlet.reports.presenting import ConsolePresenter
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.requests import Defaults, FolderRequest, SelectionRequest, given, require_as_begun
+from iree_gauntlet.settings import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.run import Chosen
+    from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.records.matrix_record import MatrixRecord
+    from iree_gauntlet.reports.matrix_outcome import MatrixOutcome
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+
+__all__ = ["matrix", "report_matrix"]
+
+# Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
+_JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+# What a record keeps of each run's request; its IREE is the matrix's own.
+_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime")
+
+
+def matrix(irees: Sequence[str], request: RunRequest) -> ExitCode:
+    """Runs a selection with each IREE in turn and reports on all.
+
+    Args:
+        irees: which, as for `--iree`.
+        request: what is run with each.
+
+    Raises:
+        GauntletError: what keeps the matrix from starting.
+    """
+    named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
+    earlier = read_matrix(named) if named and resumed else None
+    asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
+    # A mistake in the selection is told before anything is installed.
+    chosen = choose(asked.request)
+    folder = make_folder(named, "matrix")
+    output = Output(sys.stdout)
+    presenter = ConsolePresenter(output.stream)
+    # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
+    with interruptible(lambda: None):
+        with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
+            log.write("matrix", _opening(folder, asked, chosen.selection.name))
+            _Runs(folder, asked, chosen, earlier, log, presenter).all()
+        outcome = write_matrix_reports(folder, environ=os.environ)
+        _print(outcome, folder, output.stream)
+        # Last, so that a summary file that cannot be written hides no verdict.
+        write_matrix_reports(folder, environ=os.environ, append_step_summary=True)
+    return outcome.exit_code
+
+
+def report_matrix(folder: Path) -> ExitCode:
+    """Makes the reports of a matrix again; exits as the matrix did.
+
+    Raises:
+        GauntletError: its record cannot be read.
+    """
+    outcome = write_matrix_reports(folder, environ=os.environ)
+    _print(outcome, folder, sys.stdout)
+    return outcome.exit_code
+
+
+def _print(outcome: MatrixOutcome, folder: Path, stream: TextIO) -> None:
+    reports = f"{shown(folder)}: {', '.join(MATRIX_REPORTS)}"
+    print_document(matrix_document(outcome), stream, reports, environ=os.environ)
+
+
+class _Runs:
+    """The runs of a matrix, one after the other."""
+
+    def __init__(
+        self,
+        folder: Path,
+        asked: _AskedMatrix,
+        chosen: Chosen,
+        record: MatrixRecord | None,
+        log: EventLog,
+        presenter: Presenter,
+    ) -> None:
+        self._folder = folder
+        self._asked = asked
+        self._chosen = chosen
+        self._record = record
+        self._log = log
+        self._presenter = presenter
+
+    def all(self) -> None:
+        """Finds every IREE, runs with each, and writes how it ended.
+
+        Raises:
+            UsageError, NothingSelectedError: the command line cannot be carried out, with whichever IREE.
+        """
+        interrupted, stopped = False, ""
+        try:
+            # Found all before the first run: their leases keep them there, and a typo is told at once.
+            machines = {iree.label: self._found(iree) for iree in self._asked.irees if self._earlier(iree) is None}
+            stopped = self._each(machines)
+        except KeyboardInterrupt:
+            interrupted = True
+        self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
+
+    def _each(self, machines: Mapping[str, Workbench | None]) -> str:
+        """Runs with each; why it stopped early, else nothing."""
+        irees = self._asked.irees
+        for place, iree in enumerate(irees, start=1):
+            self._presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
+            code = self._earlier(iree)
+            if code is not None:
+                self._presenter.line(f"finished before, exit code {int(code)}: it is not run again")
+            elif (machine := machines[iree.label]) is None:
+                code = ExitCode.ERROR
+                self._presenter.line("left out: this IREE cannot be had")
+            else:
+                code = self._run(iree, machine)
+            if code is ExitCode.INTERRUPTED:
+                # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
+                signal.raise_signal(signal.SIGINT)
+            if self._chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
+                return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
+        return ""
+
+    def _earlier(self, iree: AskedIree) -> ExitCode | None:
+        """What a run came to that an earlier part of the matrix has judged; None for one that is to be done."""
+        result = self._record.results.get(iree.label) if self._record else None
+        if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
+            return None
+        return ExitCode(result["exit_code"])
+
+    def _found(self, iree: AskedIree) -> Workbench | None:
+        """What an IREE means here, installed where it has to be; None where it cannot be had."""
+        try:
+            request = self._with(iree)
+            machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)
+        except ToolchainError as error:
+            sys.stderr.write(f"error: {iree.label}: {error}\n")
+            self._log.write(
+                "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
+            )
+            return None
+        assert machine.toolchain is not None, "it was needed"
+        versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
+        self._presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
+        self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
+        return machine
+
+    def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
+        folder = self._folder / iree.folder
+        begun = is_begun(folder)
+        self._log.write("start", {"label": iree.label})
+        request = replace(self._with(iree), folder=FolderRequest(run_dir=str(folder), resume=begun))
+        try:
+            code = run(replace(self._chosen, request=request), self._presenter, machine=machine, brief=True).exit_code
+        except GauntletError as error:
+            self._result(iree, error.exit_code, error)
+            if isinstance(error, UsageError | NothingSelectedError) and not begun:
+                # It lies in the command line: every other IREE would say the same.
+                raise
+            sys.stderr.write(f"error: {iree.label}: {error}\n")
+            return error.exit_code
+        if code is not ExitCode.INTERRUPTED:
+            self._result(iree, code, None)
+        return code
+
+    def _result(self, iree: AskedIree, code: ExitCode, error: GauntletError | None) -> None:
+        fields: dict[str, Any] = {"label": iree.label, "exit_code": int(code), "error": "", "hint": ""}
+        if error is not None:
+            # All problems of a spec, on one line in tables.
+            problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
+            fields |= {"error": problems or error.what, "hint": error.hint}
+        self._log.write("result", fields)
+
+    def _with(self, iree: AskedIree) -> RunRequest:
+        request = self._chosen.request
+        return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
+
+
+def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
+    """The fields of a `matrix` event."""
+    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
+    request = asked.request
+    others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
+    for part in (request.conduct, request.folder, request.network):
+        others |= asdict(part)
+    return {
+        "matrix": folder.name,
+        "version": __version__,
+        "suite": suite,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "cwd": str(Path.cwd()),
+        "irees": irees,
+        "selection": asked.kept,
+        "defaults": asdict(request.defaults),
+        "stages": [str(stage) for stage in request.stages] if request.stages else None,
+        "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
+    }
+
+
+def _described(toolchain: Toolchain) -> dict[str, str]:
+    return toolchain.as_dict() | {
+        "runtime_identity": toolchain.runtime.identity,
+        "compiler_release": toolchain.compiler.release,
+        "runtime_release": toolchain.runtime.release,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedMatrix:
+    """What a matrix was asked for.
+
+    Attributes:
+        irees: in the order given.
+        request: what is run with each.
+    """
+
+    irees: tuple[AskedIree, ...]
+    request: RunRequest
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Options that a resumed matrix keeps, by name."""
+        return {name: value for name, value in self.request.kept.items() if name in _KEPT}
+
+
+def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+    """What a command line asks for.
+
+    Raises:
+        UsageError: `--iree` is missing, or names what is no IREE, or one twice.
+    """
+    if request.toolchain.iree_compiler and request.toolchain.iree_runtime:
+        raise UsageError(
+            "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
+            "Give one of them, to vary the other side alone, or none.",
+        )
+    return _AskedMatrix(asked_irees(irees), request)
+
+
+def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+    """What the matrix of a record was asked for.
+
+    Raises:
+        UsageError: it does not say, or the command line asks for something else.
+    """
+    folder = shown(record.path.parent)
+    if not record.parts:
+        raise UsageError(f"{folder} does not say what was to run", "Start a new matrix.")
+    last = record.parts[-1]
+    known = tuple(AskedIree(item["iree"], item["label"], item["folder"]) for item in last["irees"])
+    before = {**last["selection"], "iree": [iree.text for iree in known], "stages": last["stages"] or []}
+    now = given((request.selection, request.toolchain, request))
+    now |= {"iree": irees} if irees else {}
+    require_as_begun("matrix", folder, now, before)
+    stages = tuple(map(Stage, last["stages"] or ()))
+    request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
+    return _AskedMatrix(known, request.with_kept(last["selection"]))

@@ -1,0 +1,284 @@
+"""The tasks that run something: fetch, compile, threshold, benchmark, run."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.offline import missing_files, missing_text
+from iree_gauntlet.engine.operator_servers import OperatorRun, batched, operator_performers, started_runs
+from iree_gauntlet.engine.plan import make_plan
+from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.run_event import run_event, without_missing_devices
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.workspace import Selection, select
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
+from iree_gauntlet.experiments.shards import only_chains, only_shard
+from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.records.earlier_runs import (
+    Asked,
+    asked_for,
+    begun_with,
+    failed_chains,
+    finished_verdicts,
+    newest_run,
+)
+from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.run_folder import asked_folder, make_folder
+from iree_gauntlet.requests import Defaults, given, require_as_begun
+from iree_gauntlet.settings import runs_folder, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.processes.run_client import RunServers
+    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.requests import ConductRequest, RunRequest
+    from iree_gauntlet.steps import Step
+
+__all__ = ["Chosen", "Ran", "choose", "execute", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A run that is asked for, with what it selects; several runs of one selection share it.
+
+    Attributes:
+        request: what is asked for.
+        selection: what it means.
+        stages: what is done.
+    """
+
+    request: RunRequest
+    selection: Selection
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that is over.
+
+    Attributes:
+        folder: of it.
+        exit_code: INTERRUPTED where Ctrl-C or SIGTERM ended it.
+        steps: all that were planned for it.
+        held: steps that were planned with it and are left to the caller.
+    """
+
+    folder: Path
+    exit_code: ExitCode
+    steps: tuple[Step, ...]
+    held: tuple[Step, ...]
+
+
+def choose(request: RunRequest) -> Chosen:
+    """Reads the specs that a run is about.
+
+    Raises:
+        UsageError: what is asked for does not fit together.
+        SpecError: a spec, or the suite, is wrong.
+        NothingSelectedError: nothing matches.
+    """
+    selection = select(request.selection, request.defaults)
+    selection.require_sound()
+    return Chosen(request, selection, request.stages or selection.stages)
+
+
+def execute(request: RunRequest, presenter: Presenter) -> ExitCode:
+    """Selects, plans, runs and reports.
+
+    Args:
+        request: what is asked for.
+        presenter: shows it.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    return run(choose(_as_before(request)), presenter).exit_code
+
+
+def run(
+    chosen: Chosen,
+    presenter: Presenter,
+    *,
+    machine: Workbench | None = None,
+    hold: Stage | None = None,
+    brief: bool = False,
+) -> Ran:
+    """Plans, runs and reports.
+
+    Args:
+        chosen: what is run.
+        presenter: shows it.
+        machine: what to run it with, where that is open already.
+        hold: a stage whose steps are planned, and not run.
+        brief: it is a part of something larger, which reports on it: one line at its end will do.
+
+    Raises:
+        GauntletError: what keeps the run from starting.
+    """
+    request, stages = chosen.request, chosen.stages
+    for warning in chosen.selection.warnings():
+        sys.stderr.write(f"warning: {warning}\n")
+    named, _ = asked_folder("run", request.folder, JOURNAL)
+    there = named is not None and named.exists()
+    with presenter.progress() as progress, ExitStack() as held:
+        needed = set(stages) != {Stage.FETCH}
+        machine = machine or open_workbench(request.toolchain, progress, request.network, need_toolchain=needed)
+        machine.store.progress = progress
+        cases = chosen.selection.cases.cases
+        runs = held.enter_context(started_runs(cases, stages, machine, _jobs(request.conduct)))
+        run_dir = make_folder(named, chosen.selection.name)
+        with _removed_where_nothing_begins(run_dir, made=not there):
+            plan, shard = _planned(chosen, machine, run_dir)
+        later = tuple(step for step in plan.steps if step.stage is hold)
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
+        code = _run(plan, shard, run_dir, machine, chosen, progress, runs)
+    presenter.ran(run_dir, brief=brief)
+    return Ran(run_dir, code, plan.steps, later)
+
+
+@contextmanager
+def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None]:
+    """A slip of the keyboard, which planning finds, leaves no run behind."""
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                run_dir.rmdir()
+                run_dir.parent.rmdir()
+        raise
+
+
+def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
+    """What is to be done in a folder, and what share of everything that is."""
+    request, selection, stages = chosen.request, chosen.selection, chosen.stages
+    plan = make_plan(selection.cases, stages, plan_context(machine, run_dir, request.conduct))
+    if plan.problems:
+        raise SpecError(list(plan.problems))
+    if request.chains is not None:
+        plan, shard = only_chains(plan, request.chains), None
+    else:
+        plan, shard = only_shard(plan, request.shard)
+    if request.folder.last_failed:
+        plan = _only_last_failed(plan, newest_run(runs_folder()))
+    restricted = begun_with(run_dir) if request.folder.resume else None
+    if restricted is not None:
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.id in restricted))
+    plan = without_missing_devices(plan, machine)
+    if not plan.steps:
+        raise NothingSelectedError(
+            f"nothing to do: the selected specs have no {' or '.join(stages)} stage",
+            "`plan` shows what each task would do with a selection.",
+        )
+    return plan, shard
+
+
+def _run(
+    plan: Plan,
+    shard: dict[str, Any] | None,
+    run_dir: Path,
+    machine: Workbench,
+    chosen: Chosen,
+    progress: Progress,
+    runs: RunServers | None,
+) -> ExitCode:
+    toolchain = machine.toolchain
+    selection, request = chosen.selection, chosen.request
+    conduct, folder = request.conduct, request.folder
+    finished: dict[str, Verdict] = {}
+    if folder.resume:
+        finished = finished_verdicts(run_dir, plan.steps, toolchain.compiler.identity if toolchain else "")
+    batches = batched(plan.steps, conduct.batch, machine, run_dir, finished)
+    plan = replace(plan, steps=batches.steps)
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    event = run_event(plan, run_dir, machine, selection.name, selection.targets, command) | {
+        "markers": request.selection.markers,
+        "resumed": folder.resume,
+        "last_failed": folder.last_failed or (folder.resume and begun_with(run_dir) is not None),
+        "asked": asdict(Asked(request.kept, asdict(request.defaults), request.stages or None)),
+        "shard": shard,
+        "batch": conduct.batch,
+    }
+    made_again = run_dir / "made-again" if conduct.force_recompile else None
+    operators = OperatorRun(_jobs(conduct), made_again, runs)
+    with (
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, progress) as session,
+        operator_performers(session, batches, machine, operators) as performers,
+    ):
+        session.on_cancel(progress.cancel)
+        journal.run(event)
+        progress.run_started(event)
+        if request.network.offline:
+            cases = (*selection.cases.cases, *selection.cases.required)
+            missing = missing_files(plan.steps, cases, machine.store, finished)
+            if missing:
+                progress.message(missing_text(missing))
+        settings = RunOptions(
+            jobs=_jobs(conduct),
+            fail_fast=conduct.stops_early,
+            made_again=made_again,
+            lenient=conduct.lenient,
+            confirm=_confirm(conduct),
+        )
+        engine = Engine(session, machine, settings, performers)
+        with session.interruptible():
+            return engine.run(plan.steps, finished)
+
+
+def _jobs(conduct: ConductRequest) -> int:
+    return conduct.jobs or machine_facts().cores
+
+
+def _confirm(conduct: ConductRequest) -> ConfirmRules | None:
+    """How broken golden times are confirmed; None where the dialects' plain rule is the verdict."""
+    if conduct.verdict == "strict":
+        return None
+    return confirm_rules(conduct.confirm_seconds, replace_disturbed=conduct.replaces_disturbed)
+
+
+def _as_before(request: RunRequest) -> RunRequest:
+    """For `--resume`, and for `--last-failed` without a selection: what the earlier run was asked for.
+
+    Raises:
+        UsageError: there is no such run, or a resumed run is asked for something else.
+    """
+    folder = request.folder
+    if folder.resume and folder.last_failed:
+        raise UsageError("--resume and --last-failed exclude each other", "Resume first, then run --last-failed.")
+    if not (folder.resume or folder.last_failed):
+        return request
+    named = Path(folder.run_dir).resolve() if folder.resume and folder.run_dir else None
+    earlier = named or newest_run(runs_folder())
+    asked = asked_for(earlier)
+    now = given((request.selection, request.toolchain, request.shard, request.conduct))
+    changed = {name: value for name, value in now.items() if name in asked.selection}
+    if folder.last_failed and given([request.selection]):
+        return request
+    as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages or ())
+    if folder.last_failed:
+        # Another IREE may be tried on what failed.
+        return as_asked.with_kept(asked.selection | changed)
+    require_as_begun("run", shown(earlier), changed, asked.selection)
+    return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
+
+
+def _only_last_failed(plan: Plan, earlier: Path) -> Plan:
+    chains = failed_chains(earlier)
+    if not chains:
+        raise NothingSelectedError(
+            f"nothing failed in {shown(earlier)}", "Run without --last-failed to run everything."
+        )
+    return only_chains(plan, chains)

@@ -1,0 +1,180 @@
+"""What a session of rounds came to: a verdict for each model, and the mean over all of them.
+
+The order matters: each model's blocks are judged, held against A/A of the same minutes, and then against the number of
+models that were looked at (`measuring/statistics/false_discovery.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, against_control, compare, without_verdict
+from iree_gauntlet.measuring.statistics.false_discovery import (
+    DEFAULT_DISCOVERY_RATE,
+    control_discoveries,
+    geometric_mean,
+)
+from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
+from iree_gauntlet.measuring.statistics.rounds import EvidenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.engine.rounds.blocks import Evidence
+    from iree_gauntlet.experiments.comparing import Rules
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
+    from iree_gauntlet.measuring.statistics.rounds import Block, Round
+
+__all__ = ["ModelVerdict", "judge", "summary_of"]
+
+_BOOTSTRAP_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVerdict:
+    """Of one model.
+
+    Attributes:
+        chain: which.
+        comparison: B against A; None where nothing could be measured.
+        control: A against A; None where it was not.
+        evidence: what it was judged by.
+        failure: why there is no comparison; empty where there is one.
+    """
+
+    chain: str
+    comparison: Comparison | None
+    control: Comparison | None
+    evidence: Evidence
+    failure: str
+
+    @property
+    def verdict(self) -> str:
+        """One of the four, or `error` where a process failed: that is never a verdict on times."""
+        if self.evidence.failure:
+            return "error"
+        return str(self.comparison.verdict if self.comparison else Verdict.INCONCLUSIVE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the log: figures that a report shows; times in ms, bounds that there are none are null."""
+        evidence = self.evidence
+        record: dict[str, Any] = {
+            "chain": self.chain,
+            "verdict": self.verdict,
+            "reason": self.comparison.reason if self.comparison else self.failure,
+            "blocks": len(evidence.blocks),
+            "control_blocks": len(evidence.control),
+            "replaced_blocks": evidence.replaced,
+            "marked_blocks": evidence.marked,
+            "disturbance": evidence.main_disturbance,
+            "peak_rss_bytes": dict(sorted(evidence.peak_bytes.items())),
+        }
+        if self.comparison is not None:
+            record |= _figures(self.comparison)
+            record |= {"time_ms": {"A": _side(evidence.blocks, "a"), "B": _side(evidence.blocks, "b")}}
+            record["bootstrap"] = _bootstrap(evidence.blocks, 1 - self.comparison.confidence)
+        if self.control is not None:
+            record["control"] = {"verdict": str(self.control.verdict), **_figures(self.control)}
+        return record
+
+
+def judge(evidence: Mapping[str, Evidence], rules: Rules, why_over: str = "the time is up") -> dict[str, ModelVerdict]:
+    """The verdicts of a session, by model.
+
+    Args:
+        evidence: what was measured, by model.
+        rules: what decides.
+        why_over: why no more was measured where more would have been.
+
+    Raises:
+        EvidenceError: rules that make no sense.
+    """
+    alone: dict[str, Comparison] = {}
+    controls: dict[str, Comparison] = {}
+    failures: dict[str, str] = {}
+    for chain, found in evidence.items():
+        if found.failure:
+            failures[chain] = found.failure
+            continue
+        if found.control:
+            controls[chain] = compare(found.control, rules.control_plan, rules.least, rules.band)
+        if not found.blocks:
+            failures[chain] = _nothing(found, why_over)
+            continue
+        comparison = compare(found.blocks, rules.plan, rules.least, rules.band)
+        if rules.replace_disturbed and found.too_disturbed:
+            reason = (
+                f"{found.replaced} blocks were disturbed and replaced; such as: {found.main_disturbance}"
+                " (--disturbed count lets them count)"
+            )
+            comparison = without_verdict(comparison, reason)
+        elif comparison.verdict is Verdict.INCONCLUSIVE and comparison.next_look is not None:
+            comparison = without_verdict(comparison, f"{comparison.reason}; {why_over}")
+        elif chain in controls:
+            comparison = against_control(comparison, controls[chain])
+        alone[chain] = comparison
+    judged = control_discoveries(alone, DEFAULT_DISCOVERY_RATE)
+    return {
+        chain: ModelVerdict(chain, judged.get(chain), controls.get(chain), found, failures.get(chain, ""))
+        for chain, found in evidence.items()
+    }
+
+
+def summary_of(verdicts: Mapping[str, ModelVerdict], confidence: float = 0.95) -> dict[str, Any]:
+    """The mean over models and the number of each verdict, for the log."""
+    compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
+    kinds = [*map(str, Verdict), "error"]
+    record: dict[str, Any] = {
+        "verdicts": {kind: sum(item.verdict == kind for item in verdicts.values()) for kind in kinds}
+    }
+    if compared:
+        mean = geometric_mean(compared, confidence)
+        record["geometric_mean"] = {
+            "ratio": mean.ratio,
+            "low": mean.low or None,
+            "high": mean.high if math.isfinite(mean.high) else None,
+            "confidence": mean.confidence,
+            "models": mean.models,
+        }
+    return record
+
+
+def _nothing(found: Evidence, why_over: str) -> str:
+    if found.replaced:
+        return (
+            f"each of its {found.replaced} blocks was disturbed; such as: {found.main_disturbance}"
+            " (--disturbed count lets them count)"
+        )
+    return f"{why_over}, before its first block"
+
+
+def _figures(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "ratio": comparison.ratio,
+        "low": comparison.low or None,
+        "high": comparison.high if math.isfinite(comparison.high) else None,
+        "confidence": comparison.confidence,
+        "p_value": comparison.p_value,
+        "looked_at": comparison.blocks,
+    }
+
+
+def _side(blocks: Sequence[Block], side: str) -> dict[str, float]:
+    """Median over rounds of a side's fastest repetition, and the spread from round to round as a share of it."""
+    rounds: list[Round] = [round_ for block in blocks for round_ in getattr(block, side)]
+    figures = [round_.location() for round_ in rounds]
+    middle = statistics.median(figures)
+    return {"median": middle, "spread": statistics.stdev(figures) / middle if len(figures) > 1 else 0.0}
+
+
+def _bootstrap(blocks: Sequence[Block], level: float) -> list[float] | None:
+    """The interval by resampling blocks, rounds and repetitions: a check on the exact one, not what decides."""
+    try:
+        interval = bootstrap_t_interval(blocks, level, _BOOTSTRAP_SEED)
+    except EvidenceError:
+        return None
+    bounds = [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.low) else []
+    return bounds or None

@@ -1,0 +1,307 @@
+"""Shards of a run: `--shard 3/8`, and the costs that they are balanced by."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+import re
+import shlex
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.engine.modules.batches import BATCH_MODEL
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.earlier_runs import run_named
+from iree_gauntlet.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from iree_gauntlet.cases import Case
+    from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.requests import ShardRequest
+
+__all__ = [
+    "asked_shard",
+    "chain_groups",
+    "cost_of_chains",
+    "cut_of",
+    "only_chains",
+    "only_shard",
+    "only_shard_of_cases",
+    "record_costs",
+    "shard_of",
+    "shards_of_groups",
+]
+
+_SHARD = re.compile(r"(\d+)/(\d+)")
+_MOST_SHARDS = 10_000
+
+
+def asked_shard(request: ShardRequest) -> tuple[int, int] | None:
+    """Which shard of how many, both from 1; None for everything.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = request.shard
+    if not text:
+        if request.shard_costs:
+            raise UsageError("--shard-costs without --shard", "Say which shard this is, such as --shard 1/4.")
+        return None
+    match = _SHARD.fullmatch(text)
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= index <= count <= _MOST_SHARDS:
+        raise UsageError(
+            f"--shard {text}: expected a shard and how many there are, such as 3/8 (the third of eight)",
+            f"Shards are counted from 1; there are at most {_MOST_SHARDS}.",
+        )
+    return index, count
+
+
+def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] | None]:
+    """The steps of a plan that are asked for, and what the run's journal says of the shard (`shard`).
+
+    Chains that need each other's modules are one unit: no step is in two shards.
+
+    Raises:
+        UsageError: `--shard` or `--shard-costs` cannot be understood.
+        NothingSelectedError: the shard is empty.
+    """
+    asked = asked_shard(request)
+    if asked is None or not plan.steps:
+        return plan, None
+    chain_of = {step.id: step.chain for step in plan.steps}
+    needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
+    chains, told = _chains_of(chain_of.values(), needs, asked, request)
+    return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), told
+
+
+def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:
+    """The selected cases that `--shard` asks for, as `only_shard` deals out their chains.
+
+    Raises:
+        UsageError: `--shard` or `--shard-costs` cannot be understood.
+        NothingSelectedError: the shard is empty.
+    """
+    asked = asked_shard(request)
+    if asked is None or not cases.cases:
+        return cases.cases
+    every = (*cases.cases, *cases.required)
+    modules = [(case, module) for case in every for module in (*case.modules, *case.extra_modules)]
+    owners: dict[str, str] = {}
+    for case, module in modules:
+        if module.program.url and module.origin.file == case.origin.file:
+            owners.setdefault(module.id, case.chain)
+    needs = ((case.chain, owners[module.id]) for case, module in modules if module.id in owners)
+    chains, _ = _chains_of((case.chain for case in every), needs, asked, request)
+    return tuple(case for case in cases.cases if case.chain in chains)
+
+
+def _chains_of(
+    chains: Iterable[str], needs: Iterable[tuple[str, str]], asked: tuple[int, int], request: ShardRequest
+) -> tuple[frozenset[str], dict[str, Any]]:
+    """The chains of a shard, and what a journal says of it."""
+    index, count = asked
+    shards = shards_of_groups(chain_groups(chains, needs), _costs(request.shard_costs), count)
+    mine = frozenset(chain for chain, shard in shards.items() if shard == index)
+    if not mine:
+        raise NothingSelectedError(
+            f"--shard {index}/{count}: none of the {len(shards)} chains of this selection belongs to this shard",
+            "Use fewer shards.",
+        )
+    return mine, {"index": index, "count": count, "cut": cut_of(shards), "chains": len(shards)}
+
+
+def only_chains(plan: Plan, chains: Collection[str]) -> Plan:
+    """The steps of some chains, with what they need."""
+    by_id = {step.id: step for step in plan.steps}
+    keep: set[str] = set()
+    waiting = [step.id for step in plan.steps if step.chain in chains]
+    while waiting:
+        step_id = waiting.pop()
+        if step_id not in keep:
+            keep.add(step_id)
+            waiting.extend(need for need in by_id[step_id].needs if need in by_id)
+    return replace(plan, steps=tuple(step for step in plan.steps if step.id in keep))
+
+
+def _costs(named: str) -> dict[str, float]:
+    if not named:
+        return {}
+    path = Path(named)
+    if path.is_file():
+        return _read_costs(path)
+    return cost_of_chains([read_journal(run_named(named, "--shard-costs") / JOURNAL)])
+
+
+def _read_costs(path: Path) -> dict[str, float]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--shard-costs {path}: cannot be read: {error}", _COSTS_HINT) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--shard-costs {path}: expected an object", _COSTS_HINT)
+    for chain, cost in content.items():
+        number = isinstance(cost, int | float) and not isinstance(cost, bool)
+        if not number or not math.isfinite(cost) or cost < 0:
+            raise UsageError(f"--shard-costs {path}: {chain}: expected seconds, found {json.dumps(cost)}", _COSTS_HINT)
+    return {str(chain): float(cost) for chain, cost in content.items()}
+
+
+_COSTS_HINT = "`shard.costs RUN --output FILE` makes one: an object with seconds by chain."
+
+
+def cost_of_chains(records: Sequence[JournalRecord]) -> dict[str, float]:
+    """Seconds of each chain: the median over the runs that did all of its work, else over those that did any.
+
+    Downloads do not count, nor what was not judged. What came from a cache counts where no run did it itself. The
+    compile of a batch is its cases', in equal parts.
+    """
+    whole: dict[str, list[float]] = {}
+    cached: dict[str, list[float]] = {}
+    for record in records:
+        seconds, served = _spent(record)
+        for chain, cost in seconds.items():
+            (cached if chain in served else whole).setdefault(chain, []).append(cost)
+    return {
+        chain: round(statistics.median(whole.get(chain) or cached[chain]), 3) for chain in sorted({*whole, *cached})
+    }
+
+
+def _spent(record: JournalRecord) -> tuple[dict[str, float], set[str]]:
+    """Seconds of each chain in a run, and the chains of which something came from a cache."""
+    batches = {step["id"]: step["chain"] for step in record.steps if step["model"] == BATCH_MODEL}
+    members: dict[str, list[str]] = {}
+    for step in record.steps:
+        for need in step.get("needs") or ():
+            if need in batches:
+                members.setdefault(need, []).append(step["chain"])
+    seconds: dict[str, float] = {}
+    served: set[str] = set()
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        if result is None or step["stage"] == "fetch" or result.verdict == "skipped":
+            continue
+        chains = members.get(step["id"], ()) if step["id"] in batches else (step["chain"],)
+        for chain in chains:
+            seconds[chain] = seconds.get(chain, 0.0) + result.seconds / len(chains)
+        if result.cache and result.cache.hit:
+            served.update(chains)
+    return seconds, served
+
+
+def record_costs(named: str, output: str) -> ExitCode:
+    """Writes what the chains of some runs have cost.
+
+    Args:
+        named: folders or names of the runs, as words of a shell.
+        output: the file; empty for standard output.
+
+    Raises:
+        UsageError: there is no such run, nothing ran in it, or there is no place for the file.
+        GauntletError: a journal cannot be read.
+    """
+    runs = [run_named(name, "shard.costs") for name in shlex.split(named)]
+    costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
+    if not costs:
+        raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that came to their end.")
+    text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"
+    if not output:
+        sys.stdout.write(text)
+        return ExitCode.OK
+    path = Path(output)
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {path}: there is no folder {path.parent}", "Make it first.")
+    write_atomic(path, text)
+    total = sum(costs.values())
+    sys.stderr.write(
+        f"wrote {path}: {len(costs)} chains, {total:.1f} s in all, the longest {max(costs.values()):.1f} s\n"
+    )
+    return ExitCode.OK
+
+
+def shard_of(names: Iterable[str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """The shard, from 1 to `count`, of each name.
+
+    Args:
+        names: of what is dealt out; their order does not matter.
+        costs: seconds by name; not all have one, and others may have.
+        count: how many shards there are.
+    """
+    shards: dict[str, int] = {}
+    known = []
+    for name in set(names):
+        if name in costs:
+            known.append((-costs[name], name))
+        else:
+            shards[name] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count + 1
+    # Of equal loads, the one with fewer: what came from a cache has cost nothing.
+    loads = [(0.0, 0, shard) for shard in range(1, count + 1)]
+    for negative, name in sorted(known):
+        load, number, shard = loads[0]
+        shards[name] = shard
+        heapq.heapreplace(loads, (load - negative, number + 1, shard))
+    return shards
+
+
+def chain_groups(chains: Iterable[str], needs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each chain the name of its group: chains that need each other's modules are done on one machine.
+
+    A group has the name of a chain that needs none; one that joins it later does not change that.
+
+    Args:
+        chains: their ids.
+        needs: pairs of a chain and one that it needs.
+    """
+    above = {chain: chain for chain in chains}
+    needy: set[str] = set()
+
+    def top(chain: str) -> str:
+        while above[chain] != chain:
+            above[chain] = above[above[chain]]
+            chain = above[chain]
+        return chain
+
+    for chain, other in needs:
+        if other != chain and other in above:
+            needy.add(chain)
+            above[top(chain)] = top(other)
+    members: dict[str, list[str]] = {}
+    for chain in above:
+        members.setdefault(top(chain), []).append(chain)
+    names = {}
+    for group in members.values():
+        name = min(group, key=lambda chain: (chain in needy, chain))
+        names.update(dict.fromkeys(group, name))
+    return names
+
+
+def shards_of_groups(groups: Mapping[str, str], costs: Mapping[str, float], count: int) -> dict[str, int]:
+    """The shard, from 1 to `count`, of each chain.
+
+    Args:
+        groups: name of its group by chain, as `chain_groups` gives them.
+        costs: seconds by chain; not all have one, and others may have.
+        count: how many shards there are.
+    """
+    grouped: dict[str, float] = {}
+    for chain, group in groups.items():
+        if chain in costs:
+            grouped[group] = grouped.get(group, 0.0) + costs[chain]
+    shards = shard_of(groups.values(), grouped, count)
+    return {chain: shards[group] for chain, group in groups.items()}
+
+
+def cut_of(shards: Mapping[str, int]) -> str:
+    """A short text that two runs have in common where they were cut in the same way."""
+    lines = "".join(f"{chain}\t{shard}\n" for chain, shard in sorted(shards.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]

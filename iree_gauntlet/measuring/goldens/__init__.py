@@ -1,0 +1,1 @@
+"""Goldens: judged, confirmed, proposed."""

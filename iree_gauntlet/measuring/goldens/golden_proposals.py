@@ -1,0 +1,250 @@
+"""What goldens ought to be, from what runs have measured. Pure functions over journals.
+
+A figure counts as evidence only where it can be trusted:
+
+- its run came to its end;
+- everything else of its chain passed: the figures of a model whose numbers are wrong are of no use;
+- a time was not measured under a disturbance (`measuring/machine/disturbance.py`).
+
+A figure that does not count is told with its reason, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Golden, Metric, Statistic
+from iree_gauntlet.measuring.goldens.goldens import release_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
+
+__all__ = ["Evidence", "Proposal", "collect_evidence", "propose"]
+
+_UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
+_DIGITS = 3
+_SOUND = ("passed", "xfailed", "skipped")
+_FIGURE_STAGES = ("benchmark", "compstat")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One figure of one run.
+
+    Attributes:
+        run: the run's name.
+        chain: model/submodel@target.
+        measured: the figure.
+        lowest, highest: of the repetitions (times), else the figure itself.
+        repetitions: how many there were.
+        release: the compiler's release.
+        machine: what it was measured on.
+        refused: why it does not count; empty where it does.
+    """
+
+    run: str
+    chain: str
+    measured: float
+    lowest: float
+    highest: float
+    repetitions: int
+    release: str
+    machine: str
+    refused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A golden that ought to be another.
+
+    Attributes:
+        golden: as it is written.
+        value: what it ought to be.
+        release: the release that it then belongs to.
+        basis: one line, what it is based upon.
+    """
+
+    golden: Golden
+    value: float
+    release: str
+    basis: str
+
+    @property
+    def change(self) -> float:
+        """New by old."""
+        return self.value / self.golden.value if self.golden.value else float("inf")
+
+
+def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evidence]]:
+    """The figures that journals have for each golden, in the order of the journals."""
+    found: dict[Golden, list[Evidence]] = {}
+    for record in records:
+        unsound = _unsound_chains(record)
+        ended = record.end is not None and not record.end.get("interrupted") and not record.torn
+        for step in record.steps:
+            result = record.results.get(step["id"])
+            if step["stage"] not in _FIGURE_STAGES or result is None:
+                continue
+            refused = "its run did not come to its end" if not ended else unsound.get(step["chain"], "")
+            for golden, evidence in _figures(record, step, result, refused):
+                found.setdefault(golden, []).append(evidence)
+    return found
+
+
+def _unsound_chains(record: JournalRecord) -> dict[str, str]:
+    """Chains in which something besides a figure's own check went wrong, and what."""
+    found: dict[str, str] = {}
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        verdict = str(result.verdict) if result else "unfinished"
+        if verdict not in _SOUND and step["stage"] not in _FIGURE_STAGES:
+            found.setdefault(step["chain"], f"its {step['stage']} {verdict}")
+    return found
+
+
+def _figures(
+    record: JournalRecord, step: dict[str, Any], result: Result, refused: str
+) -> Iterator[tuple[Golden, Evidence]]:
+    for written in step["goldens"]:
+        golden = Golden.from_dict(written)
+        figures = _measured(golden, result)
+        if not figures:
+            continue
+        causes = result.statistics.get("disturbed") or ()
+        disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
+        if result.verdict not in ("passed", "failed"):
+            refused = refused or f"its {step['stage']} {result.verdict}"
+        run = record.runs[-1]
+        least = golden.statistic is Statistic.MIN
+        yield (
+            golden,
+            Evidence(
+                run=str(run.get("run", record.path.parent.name)),
+                chain=step["chain"],
+                measured=min(figures) if least else statistics.fmean(figures),
+                lowest=min(figures),
+                highest=max(figures),
+                repetitions=len(figures),
+                release=release_of(str(run.get("toolchain", {}).get("compiler", ""))),
+                machine=str(run.get("machine", {}).get("cpu", "")),
+                refused=refused or disturbed,
+            ),
+        )
+
+
+def _measured(golden: Golden, result: Result) -> list[float]:
+    if golden.metric is Metric.TIME_MS:
+        samples = result.samples
+        if samples and samples.aggregated and golden.statistic is Statistic.MIN:
+            return []  # the mean of all, of which nobody knows the fastest
+        return _confirming_times(result) or list(samples.real_time_ms if samples else ())
+    figure = result.statistics.get(golden.metric.value)
+    return [float(figure)] if figure is not None else []
+
+
+def _confirming_times(result: Result) -> list[float]:
+    """Times of the rounds that were taken because the first run broke the golden: it was picked for being slow."""
+    rounds = (result.statistics.get("confirmation") or {}).get("rounds") or ()
+    return [float(time) for item in rounds if not item["disturbed"] for time in item["times_ms"]]
+
+
+def propose(
+    golden: Golden, evidence: Sequence[Evidence], *, size_headroom: float | None, to_release: bool
+) -> Proposal | str:
+    """What a golden ought to be, or why it stays.
+
+    A time is proposed where the golden lies outside of what was measured: the mean of the runs' figures (means
+    or minima, as the golden says), in three digits. A count is proposed where it differs. A size is proposed
+    with the headroom that is asked for, for the code of other machines; without one, only where it breaks.
+
+    Args:
+        golden: the golden.
+        evidence: what was measured for it.
+        size_headroom: factor for sizes; None where none was asked for.
+        to_release: whether a golden of another release moves to the one that has measured.
+    """
+    usable = [item for item in evidence if not item.refused]
+    if not usable:
+        return "; ".join(dict.fromkeys(f"{item.run}: {item.refused}" for item in evidence))
+    objection = _objection(golden, usable, to_release=to_release)
+    if objection:
+        return objection
+    release = usable[-1].release if golden.release else ""
+    moved = bool(release) and release != release_of(golden.release)
+    value = _new_value(golden, usable, size_headroom)
+    if isinstance(value, str):
+        return Proposal(golden, golden.value, release, _basis(golden, usable)) if moved else value
+    return Proposal(golden, value, release, _basis(golden, usable))
+
+
+def _objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) -> str:
+    """Why figures cannot speak for a golden together; empty where they can."""
+    releases = sorted({item.release for item in usable})
+    machines = sorted({item.machine for item in usable})
+    time = golden.metric is Metric.TIME_MS
+    if time and len(machines) > 1:
+        return f"measured on several machines: {', '.join(machines)}"
+    if len(releases) > 1 and (golden.release or not time):
+        return f"measured with several releases: {', '.join(releases)}"
+    if golden.release and releases != [release_of(golden.release)] and not to_release:
+        return f"it belongs to release {golden.release}, measured was {releases[0]} (--to-release moves it)"
+    figures = sorted({item.measured for item in usable})
+    if golden.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
+        return f"the counts differ: {', '.join(f'{figure:g}' for figure in figures)}"
+    return ""
+
+
+def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float | None) -> float | str:
+    """The value that was measured, or why the present one stays."""
+    figures = [item.measured for item in usable]
+    match golden.metric:
+        case Metric.TIME_MS:
+            # Of one run, the repetitions are all that tells how much it varies.
+            alone = usable if len(usable) == 1 else ()
+            lowest = min([*figures, *(item.lowest for item in alone)])
+            highest = max([*figures, *(item.highest for item in alone)])
+            wanted = _rounded(statistics.fmean(figures))
+            within = lowest <= golden.value <= highest or golden.value == wanted
+            return "within what was measured" if within else wanted
+        case Metric.DISPATCH_COUNT:
+            return "as measured" if figures[0] == golden.value else figures[0]
+        case Metric.BINARY_SIZE_BYTES:
+            largest = max(figures)
+            if size_headroom is None:
+                room = f"within its limit ({largest:,.0f} bytes; --size-headroom says how much room to leave)"
+                return largest if largest > golden.limit else room
+            # A golden with room in it is not tightened for the sake of a few bytes.
+            wanted = _rounded_up(largest * size_headroom)
+            return "within the headroom" if largest <= golden.value <= wanted else wanted
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _rounded_up(value: float) -> float:
+    """In three digits, and never below: a size must fit."""
+    step = 10.0 ** max(0, math.floor(math.log10(value)) - _DIGITS + 1) if value > 0 else 1.0
+    return math.ceil(value / step) * step
+
+
+def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
+    unit = _UNITS[golden.metric]
+    runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
+    if golden.metric is not Metric.TIME_MS:
+        return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
+    what = "fastest" if golden.statistic is Statistic.MIN else "mean"
+    figures = [item.measured for item in usable]
+    lowest, highest = (usable[0].lowest, usable[0].highest) if len(usable) == 1 else (min(figures), max(figures))
+    count = sum(item.repetitions for item in usable)
+    between = "repetitions" if len(usable) == 1 else "runs"
+    return (
+        f"{what} {statistics.fmean(figures):.4g} {unit} ({between} {lowest:.4g} … {highest:.4g}), "
+        f"{count} repetitions, {usable[-1].machine}, {runs}"
+    )

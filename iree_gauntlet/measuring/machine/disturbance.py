@@ -1,0 +1,310 @@
+"""Whether a round was disturbed: what the machine did besides while it was taken, and what is let pass.
+
+The rule that keeps the statistics honest: **a round may be discarded for its disturbance, never for its times.**
+Every cause here is read from the machine, and none of them sees what the round has measured. A round that is only
+slow counts; whoever leaves out slow rounds compares the luck of the two sides.
+
+What is judged, and why:
+
+- Other work on the CPUs, and time that a hypervisor takes, slow down whatever is measured beside them. Where the
+  round is pinned, its own CPUs are looked at closely, and the others only for the memory bandwidth and the power
+  that they share. The kernel counts in ticks: of a short round, what may be counting alone is let pass too.
+- A frequency tells something under the governor `performance` alone. Under the others, an idle CPU (which it is
+  before and after a round) shows what it likes, and a round is not discarded for that. `doctor` says to set it.
+- A GPU's clock tells something where the GPU was at work in both readings. That a GPU runs at its power limit is
+  how a large one works, and lies in what is measured, unless `Limits.power_capped_share` says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.measuring.machine.cpu_times import CpuUse, cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.gpu_state import Slowdown
+from iree_gauntlet.measuring.machine.gpus import ANY_GPU, read_gpus
+from iree_gauntlet.measuring.machine.machine_sensors import cpus_there
+from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from iree_gauntlet.measuring.machine.gpu_state import GpuState
+
+__all__ = ["Limits", "RoundState", "RoundWatch"]
+
+_ROOT = Path("/")
+_MIB = 1 << 20
+_ASKED_CPUS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """The machine before and after a round, and what it did meanwhile.
+
+    Attributes:
+        before, after: the two readings.
+        seconds: wall time between them.
+        whole: what all CPUs did; None where the kernel does not say.
+        pinned: what the round's own CPUs did; None where it was not pinned to any.
+    """
+
+    before: MachineState
+    after: MachineState
+    seconds: float
+    whole: CpuUse | None
+    pinned: CpuUse | None = None
+
+    @property
+    def watched(self) -> MachineState:
+        """The machine after the round, with the shares of the CPUs' time that were seen while it was taken."""
+        if self.whole is None:
+            return self.after
+        return replace(self.after, busy_share=self.whole.busy_share, steal_share=self.whole.steal_share)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal: one line; what is not known is left out."""
+        before, after = self.before, self.after
+        found: dict[str, Any] = {
+            "seconds": round(self.seconds, 3),
+            "busy_share": _share(self.whole.busy_share if self.whole else None),
+            "steal_share": _share(self.whole.steal_share if self.whole else None),
+            "pinned_busy_share": _share(self.pinned.busy_share if self.pinned else None),
+            "pinned_steal_share": _share(self.pinned.steal_share if self.pinned else None),
+            "load_1m": after.load_1m,
+            "governor": after.governor,
+            "frequency_mhz": _rounded(after.frequency_mhz),
+            "cpu_temperature_c": _rounded(after.cpu_temperature_c),
+            "throttle_events": _grown(before.throttle_count, after.throttle_count),
+            "swap_grown_bytes": _grown(before.swap_used_bytes, after.swap_used_bytes),
+            "free_memory_bytes": after.free_memory_bytes,
+            "on_battery": after.on_battery,
+            "gpu_problem": after.gpu_problem or before.gpu_problem or None,
+            "gpus": [gpu.as_dict() for gpu in after.gpus] or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def disturbances(self, limits: Limits | None = None, usual_mhz: float | None = None) -> tuple[str, ...]:
+        """What disturbed the round and by how much, a line each; empty for a round that counts.
+
+        Args:
+            limits: what is let pass.
+            usual_mhz: the frequency that rounds of this session have had (`after.frequency_mhz`), where one is known.
+        """
+        limits = limits or Limits()
+        return (
+            *self._work(limits),
+            *self._steal(limits),
+            *self._clock(limits, usual_mhz),
+            *self._memory_and_power(limits),
+            *_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
+        )
+
+    def _work(self, limits: Limits) -> Iterator[str]:
+        if self.pinned is not None and _over(self.pinned.busy_share, self.pinned, limits.pinned_busy_share):
+            yield (
+                f"other work kept the round's own CPUs {_percent(self.pinned.busy_share)} busy"
+                f" ({_percent(limits.pinned_busy_share)} is let pass)"
+            )
+        limit = limits.busy_share if self.pinned is None else limits.busy_share_beside_pinned
+        if self.whole is not None and _over(self.whole.busy_share, self.whole, limit):
+            yield f"other work kept the CPUs {_percent(self.whole.busy_share)} busy ({_percent(limit)} is let pass)"
+
+    def _steal(self, limits: Limits) -> Iterator[str]:
+        use = self.pinned or self.whole
+        if use is not None and _over(use.steal_share, use, limits.steal_share):
+            yield (
+                f"the hypervisor took {_percent(use.steal_share)} of the CPU time"
+                f" ({_percent(limits.steal_share)} is let pass)"
+            )
+
+    def _clock(self, limits: Limits, usual_mhz: float | None) -> Iterator[str]:
+        before, after = self.before, self.after
+        events = _grown(before.throttle_count, after.throttle_count)
+        if events is not None and events > limits.throttle_events:
+            hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
+            yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is let pass)"
+        if before.governor != after.governor:
+            yield f"the frequency governor changed from {before.governor} to {after.governor}"
+        elif after.governor == "performance" and after.frequency_mhz is not None:
+            passes = f"({_percent(limits.frequency_drop)} is let pass)"
+            for reference, when in ((before.frequency_mhz, "at its begin"), (usual_mhz, "as usual")):
+                if reference and after.frequency_mhz < reference * (1 - limits.frequency_drop):
+                    drop = 1 - after.frequency_mhz / reference
+                    yield (
+                        f"the CPU frequency was {after.frequency_mhz:.0f} MHz, {_percent(drop)} below the"
+                        f" {reference:.0f} MHz {when} {passes}"
+                    )
+                    break
+
+    def _memory_and_power(self, limits: Limits) -> Iterator[str]:
+        swapped = _grown(self.before.swap_used_bytes, self.after.swap_used_bytes)
+        if swapped is not None and swapped > limits.swap_grown_bytes:
+            passes = f"({limits.swap_grown_bytes / _MIB:.0f} MiB is let pass)"
+            yield f"{swapped / _MIB:.0f} MiB went to swap {passes}"
+        if self.before.on_battery or self.after.on_battery:
+            yield "the machine ran on battery"
+
+
+class RoundWatch:
+    """Watches the machine from its making on until `ended`: make it just before a round's process is started.
+
+    Args:
+        gpu: whether the round runs on a GPU; the vendor's tool is asked before and after it then.
+        cpus: numbers of the logical CPUs that the round is pinned to; empty for none.
+        device: the GPU's IREE device (`hip://1`), to look at that one alone; empty for all GPUs.
+        root: where /proc and /sys are looked for.
+    """
+
+    def __init__(self, *, gpu: bool = False, cpus: Collection[int] = (), device: str = "", root: Path = _ROOT) -> None:
+        self._device = (device or ANY_GPU) if gpu else ""
+        self._cpus = tuple(cpus)
+        self._root = root
+        # Asking a CPU for its frequency wakes it: of a large machine, a few are asked.
+        known = cpus_there(root)
+        self._asked = self._cpus or tuple(known[:: max(1, len(known) // _ASKED_CPUS)])
+        self._before = self._state(())
+        # Last, so that looking is no part of what is looked at.
+        self._times = read_cpu_times(root)
+        self._begin = time.monotonic()
+
+    def ended(self, *, own_cpu_seconds: float, own_pids: Collection[int] = ()) -> RoundState:
+        """What was seen; call it when the round's process has ended.
+
+        Args:
+            own_cpu_seconds: CPU time of the round's own process.
+            own_pids: processes of our own that may still be seen on a GPU.
+        """
+        seconds = time.monotonic() - self._begin
+        times = read_cpu_times(self._root)
+        return RoundState(
+            before=self._before,
+            after=self._state(own_pids),
+            seconds=seconds,
+            whole=cpu_use(self._times, times, own_cpu_seconds),
+            pinned=cpu_use(self._times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
+        )
+
+    def _state(self, own_pids: Collection[int]) -> MachineState:
+        gpus = read_gpus(self._device, own_pids) if self._device else None
+        return machine_state(root=self._root, cpus=self._asked, gpus=gpus)
+
+
+def _over(share: float, use: CpuUse, limit: float) -> bool:
+    """Whether a share lies over its limit by more than the kernel's ticks can account for."""
+    return share - use.unsure > limit
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _share(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _gpu_causes(before: Sequence[GpuState], after: Sequence[GpuState], seconds: float, limits: Limits) -> Iterator[str]:
+    """A line for each cause.
+
+    Args:
+        before: the GPUs before the round.
+        after: the same after it; one that is not in both readings is judged by what there is.
+        seconds: how long it took.
+        limits: what is let pass.
+    """
+    earlier = {gpu.index: gpu for gpu in before}
+    for gpu in after:
+        first = earlier.get(gpu.index)
+        yield from _slowed(first, gpu, seconds, limits)
+        yield from _clock(first, gpu, limits)
+        others = sorted({*(gpu.others or ()), *((first.others or ()) if first else ())})
+        if len(others) > limits.gpu_others:
+            named = ", ".join(map(str, others[:4])) + (" …" if len(others) > 4 else "")
+            noun = "process" if len(others) == 1 else "processes"
+            yield f"{len(others)} other {noun} on {gpu.label} (pid {named}; {limits.gpu_others} is let pass)"
+
+
+def _slowed(first: GpuState | None, gpu: GpuState, seconds: float, limits: Limits) -> Iterator[str]:
+    shares = _shares(first, gpu, seconds)
+    heat = f" at {gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else ""
+    counted = set()
+    for cause, share in shares.items():
+        limit = limits.power_capped_share if cause is Slowdown.POWER_CAP else limits.heat_share
+        if share > limit:
+            counted.add(cause)
+            yield (
+                f"{gpu.label} was slowed down for {100 * share:.0f} % of the round: {cause}{heat}"
+                f" ({100 * limit:.0f} % is let pass)"
+            )
+    # What is so at the moment of a reading, of causes that are not counted.
+    seen = (*(first.ill_reasons if first else ()), *gpu.ill_reasons)
+    for cause in dict.fromkeys(seen):
+        if cause not in counted and (cause not in shares or cause in gpu.ill_reasons):
+            yield f"{gpu.label} is slowed down: {cause}{heat}"
+
+
+def _shares(first: GpuState | None, gpu: GpuState, seconds: float) -> dict[Slowdown, float]:
+    """For each cause that is counted, the share of the round in which it has applied, 0 to 1."""
+    if first is None:
+        return {}
+    if first.uptime is not None and gpu.uptime is not None:
+        seconds = gpu.uptime - first.uptime
+    if seconds <= 0:
+        return {}
+    earlier = dict(first.throttled)
+    return {
+        cause: min(1.0, max(0.0, amount - earlier[cause]) / seconds)
+        for cause, amount in gpu.throttled
+        if cause in earlier
+    }
+
+
+def _clock(first: GpuState | None, gpu: GpuState, limits: Limits) -> Iterator[str]:
+    if first is None or first.idle or gpu.idle or not first.clock_mhz or gpu.clock_mhz is None:
+        return
+    if gpu.clock_mhz < first.clock_mhz * (1 - limits.frequency_drop):
+        drop = 100 * (1 - gpu.clock_mhz / first.clock_mhz)
+        yield (
+            f"the clock of {gpu.label} fell from {first.clock_mhz:.0f} to {gpu.clock_mhz:.0f} MHz, by {drop:.0f} %"
+            f" ({100 * limits.frequency_drop:.0f} % is let pass)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is let pass; the defaults are what a quiet machine keeps without effort.
+
+    Attributes:
+        busy_share: share of all CPUs that other work may take, where the round is not pinned. A tenth is what
+            daemons and an editor take; a whole neighbour on a machine of 8 CPUs is more.
+        pinned_busy_share: the same of the CPUs that the round is pinned to: there, every share is its loss.
+        busy_share_beside_pinned: of all CPUs, where the round is pinned: others' memory traffic and heat.
+        steal_share: share of the CPU time that a hypervisor may take.
+        throttle_events: thermal throttling events of the CPU.
+        frequency_drop: share by which a frequency may fall, of the CPU or of a GPU at work.
+        swap_grown_bytes: memory that may go to swap: the kernel moves a few idle pages on a quiet machine too.
+        gpu_others: other processes that may be on the GPU.
+        heat_share: share of the round in which a GPU may be slowed down by heat or its power supply.
+        power_capped_share: share of the round that a GPU may spend at its power limit; 1.0 for all of it.
+    """
+
+    busy_share: float = 0.10
+    pinned_busy_share: float = 0.02
+    busy_share_beside_pinned: float = 0.5
+    steal_share: float = 0.02
+    throttle_events: int = 0
+    frequency_drop: float = 0.10
+    swap_grown_bytes: int = 16 << 20
+    gpu_others: int = 0
+    heat_share: float = 0.02
+    power_capped_share: float = 1.0

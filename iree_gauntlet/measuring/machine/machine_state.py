@@ -1,0 +1,267 @@
+"""What machine this is, and whether it is fit to measure on. Only reads; changes nothing.
+
+Linux answers from /proc and /sys (`machine_sensors.py`), GPUs through their vendors' tools (`gpus.py`); what a
+container or another system does not show is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
+from iree_gauntlet.measuring.machine.cpu_times import cpu_use, read_cpu_times
+from iree_gauntlet.measuring.machine.machine_memory import free_memory, total_memory, used_swap
+from iree_gauntlet.measuring.machine.machine_sensors import (
+    cpu_model,
+    cpu_numbers,
+    cpu_temperature,
+    cpu_texts,
+    flag,
+    load_averages,
+    memory_limits,
+    on_battery,
+    turbo,
+    usable_cores,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from iree_gauntlet.measuring.machine.gpu_state import GpuState
+    from iree_gauntlet.measuring.machine.gpus import GpuReading
+
+__all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
+
+_ROOT = Path("/")
+_GIB = 1 << 30
+# Processors slow down from 95 to 105 °C on.
+_HOT_CPU_C = 95
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What does not change while a run lasts.
+
+    Attributes:
+        host: its name.
+        cpu: model name of the processor.
+        cores: logical CPUs that this process may use, by affinity and by its cgroup's quota.
+        memory_bytes: memory that this process may use, by machine and by cgroup; None where neither says.
+        os: system, release and architecture.
+        python: version of the Python that measures.
+    """
+
+    host: str
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+    os: str
+    python: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """What spoils a benchmark, at one moment. None where the system does not say.
+
+    Attributes:
+        cores: logical CPUs that this process may use.
+        load_1m, load_5m: load averages.
+        busy_share: share of the watched time in which the CPUs did other work than ours, 0 to 1 (all CPUs together).
+        steal_share: share of the watched time that a hypervisor gave to others.
+        governor: frequency governors in use, joined by commas.
+        frequency_mhz, max_frequency_mhz: mean current and largest possible frequency.
+        throttle_count: thermal throttling events since boot, all CPUs together.
+        turbo: whether the processor may exceed its nominal frequency.
+        smt: whether cores run more than one thread.
+        free_memory_bytes: memory that can be had without swapping.
+        swap_used_bytes: swap in use.
+        on_battery: whether it runs on battery.
+        cpu_temperature_c: of the processors' hottest sensor, in °C.
+        gpus: the GPUs, where they were asked about; empty for a run on the CPU.
+        gpu_problem: why they could not be read; empty where they were, or were not asked about.
+    """
+
+    cores: int
+    load_1m: float | None
+    load_5m: float | None
+    busy_share: float | None
+    steal_share: float | None
+    governor: str | None
+    frequency_mhz: float | None
+    max_frequency_mhz: float | None
+    throttle_count: int | None
+    turbo: bool | None
+    smt: bool | None
+    free_memory_bytes: int | None
+    swap_used_bytes: int | None
+    on_battery: bool | None
+    cpu_temperature_c: float | None = None
+    gpus: tuple[GpuState, ...] = ()
+    gpu_problem: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+
+def machine_facts(root: Path = _ROOT) -> MachineFacts:
+    """Reads what this machine is.
+
+    Args:
+        root: where /proc and /sys are looked for.
+    """
+    memory = total_memory(root)
+    return MachineFacts(
+        host=socket.gethostname(),
+        cpu=cpu_model(root),
+        cores=usable_cores(root),
+        memory_bytes=min([*([] if memory is None else [memory]), *memory_limits(root)], default=None),
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+    )
+
+
+class CpuWatch:
+    """Watches, from its making on, how busy the CPUs are with other work than ours.
+
+    Args:
+        root: where /proc is looked for.
+    """
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._before = read_cpu_times(root)
+
+    def shares(self, own_seconds: float = 0.0) -> tuple[float | None, float | None]:
+        """Busy and stolen share of the time since, 0 to 1; None where it is not known, or too little time has passed.
+
+        Args:
+            own_seconds: CPU time of our own that does not count.
+        """
+        use = cpu_use(self._before, read_cpu_times(self._root), own_seconds)
+        return (None, None) if use is None else (use.busy_share, use.steal_share)
+
+
+def machine_state(
+    shares: tuple[float | None, float | None] = (None, None),
+    root: Path = _ROOT,
+    *,
+    cpus: Collection[int] = (),
+    gpus: GpuReading | None = None,
+) -> MachineState:
+    """Reads the state of the machine.
+
+    Args:
+        shares: what a `CpuWatch` saw.
+        root: where /proc and /sys are looked for.
+        cpus: numbers of the CPUs whose frequencies and governors count; all where empty.
+        gpus: what the GPUs' tool has said, where they were asked about.
+    """
+    busy, steal = shares
+    load_1m, load_5m = load_averages(root)
+    frequencies = [value for value in cpu_numbers(root, "cpufreq/scaling_cur_freq", cpus) if value > 0]
+    largest = [value for value in cpu_numbers(root, "cpufreq/cpuinfo_max_freq", cpus) if value > 0]
+    throttles = cpu_numbers(root, "thermal_throttle/core_throttle_count")
+    return MachineState(
+        cores=usable_cores(root),
+        load_1m=load_1m,
+        load_5m=load_5m,
+        busy_share=busy,
+        steal_share=steal,
+        governor=",".join(sorted(set(cpu_texts(root, "cpufreq/scaling_governor", cpus)))) or None,
+        frequency_mhz=sum(frequencies) / len(frequencies) / 1000 if frequencies else None,
+        max_frequency_mhz=max(largest) / 1000 if largest else None,
+        throttle_count=sum(throttles) if throttles else None,
+        turbo=turbo(root),
+        smt=flag(root / "sys/devices/system/cpu/smt/active"),
+        free_memory_bytes=free_memory(root),
+        swap_used_bytes=used_swap(root),
+        on_battery=on_battery(root),
+        cpu_temperature_c=cpu_temperature(root),
+        gpus=gpus.gpus if gpus else (),
+        gpu_problem=gpus.problem if gpus else "",
+    )
+
+
+def benchmark_warnings(state: MachineState) -> list[str]:
+    """What would spoil a benchmark now, each with what to do about it; empty for a fit machine."""
+    return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state), *_heat_warnings(state)]
+
+
+def _clock_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.governor and set(state.governor.split(",")) - {"performance"}:
+        warnings.append(
+            f"CPU frequency governor is {state.governor}: times depend on how warm the clock is;"
+            " sudo cpupower frequency-set -g performance"
+        )
+    if state.turbo:
+        warnings.append(
+            "turbo is on: the clock depends on temperature and on the other cores;"
+            " turn it off in the firmware or under /sys/devices/system/cpu"
+        )
+    if state.smt:
+        warnings.append(
+            "SMT is on: two threads can share a core; give iree-benchmark-module one thread a core"
+            " (--task_topology_group_count), or echo off | sudo tee /sys/devices/system/cpu/smt/control"
+        )
+    if state.throttle_count:
+        warnings.append(
+            f"the CPU has throttled {state.throttle_count} times since it started: improve its cooling, and"
+            " compare this count before and after a run"
+        )
+    if state.on_battery:
+        warnings.append("running on battery, which slows the CPU: plug it in")
+    return warnings
+
+
+def _load_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.busy_share is not None and state.busy_share > BUSY_SHARE:
+        warnings.append(
+            f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
+        )
+    elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
+        warnings.append(f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done")
+    if state.steal_share is not None and state.steal_share > STEAL_SHARE:
+        warnings.append(
+            f"the hypervisor takes {100 * state.steal_share:.0f} % of the CPU time: use a machine that is not"
+            " shared, or compare only runs that alternate on this one"
+        )
+    return warnings
+
+
+def _memory_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
+        warnings.append(f"{state.swap_used_bytes / _GIB:.1f} GiB of swap are in use: free memory, then sudo swapoff -a")
+    if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
+        warnings.append(
+            f"only {state.free_memory_bytes / _GIB:.2f} GiB of memory are free: end what uses it before large"
+            " models are measured"
+        )
+    return warnings
+
+
+def _heat_warnings(state: MachineState) -> list[str]:
+    warnings = []
+    if state.cpu_temperature_c is not None and state.cpu_temperature_c >= _HOT_CPU_C:
+        warnings.append(
+            f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"
+            " after its cooling"
+        )
+    warnings += [
+        f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and look after its cooling and"
+        " power supply"
+        for gpu in state.gpus
+        if gpu.ill_reasons
+    ]
+    return warnings

@@ -1,0 +1,1 @@
+"""Arrays, element types, tolerances, and how outputs are compared."""

@@ -1,0 +1,271 @@
+"""Reading tensors as `iree-run-module` reads `--input=` and `--expected_output=`.
+
+Follows runtime/src/iree/tooling/{function_io,numpy_io}.c and runtime/src/iree/hal/string_util.c; what
+the tool refuses is refused here, but for Fortran order and big-endian values, which NumPy reads: the suites
+that compare by its rule have such files. Two of its rules surprise people: an integer .npy holds *signed*
+integers (`si32`), which never equal a module's `i32`; and NumPy's .npy has no bf16 or f8, which arrive
+as bits of no known meaning (`*16`). Files are mapped, not read, so that large ones cost no memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
+from iree_gauntlet.measuring.numerics.inline_values import parse_inline_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Tensor", "read_arguments", "read_npy", "read_output", "read_raw"]
+
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_RANK = 128
+_KINDS = {"b": "i1", "i": "si", "u": "ui", "f": "f", "c": "cf", "V": "*"}
+_IGNORED = ("(ignored)", "(null)")
+# CPython 3.11 counts how deep it is in a syntax tree for all threads together: where the collection of garbage lets
+# another one in, either may end in a SystemError.
+_ONE_TREE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor with IREE's own element type, which NumPy's cannot always express.
+
+    Attributes:
+        element_type: IREE's name (`bf16`, `si32`, `i1`).
+        shape: its dimensions.
+        array: the values in `storage_dtype(element_type)` and of that shape; packed types (`i4`) as a
+            flat array of bytes.
+        source: where it was read from, for messages; empty where it was made in memory.
+    """
+
+    element_type: str
+    shape: tuple[int, ...]
+    array: NDArray[Any]
+    source: str = ""
+
+    @property
+    def type(self) -> TensorType:
+        """Shape and element type."""
+        return TensorType(self.shape, self.element_type)
+
+    def with_element_type(self, element_type: str) -> Tensor:
+        """The same bits under another element type of the same width.
+
+        Raises:
+            TensorError: the widths differ.
+        """
+        dtype = storage_dtype(element_type)
+        if dtype.itemsize != self.array.dtype.itemsize or TensorType((), element_type).packed:
+            raise TensorError(f"{self.source or 'a tensor'}: {self.type} is no {element_type}: the widths differ")
+        return replace(self, element_type=element_type, array=self.array.view(dtype))
+
+
+def read_npy(path: Path, offset: int = 0) -> Tensor:
+    """Reads one array of a .npy file (versions 1 to 3).
+
+    Args:
+        path: the file.
+        offset: byte at which the array starts; a file may hold several.
+
+    Raises:
+        TensorError: the file cannot be read, or holds no plain numbers (objects, records).
+    """
+    return _read_npy(path, offset)[0]
+
+
+def read_raw(path: Path, tensor_type: TensorType, offset: int = 0) -> Tensor:
+    """Reads the contents of a tensor from a file without a header; what follows them is left alone.
+
+    Raises:
+        TensorError: the file cannot be read or is too short.
+    """
+    shape = (tensor_type.byte_count,) if tensor_type.packed else tensor_type.shape
+    array = _map(path, storage_dtype(tensor_type.element_type), shape, offset, str(tensor_type))
+    return Tensor(tensor_type.element_type, tensor_type.shape, array, str(path))
+
+
+def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
+    """Reads a file that iree-run-module wrote (`--output=@path`).
+
+    A .npy holds its own shape and type, but the tool writes `i32` and `si32` alike: modules made from
+    models hold integers without signs, so that is what they are read as. Types that a .npy cannot name
+    (bf16, f8) have to be written to a raw file; its type is the one that is given, unless its size says
+    otherwise, in which case it is read as bytes (`*8`), which equal no other type.
+
+    Args:
+        path: the file.
+        tensor_type: what a raw file should hold; needed for files that are no .npy.
+
+    Raises:
+        TensorError: the file cannot be read, or is raw and no type is given.
+    """
+    if path.suffix == ".npy":
+        tensor = read_npy(path)
+        return tensor.with_element_type(tensor.element_type.removeprefix("s"))
+    if tensor_type is None:
+        raise TensorError(f"{path}: a raw file does not say what it holds", "give its shape and element type")
+    size = _size(path)
+    return read_raw(path, tensor_type if size == tensor_type.byte_count else TensorType((size,), "*8"))
+
+
+def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
+    """Reads values as written behind `--input=` or `--expected_output=`, in their order.
+
+    `@a.npy` opens a file, `+a.npy` goes on where the last reading of it stopped, `*a.npy` takes all the
+    rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
+
+    Args:
+        arguments: the texts behind the flags.
+        folder: where relative paths start.
+
+    Returns:
+        The tensors; None for `(ignored)` and `(null)`.
+
+    Raises:
+        TensorError: a text or a file that cannot be used; names the argument.
+    """
+    offsets: dict[str, int] = {}
+    tensors: list[Tensor | None] = []
+    for argument in arguments:
+        text = argument.strip()
+        if text in _IGNORED:
+            tensors.append(None)
+        elif text[:1] in ("@", "+", "*"):
+            tensors.extend(_read_npy_argument(text, folder, offsets))
+        else:
+            tensors.append(_read_typed_argument(text, folder, offsets))
+    return tensors
+
+
+def _read_npy_argument(text: str, folder: Path, offsets: dict[str, int]) -> list[Tensor]:
+    mode, name = text[0], text[1:]
+    if not name.endswith(".npy"):
+        raise TensorError(
+            f"argument {text!r}: a file without a type must be a .npy",
+            f"name the type of a raw file: 1x64xf16=@{name}",
+        )
+    path = folder / name
+    offset = 0 if mode == "@" else offsets.get(name, 0)
+    tensors: list[Tensor] = []
+    while offset < _size(path) if mode == "*" else not tensors:
+        tensor, offset = _read_npy(path, offset)
+        tensors.append(tensor)
+    offsets[name] = offset
+    return tensors
+
+
+def _read_typed_argument(text: str, folder: Path, offsets: dict[str, int]) -> Tensor:
+    text = text.removeprefix('"').removesuffix('"')
+    type_text, equals, contents = text.partition("=")
+    if not equals and "x" not in text:
+        raise TensorError(
+            f"argument {text!r} is not a tensor",
+            "write a shape and type and its values, such as 4xf32=1 2 3 4, 4xf32=@file.bin or @file.npy",
+        )
+    tensor_type = parse_tensor_type(type_text)
+    if contents[:1] in ("@", "+"):
+        name = contents[1:]
+        offset = 0 if contents[0] == "@" else offsets.get(name, 0)
+        tensor = read_raw(folder / name, tensor_type, offset)
+        offsets[name] = offset + tensor_type.byte_count
+        return tensor
+    return Tensor(tensor_type.element_type, tensor_type.shape, parse_inline_values(contents, tensor_type))
+
+
+def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
+    """The array that starts at `offset`, and the offset behind it."""
+    header, start = _read_header(path, offset)
+    match header:
+        case {"descr": str(descr), "fortran_order": bool(fortran), "shape": tuple(shape)} if all(
+            isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 for dim in shape
+        ):
+            pass
+        case _:
+            raise TensorError(f"{path}: not an array of plain numbers", "save the array alone, with numpy.save")
+    if len(shape) > _MAX_RANK:
+        raise TensorError(f"{path}: rank {len(shape)} is over IREE's limit of {_MAX_RANK}")
+    tensor_type = TensorType(shape, _npy_element_type(path, descr))
+    tensor = read_raw(path, tensor_type, start)
+    array = tensor.array
+    if descr[0] == ">":
+        array = array.byteswap()
+    if fortran:
+        array = np.ascontiguousarray(array.reshape(-1).reshape(shape, order="F"))
+    return replace(tensor, array=array), start + tensor_type.byte_count
+
+
+def _read_header(path: Path, offset: int) -> tuple[object, int]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            prefix = file.read(8)
+            if len(prefix) < 8 or not prefix.startswith(_MAGIC):
+                raise TensorError(f"{path}: not a .npy file (no {_MAGIC!r} at byte {offset})")
+            if prefix[6] not in (1, 2, 3):
+                raise TensorError(f"{path}: .npy version {prefix[6]}.{prefix[7]} is not supported (1 to 3 are)")
+            form = "<H" if prefix[6] == 1 else "<I"
+            length_bytes = file.read(struct.calcsize(form))
+            if len(length_bytes) < struct.calcsize(form):
+                raise TensorError(f"{path}: ends inside the .npy header")
+            length = struct.unpack(form, length_bytes)[0]
+            if length > _MAX_HEADER_BYTES:
+                raise TensorError(f"{path}: a .npy header of {length} bytes is not plausible")
+            text = file.read(length)
+            if len(text) < length:
+                raise TensorError(f"{path}: ends inside the .npy header")
+            start = file.tell()
+    except OSError as error:
+        raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        with _ONE_TREE_AT_A_TIME:
+            return ast.literal_eval(text.decode("utf-8" if prefix[6] == 3 else "latin-1").strip()), start
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise TensorError(f"{path}: damaged .npy header") from error
+
+
+def _npy_element_type(path: Path, descr: str) -> str:
+    plain = descr[1:] if descr[:1] in ("|", "=", "<", ">") else descr
+    kind, width = plain[:1], plain[1:]
+    if kind not in _KINDS or not (width.isascii() and width.isdigit()) or not 0 < int(width) <= 31:
+        raise TensorError(
+            f"{path}: data type {descr!r} is not supported by iree-run-module",
+            "save bools, integers, floats or complex numbers",
+        )
+    if kind == "b" and width == "1":
+        return "i1"
+    return f"{'i' if kind == 'b' else _KINDS[kind]}{int(width) * 8}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise TensorError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, what: str) -> NDArray[Any]:
+    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    available = max(0, _size(path) - offset)
+    if available < needed:
+        raise TensorError(
+            f"{path}: {what} needs {needed} bytes, the file has {available}",
+            "the file is cut short, or its shape or type is not the one named",
+        )
+    if needed == 0:
+        return np.empty(shape, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
+    except OSError as error:
+        raise TensorError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,107 @@
+"""The numeric tolerance of a comparison, from the flags of `iree-run-module`.
+
+Flags, types and defaults are those of 3.13 (runtime/src/iree/tooling/comparison.cc). The tool reads
+garbage as 0 and takes negative numbers; here both are errors, since nobody means them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Tolerances", "parse_tolerances"]
+
+_NUMBERS = {
+    "expected_f16_threshold": "f16",
+    "expected_f32_threshold": "f32",
+    "expected_f64_threshold": "f64",
+    "expected_bf16_threshold": "bf16",
+    "expected_rtol": "rtol",
+}
+_MODE = "equality_mode"
+# The tool keeps these three in a C float.
+_SINGLE = frozenset({"f16", "f32", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """A value passes where |actual − expected| ≤ atol + rtol · |expected|.
+
+    Attributes:
+        f16, f32, f64, bf16: atol of each element type, as written.
+        rtol: relative tolerance of all four.
+        exact: whether floats too must be equal byte for byte (`--equality_mode=exact`).
+    """
+
+    f16: float = 1e-3
+    f32: float = 1e-4
+    f64: float = 1e-4
+    bf16: float = 1e-2
+    rtol: float = 1e-5
+    exact: bool = False
+
+    def applies_to(self, element_type: str) -> bool:
+        """Whether values of this type may differ at all; all others (f8 too) are compared by their bytes."""
+        return not self.exact and element_type in ("f16", "f32", "f64", "bf16")
+
+    def written(self, element_type: str) -> tuple[float, float]:
+        """(atol, rtol) as written, for people; zeros where the comparison is exact."""
+        if not self.applies_to(element_type):
+            return 0.0, 0.0
+        absolute = {"f16": self.f16, "f32": self.f32, "f64": self.f64, "bf16": self.bf16}[element_type]
+        return absolute, self.rtol
+
+    def effective(self, element_type: str) -> tuple[float, float]:
+        """(atol, rtol) as the tool computes with them: a threshold is a C float for all but f64."""
+        absolute, relative = self.written(element_type)
+        if element_type in _SINGLE:
+            absolute = ctypes.c_float(absolute).value
+        return absolute, relative
+
+
+def parse_tolerances(flags: Iterable[str]) -> Tolerances:
+    """Picks the tolerance flags out of a run's flags; all others are left alone. The last one wins.
+
+    Raises:
+        UsageError: a tolerance that is negative, missing or no number, or an unknown equality mode.
+    """
+    tolerances = Tolerances()
+    for flag in flags:
+        name, equals, text = flag.strip().removeprefix("--").partition("=")
+        if not flag.strip().startswith("--") or (name not in _NUMBERS and name != _MODE):
+            continue
+        if name == _MODE:
+            mode = text[1:-1] if len(text) > 2 and text[0] == text[-1] == '"' else text
+            if mode not in ("approximate", "exact"):
+                raise UsageError(
+                    f"flag {flag.strip()!r}: unknown equality mode {mode!r}",
+                    "write --equality_mode=approximate or --equality_mode=exact",
+                )
+            tolerances = replace(tolerances, exact=mode == "exact")
+            continue
+        value = _number(flag, name, text if equals else "")
+        # mypy cannot see that every name in the table is a float field.
+        tolerances = replace(tolerances, **{_NUMBERS[name]: value})  # type: ignore[arg-type]
+    return tolerances
+
+
+def _number(flag: str, name: str, text: str) -> float:
+    hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
+    from iree_gauntlet.measuring.numerics.inline_values import parse_c_float  # noqa: PLC0415 - it brings NumPy
+
+    try:
+        value = parse_c_float(text.strip())
+    except ValueError as error:
+        raise UsageError(f"flag {flag.strip()!r}: {text!r} is not a number", hint) from error
+    if value != value or value < 0:  # noqa: PLR0124 - NaN is the one number that differs from itself
+        raise UsageError(
+            f"flag {flag.strip()!r}: a tolerance of {text} lets nothing pass but equal values",
+            "write a number that is not negative",
+        )
+    return value

@@ -1,0 +1,1 @@
+"""Rows of benchmarks, dispatches and profiles, and what changed in them."""

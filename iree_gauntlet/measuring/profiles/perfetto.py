@@ -1,0 +1,286 @@
+"""A profile as a file that https://ui.perfetto.dev opens, from `iree-profile export --format=ireeperf-jsonl`.
+
+The file is JSON of the trace event format
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for each device, and for
+each of its queues threads for what was submitted, for what the host and the device did with it, and for dispatches.
+IREE's own `iree-profile-render` makes another one, in a Python that has the perfetto package.
+
+Rows have no version that is checked: the kinds that are read are the ones of releases 3.12 and 3.13, whatever has the
+fields that they need is taken, and all other kinds are passed over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["perfetto_trace"]
+
+_SCHEMA = "schema"
+_FORMAT = "ireeperf-jsonl"
+_CLOCK = "clock_correlation"
+_SUBMITTED = "queue_event"
+_ON_HOST = "host_execution_event"
+_ON_DEVICE = "queue_device_event"
+_DISPATCH = "dispatch_event"
+# Threads of a queue, from top to bottom.
+_FAMILIES = ("submissions", "execution on the host", "execution on the device", "dispatches")
+_SUBMISSIONS, _HOST, _DEVICE, _DISPATCHES = range(len(_FAMILIES))
+# What a click on an event shows, under the name that it has there.
+_DETAILS = (
+    ("submission_id", "submission"),
+    ("command_buffer_id", "command buffer"),
+    ("payload_length", "bytes"),
+    ("operation_count", "operations"),
+    ("tile_count", "workgroups run"),
+    ("tile_duration_sum_ns", "sum of all workers, ns"),
+    ("wait_count", "waits for"),
+    ("dependency_strategy", "dependencies"),
+)
+_NO_ORDINAL = (1 << 32) - 1
+_NS_PER_US = 1000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Place:
+    """A thread of the trace, or with lane 0 the family of threads."""
+
+    device: int
+    queue: int
+    family: int
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something that took from `start` to `end`, ns of the host's clock; an instant where both are one."""
+
+    place: _Place
+    start: int
+    end: int
+    name: str
+    category: str
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """A device's clock in ns of the host's, by its first and its last reading, as IREE's own tools relate them."""
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+    def host_ns(self, tick: int) -> int:
+        ticks, ns = (self.last[index] - self.first[index] for index in (0, 1))
+        passed = tick - self.first[0]
+        return self.first[1] + (passed if ticks == 0 else round(passed * ns / ticks))
+
+
+def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
+    """Reads exported rows, and gives the JSON document.
+
+    Times in it are µs from the first event on, with the ns as decimals. What overlaps without lying inside each other
+    goes to threads of its own. `otherData.left_out` counts the events without a valid time.
+
+    Args:
+        lines: what `iree-profile export --format=ireeperf-jsonl` wrote.
+        device: as the benchmark's `--device` names it.
+
+    Raises:
+        ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
+    """
+    rows = list(_rows(lines))
+    clocks = _clocks(rows)
+    events: list[_Event] = []
+    left_out = 0
+    for number, row in rows:
+        if row["record_type"] not in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH):
+            continue
+        event = _event(_Fields(row, number), clocks)
+        if event is None:
+            left_out += 1
+        else:
+            events.append(event)
+    if not events:
+        raise ProfileError("the exported profile holds no events with a time")
+    placed = _in_lanes(events)
+    # From 1 on: 0 is the idle process of a kernel's trace, to which Perfetto gives another name.
+    processes = {ordinal: pid for pid, ordinal in enumerate(sorted({event.place.device for event in events}), 1)}
+    threads = {
+        place: (processes[place.device], tid) for tid, place in enumerate(sorted({place for place, _ in placed}), 1)
+    }
+    begin = min(event.start for event in events)
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {"left_out": left_out},
+        "traceEvents": [
+            *_names(processes, threads, device),
+            *(_record(event, threads[place], begin) for place, event in placed),
+        ],
+    }
+
+
+class _Fields:
+    """A row whose fields are read by name and checked."""
+
+    def __init__(self, row: Mapping[str, Any], number: int) -> None:
+        self._row = row
+        self._number = number
+
+    @property
+    def kind(self) -> str:
+        return str(self._row["record_type"])
+
+    def integer(self, name: str) -> int:
+        value = self._row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._unfit(name, "a whole number")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._row.get(name)
+        if not isinstance(value, str) or not value:
+            raise self._unfit(name, "a name")
+        return value
+
+    def get(self, name: str) -> Any:
+        return self._row.get(name)
+
+    def details(self) -> dict[str, Any]:
+        """What is worth showing; nothing of what is zero or not there."""
+        found = {title: self._row[name] for name, title in _DETAILS if self._row.get(name)}
+        index = self._row.get("command_index", _NO_ORDINAL)
+        if index != _NO_ORDINAL:
+            found["command"] = index
+        for name in ("workgroup_count", "workgroup_size"):
+            sizes = self._row.get(name)
+            if isinstance(sizes, list) and any(sizes):
+                found[name.replace("_", " ")] = "x".join(map(str, sizes))
+        return found
+
+    def _unfit(self, name: str, expected: str) -> ProfileError:
+        found = f"is {self._row[name]!r}" if name in self._row else "is missing"
+        return ProfileError(
+            f"line {self._number} of the exported profile ({self.kind}): {name} {found}, expected {expected}",
+            "this iree-profile writes another format",
+        )
+
+
+def _rows(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
+    known = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ProfileError(
+                f"line {number} of the exported profile is no JSON: {line.strip()[:80]}",
+                "iree-profile was ended early, or wrote something else; run it by hand",
+            ) from error
+        if not isinstance(row, dict) or not isinstance(row.get("record_type"), str):
+            raise ProfileError(f"line {number} of the exported profile has no record_type: {line.strip()[:80]}")
+        known = known or (row["record_type"] == _SCHEMA and row.get("format") == _FORMAT)
+        yield number, row
+    if not known:
+        raise ProfileError(f"the exported profile does not say that it is {_FORMAT}")
+
+
+def _clocks(rows: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, _Clock]:
+    readings: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, row in rows:
+        if row["record_type"] != _CLOCK or "host_time_begin_ns" not in row or "device_tick" not in row:
+            continue
+        fields = _Fields(row, number)
+        # The device was asked some time between the two.
+        host = (fields.integer("host_time_begin_ns") + fields.integer("host_time_end_ns")) // 2
+        readings[fields.integer("physical_device_ordinal")].append((fields.integer("device_tick"), host))
+    return {device: _Clock(min(found), max(found)) for device, found in readings.items()}
+
+
+def _event(fields: _Fields, clocks: Mapping[int, _Clock]) -> _Event | None:
+    """None for one without a valid time."""
+    device, queue = fields.integer("physical_device_ordinal"), fields.integer("queue_ordinal")
+    kind, details = fields.kind, fields.details()
+    if kind == _SUBMITTED:
+        at = fields.integer("host_time_ns")
+        ready = fields.get("ready_host_time_ns")
+        if isinstance(ready, int) and ready > at:
+            details["ready after, ns"] = ready - at
+        name = f"submit {fields.text('op')}"
+        return _Event(_Place(device, queue, _SUBMISSIONS), at, at, name, "submission", details)
+    if fields.get("valid") is False:
+        return None
+    if kind == _ON_HOST:
+        start, end = fields.integer("start_host_time_ns"), fields.integer("end_host_time_ns")
+    elif device in clocks:
+        start, end = (clocks[device].host_ns(fields.integer(name)) for name in ("start_tick", "end_tick"))
+    else:
+        return None
+    if end < start:
+        return None
+    # The host's rows tell the kind of work in a field; the device's have rows of their own for dispatches.
+    if kind == _DISPATCH or fields.get("op") == "dispatch":
+        return _Event(_Place(device, queue, _DISPATCHES), start, end, fields.text("key"), "dispatch", details)
+    family = _HOST if kind == _ON_HOST else _DEVICE
+    return _Event(_Place(device, queue, family), start, end, fields.text("op"), "execution", details)
+
+
+def _in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:
+    """Events in the order of time, each on a thread where nothing else runs at its time."""
+    placed = []
+    busy: dict[_Place, list[tuple[int, int]]] = defaultdict(list)
+    free: dict[_Place, list[int]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: (event.start, event.end, event.place)):
+        running, idle = busy[event.place], free[event.place]
+        while running and running[0][0] <= event.start:
+            heapq.heappush(idle, heapq.heappop(running)[1])
+        lane = heapq.heappop(idle) if idle else len(running)
+        heapq.heappush(running, (event.end, lane))
+        placed.append((_Place(event.place.device, event.place.queue, event.place.family, lane), event))
+    return placed
+
+
+def _names(
+    processes: Mapping[int, int], threads: Mapping[_Place, tuple[int, int]], device: str
+) -> list[dict[str, Any]]:
+    """Metadata: what processes and threads are called, and their order."""
+    found: list[dict[str, Any]] = []
+    for ordinal, pid in processes.items():
+        found += _named("process", pid, 0, device if ordinal == _NO_ORDINAL else f"{device}, device {ordinal}", pid)
+    for place, (pid, tid) in threads.items():
+        queue = "no queue" if place.queue == _NO_ORDINAL else f"queue {place.queue}"
+        lane = f" ({place.lane + 1})" if place.lane else ""
+        found += _named("thread", pid, tid, f"{queue}: {_FAMILIES[place.family]}{lane}", tid)
+    return found
+
+
+def _named(kind: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
+    common = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+    return [
+        {**common, "name": f"{kind}_name", "args": {"name": name}},
+        {**common, "name": f"{kind}_sort_index", "args": {"sort_index": rank}},
+    ]
+
+
+def _record(event: _Event, thread: tuple[int, int], begin: int) -> dict[str, Any]:
+    pid, tid = thread
+    common: dict[str, Any] = {
+        "name": event.name,
+        "cat": event.category,
+        "pid": pid,
+        "tid": tid,
+        "ts": (event.start - begin) / _NS_PER_US,
+        "args": event.details,
+    }
+    if event.place.family == _SUBMISSIONS:
+        return {"ph": "i", "s": "t", **common}
+    return {"ph": "X", "dur": (event.end - event.start) / _NS_PER_US, **common}

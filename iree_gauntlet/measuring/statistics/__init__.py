@@ -1,0 +1,1 @@
+"""Rounds as evidence: intervals, sequential verdicts, false discoveries."""

@@ -1,0 +1,228 @@
+"""Is B slower than A? Four verdicts from blocks of rounds, against a band of what counts as the same.
+
+With δ, the least difference that matters, and ε ≥ δ, the width of the equivalence band (both on the log scale, so that
+A against B and B against A agree):
+
+- `slower`: the whole interval of the ratio B/A lies above 1 + δ; `faster`: below 1/(1 + δ);
+- `same`: it lies between 1/(1 + ε) and 1 + ε;
+- `inconclusive`: anything else, with the reason and the number of blocks at which to look again.
+
+Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
+±δ takes hundreds of rounds on most machines. An interval that lies beyond δ and within ε is a difference.
+
+The interval is the intersection of the exact intervals (`paired`) of all looks so far (`sequential`). All of them
+hold together with probability 1 − α or more, so it may be looked at, and stopped at, as often as there are looks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.measuring.statistics.paired import (
+    Interval,
+    log_ratios,
+    rank_estimate,
+    rank_interval,
+    rank_p_above,
+    sorted_walsh_averages,
+)
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
+
+__all__ = [
+    "DEFAULT_BAND",
+    "DEFAULT_LEAST",
+    "Comparison",
+    "Verdict",
+    "against_control",
+    "compare",
+    "compare_log_ratios",
+    "without_verdict",
+]
+
+DEFAULT_LEAST = 0.01
+DEFAULT_BAND = 0.03
+
+
+class Verdict(StrEnum):
+    """What can be said of B against A."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """B against A, for one model.
+
+    Attributes:
+        verdict: one of four.
+        reason: one line, why it is that and not more.
+        ratio: estimate of time B / time A; 1.05 is 5 % slower.
+        low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
+            blocks contradict each other.
+        confidence: of the interval, whatever the stopping: 1 − α.
+        least: δ, the least difference that matters.
+        band: ε of the equivalence band.
+        blocks: how many were looked at.
+        p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
+        next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
+    """
+
+    verdict: Verdict
+    reason: str
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    least: float
+    band: float
+    blocks: int
+    p_value: float
+    next_look: int | None
+
+    @property
+    def differs(self) -> bool:
+        """Slower or faster."""
+        return self.verdict in (Verdict.SLOWER, Verdict.FASTER)
+
+
+def compare(
+    blocks: Sequence[Block],
+    plan: SequentialPlan,
+    least: float = DEFAULT_LEAST,
+    band: float = DEFAULT_BAND,
+    location: Location = Location.MIN,
+) -> Comparison:
+    """Judges blocks in the order in which they were taken.
+
+    Args:
+        blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
+        plan: when to look and what the looks cost together; blocks after the last look are not used.
+        least: δ, above which a difference matters; 0.01 is 1 %.
+        band: ε, within which two times are the same for all that one cares.
+        location: which figure of the repetitions stands for a round.
+
+    Raises:
+        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1.
+    """
+    return compare_log_ratios(log_ratios(blocks, location), plan, least, band)
+
+
+def compare_log_ratios(
+    ratios: NDArray[np.float64], plan: SequentialPlan, least: float = DEFAULT_LEAST, band: float = DEFAULT_BAND
+) -> Comparison:
+    """As `compare`, from the log ratio log(B/A) of each block.
+
+    Raises:
+        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1.
+    """
+    if not 0 < least <= band < 1:
+        raise EvidenceError(
+            f"least difference {least!r} and equivalence band {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
+        )
+    edge = math.log1p(least)
+    looks = plan.reached(ratios.size)
+    interval, p_slower, p_faster = Interval(-math.inf, math.inf), 1.0, 1.0
+    walsh = sorted_walsh_averages(ratios[: plan.max_blocks])
+    for look, level in looks:
+        # Only prefixes: every look sees what was there when it was made.
+        walsh = sorted_walsh_averages(ratios[:look])
+        interval = interval.intersection(rank_interval(walsh, level))
+        share = level / plan.alpha
+        p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
+        p_faster = min(p_faster, rank_p_above(-walsh[::-1], edge) / share)
+    verdict, reason = _judge(interval, least, band)
+    next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
+    if not looks:
+        reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
+        walsh = sorted_walsh_averages(ratios)
+    elif verdict == Verdict.INCONCLUSIVE and next_look is None and interval.low <= interval.high:
+        reason += f"; all {plan.max_blocks} blocks are taken"
+    return Comparison(
+        verdict=verdict,
+        reason=reason,
+        ratio=math.exp(rank_estimate(walsh)),
+        low=math.exp(interval.low),
+        high=math.exp(interval.high),
+        confidence=1 - plan.alpha,
+        least=least,
+        band=band,
+        blocks=int(ratios.size),
+        p_value=min(1.0, 2 * min(p_slower, p_faster)),
+        next_look=next_look,
+    )
+
+
+def against_control(comparison: Comparison, control: Comparison) -> Comparison:
+    """Holds a difference against what A against A gave in the same session.
+
+    A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
+    its stated rate, so that widening the band would only cost power. But where A differs from itself, something else
+    than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
+    not larger than the one that A shows against itself is not reported as one.
+
+    Args:
+        comparison: B against A.
+        control: A against A, from rounds of the same session, under a plan of its own.
+    """
+    if control.differs:
+        reason = (
+            f"void: A against itself is {control.verdict} ({_percent(control.ratio)}); find what differs, and repeat"
+        )
+    elif comparison.differs and abs(math.log(comparison.ratio)) <= abs(math.log(control.ratio)):
+        reason = f"{_percent(comparison.ratio)} is no more than A against itself shows ({_percent(control.ratio)})"
+    else:
+        return comparison
+    return without_verdict(comparison, reason)
+
+
+def without_verdict(comparison: Comparison, reason: str) -> Comparison:
+    """The same figures, and `inconclusive`."""
+    return Comparison(
+        verdict=Verdict.INCONCLUSIVE,
+        reason=reason,
+        ratio=comparison.ratio,
+        low=comparison.low,
+        high=comparison.high,
+        confidence=comparison.confidence,
+        least=comparison.least,
+        band=comparison.band,
+        blocks=comparison.blocks,
+        p_value=comparison.p_value,
+        next_look=None,
+    )
+
+
+def _judge(interval: Interval, least: float, band: float) -> tuple[Verdict, str]:
+    low, high = interval.low, interval.high
+    if math.isinf(low) or math.isinf(high):
+        return Verdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
+    span = f"{_percent(math.exp(low))} to {_percent(math.exp(high))}"
+    edge, same = math.log1p(least), math.log1p(band)
+    if low > high:
+        return Verdict.INCONCLUSIVE, "earlier and later blocks contradict each other: the machine or a side has changed"
+    if low > edge:
+        return Verdict.SLOWER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
+    if high < -edge:
+        return Verdict.FASTER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
+    if -same <= low and high <= same:
+        return Verdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
+    wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
+    return Verdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"

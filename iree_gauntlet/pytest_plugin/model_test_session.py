@@ -1,0 +1,254 @@
+"""Planning and running the tests of one pytest process on the engine that everything else runs on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iree_gauntlet.cases import Kind, Stage, Verdict, exit_code_of
+from iree_gauntlet.dialects.load import CaseSet
+from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.plan import make_plan
+from iree_gauntlet.engine.run_event import run_event, without_missing_devices
+from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.workbench import open_workbench, plan_context
+from iree_gauntlet.errors import SpecError
+from iree_gauntlet.journal_format import JournalRecord
+from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.step_outcome import step_outcome
+from iree_gauntlet.reports.details import finding_lines
+from iree_gauntlet.reports.live.plain_progress import PlainProgress
+from iree_gauntlet.requests import ConductRequest, ToolchainRequest
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.steps import step_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.cases import Case
+    from iree_gauntlet.dialects.torch_models import TorchTest
+    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.steps import Step
+
+__all__ = ["CheckFailure", "ModelTestSession", "SessionSettings", "StepError", "TestFailure", "failure_text"]
+
+_LOG = logging.getLogger("iree_gauntlet")
+_CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
+_STAGES = (*_CHECKS.values(),)
+
+
+class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] # pytest types it as a function's attribute
+    """A failure that is shown as its text alone: a traceback of the toolkit would say nothing."""
+
+    __test__ = False
+    __module__ = "builtins"  # as pytest's own: summaries then name the class alone
+
+    def __init__(self, step: StepOutcome, run_dir: Path) -> None:
+        super().__init__(failure_text(step, run_dir), pytrace=False)
+
+
+class TestFailure(_PlainFailure):
+    """A test failed: the product under test is at fault."""
+
+    __module__ = "builtins"
+
+
+class CheckFailure(TestFailure):
+    """The check itself failed: what a test marked `xfail` is expected to do."""
+
+    __module__ = "builtins"
+
+
+class StepError(_PlainFailure):
+    """Something else than the product under test kept a test from being judged."""
+
+    __module__ = "builtins"
+
+
+class _Log(PlainProgress):
+    """Progress in pytest's log; `--log-cli-level=info` shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self.results: dict[str, Result] = {}
+        self.running: set[str] = set()
+
+    def step_started(self, step: dict[str, Any]) -> None:
+        self.running.add(step["id"])
+        self._line(f"{step['chain']} {step['stage']}")
+
+    def step_finished(self, step: dict[str, Any], result: Result) -> None:
+        self.results[step["id"]] = result
+        self.running.discard(step["id"])
+        if result.command:
+            self._line(result.command)
+        self._line(f"{step['chain']} {step['stage']}: {result.verdict} {result.reason}".rstrip())
+
+    def _line(self, text: str, verdict: str = "") -> None:
+        del verdict
+        _LOG.info("%s", text)
+
+    def _show(self, *, at_once: bool = False) -> None:
+        """A log of pytest has no heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How the tests of one process are run.
+
+    Attributes:
+        journal: name of this process's journal in the session's folder.
+        processes: how many share this machine.
+        force_recompile: whether modules are made again, once for all processes.
+        confirm: how a broken golden time is confirmed; None to fail at once.
+        markers: the expression that the tests were selected by.
+        command: of the pytest that the user started.
+    """
+
+    journal: str
+    processes: int
+    force_recompile: bool
+    confirm: ConfirmRules | None
+    markers: str
+    command: Sequence[str]
+
+
+class ModelTestSession:
+    """The selected tests of one process: one plan and one journal, of which each test does its part.
+
+    Args:
+        tests: what was selected.
+        run_dir: the session's folder, shared with other processes.
+        artifacts: folder of downloads and modules.
+        settings: how they are run.
+
+    Raises:
+        GauntletError: there is no IREE, its tools do not know a flag, or a folder cannot be written.
+    """
+
+    def __init__(self, tests: Sequence[TorchTest], run_dir: Path, artifacts: Path, settings: SessionSettings) -> None:
+        self.run_dir = run_dir
+        self._log = _Log()
+        self._machine = open_workbench(ToolchainRequest(str(artifacts)), self._log, need_toolchain=True)
+        required = {case.id: case for test in tests for case in test.required}
+        cases = CaseSet(tuple(test.case for test in tests), tuple(required.values()), ())
+        conduct = ConductRequest(force_recompile=settings.force_recompile)
+        plan = make_plan(cases, _STAGES, plan_context(self._machine, run_dir, conduct))
+        if plan.problems:
+            raise SpecError(list(plan.problems))
+        plan = without_missing_devices(plan, self._machine)
+        self._steps = {step.id: step for step in plan.steps}
+        self._verdicts: dict[str, Verdict] = {}
+        self._jobs = max(1, machine_facts().cores // settings.processes)
+        self._made_again = run_dir / "made-again" if settings.force_recompile else None
+        self._confirm = settings.confirm
+        self._began = datetime.now(UTC)
+        self._journal = Journal(run_dir / settings.journal, lambda: datetime.now(UTC))
+        targets = sorted({test.case.target for test in tests})
+        event = run_event(plan, run_dir, self._machine, "pytest", targets, settings.command)
+        self._journal.run(event | {"markers": settings.markers})
+        self._session: Session[Journal] | None = None
+        self._opened = ExitStack()
+
+    def prepare(self, case: Case) -> None:
+        """Runs what a test's check needs.
+
+        Raises:
+            StepError: an error kept something of it from being made.
+        """
+        needed = self._needed(self._check_of(case))
+        self._perform(needed[:-1])
+        for step in needed[:-1]:
+            if self._verdicts[step.id] is Verdict.ERROR:
+                raise StepError(self._outcome(step), self.run_dir)
+
+    def check(self, case: Case) -> StepOutcome:
+        """Runs a test's check, and says what it came to.
+
+        Raises:
+            TestFailure: something that it needs failed.
+            StepError: an error kept it from being judged, or it could not be decided.
+        """
+        needed = self._needed(self._check_of(case))
+        self._perform(needed)
+        for step in needed[:-1]:
+            if self._verdicts[step.id] is Verdict.FAILED:
+                raise TestFailure(self._outcome(step), self.run_dir)
+        outcome = self._outcome(needed[-1])
+        # What could not be judged is no pass.
+        if outcome.verdict in (Verdict.ERROR, Verdict.INCONCLUSIVE):
+            raise StepError(outcome, self.run_dir)
+        return outcome
+
+    def close(self) -> None:
+        """Ends what runs, and the journal."""
+        self._opened.close()
+        seconds = (datetime.now(UTC) - self._began).total_seconds()
+        self._journal.end(exit_code=int(exit_code_of(self._verdicts.values())), seconds=seconds, interrupted=False)
+        self._journal.close()
+
+    def _check_of(self, case: Case) -> Step:
+        return self._steps[step_id(case.chain, _CHECKS[case.kind])]
+
+    def _needed(self, last: Step) -> list[Step]:
+        """The steps that lead to one, and that one, each behind what it needs."""
+        ordered: dict[str, Step] = {}
+
+        def visit(step: Step) -> None:
+            for need in step.needs:
+                if need in self._steps and need not in ordered:
+                    visit(self._steps[need])
+            ordered[step.id] = step
+
+        visit(last)
+        return list(ordered.values())
+
+    def _perform(self, steps: Sequence[Step]) -> None:
+        finished = {step.id: self._verdicts[step.id] for step in steps if step.id in self._verdicts}
+        if len(finished) == len(steps):
+            return
+        try:
+            self._verdicts |= self._engine().perform(steps, finished)
+        except BaseException as error:
+            # The test's time was up, or the user's patience.
+            how = f"ended by pytest: {type(error).__name__} {error}".strip()
+            for name in self._log.running:
+                self._journal.result(name, Result(Verdict.ERROR, shorten(how)))
+            self._log.running.clear()
+            raise
+
+    def _engine(self) -> Engine:
+        """An engine for some steps; after an exception in another test (its time was up), all is made anew."""
+        if self._session is None or self._session.cancelled.is_set():
+            self._opened.close()
+            self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))
+        options = RunOptions(
+            jobs=self._jobs, fail_fast=False, made_again=self._made_again, lenient=False, confirm=self._confirm
+        )
+        return Engine(self._session, self._machine, options)
+
+    def _outcome(self, step: Step) -> StepOutcome:
+        record = JournalRecord(self.run_dir, results=self._log.results, end={})
+        return step_outcome(asdict(step), record)
+
+
+def failure_text(step: StepOutcome, run_dir: Path) -> str:
+    """What went wrong with a step, how to see more, and how to do it again."""
+    lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
+    lines += [f"    | {line}" for line in step.tail]
+    lines += [f"note: {note}" for note in step.notes if note]
+    if step.ran:
+        lines.append(f"reproduce: {step.command}")
+    if step.log:
+        lines.append(f"full log:  {run_dir / step.log}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What was done: append-only logs, their readers, what a run came to."""

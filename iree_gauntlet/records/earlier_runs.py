@@ -1,0 +1,179 @@
+"""What earlier runs say: which is the newest, what failed in it, and what a resumed run need not do again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.settings import runs_folder, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from iree_gauntlet.steps import Step
+
+__all__ = [
+    "Asked",
+    "asked_for",
+    "begun_with",
+    "failed_chains",
+    "finished_verdicts",
+    "newest_run",
+    "run_named",
+    "runs_of_specs",
+]
+
+_BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
+# Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
+_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
+_GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run was asked for, as its journal keeps it.
+
+    Attributes:
+        selection: the options that select.
+        defaults: what the task selects by itself.
+        stages: what is done; None for what the suite says.
+    """
+
+    selection: dict[str, Any]
+    defaults: dict[str, Any]
+    stages: tuple[Stage, ...] | None
+
+
+def newest_run(folder: Path) -> Path:
+    """The run of spec files that was written to last; benchmarks of Python models are not gone on with.
+
+    Raises:
+        UsageError: there is none.
+    """
+    newest = next(runs_of_specs(folder), None)
+    if newest is None:
+        if any(folder.glob(f"*/{JOURNAL}")):
+            raise UsageError(f"there is no run of spec files in {folder}", _BENCH_AGAIN)
+        raise UsageError(f"there is no run in {folder}", "Start one with `run`, or name its folder with --run-dir.")
+    return newest
+
+
+def run_named(text: str, where: str) -> Path:
+    """The folder of a run: a path, or its name in runs/; `where` says for the message what named it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for folder in (Path(text), runs_folder() / text):
+        if (folder / JOURNAL).is_file():
+            return folder
+    raise UsageError(
+        f"{where} {text}: there is no such run",
+        f"Runs are folders with a journal, such as those below {shown(runs_folder())}/.",
+    )
+
+
+def runs_of_specs(folder: Path) -> Iterator[Path]:
+    """The runs of spec files, that which was written to last first."""
+    journals = sorted(folder.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return (path.parent for path in journals if not _is_bench(path))
+
+
+def _is_bench(journal: Path) -> bool:
+    try:
+        runs = read_journal(journal).runs
+    except GauntletError:
+        # Whoever wants the newest run is to hear that it cannot be read.
+        return False
+    return bool(runs) and bool({"bench", "micro"} & runs[-1].keys())
+
+
+def asked_for(run_dir: Path) -> Asked:
+    """What a run was asked for.
+
+    Raises:
+        UsageError: its journal does not say.
+        GauntletError: it has no journal that can be read.
+    """
+    if not (run_dir / JOURNAL).is_file():
+        raise UsageError(f"there is no run in {run_dir}", "Name the folder of a run, such as those in runs/.")
+    record = read_journal(run_dir / JOURNAL)
+    asked = record.runs[-1].get("asked") if record.runs else None
+    if record.runs and record.runs[-1].get("bench"):
+        raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
+    if record.runs and "micro" in record.runs[-1]:
+        raise UsageError(f"{run_dir} is a run of `micro`", "Go on with it by `micro --resume`.")
+    if not isinstance(asked, dict):
+        raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
+    stages = asked["stages"]
+    defaults = {**asked["defaults"], "targets": tuple(asked["defaults"]["targets"])}
+    return Asked(asked["selection"], defaults, tuple(Stage(stage) for stage in stages) if stages else None)
+
+
+def failed_chains(run_dir: Path) -> set[str]:
+    """Chains of a run in which something failed, ended in an error, or never came to an end."""
+    record = read_journal(run_dir / JOURNAL)
+    return {
+        step["chain"]
+        for step in record.steps
+        if step["id"] not in record.results or record.results[step["id"]].verdict not in _GOOD
+    }
+
+
+def begun_with(run_dir: Path) -> frozenset[str] | None:
+    """Ids of the steps that a run was restricted to when it began (`--last-failed`); None for all of its selection."""
+    record = read_journal(run_dir / JOURNAL)
+    if not record.runs or not record.runs[-1].get("last_failed"):
+        return None
+    return frozenset(step["id"] for step in record.steps)
+
+
+def finished_verdicts(run_dir: Path, steps: Sequence[Step], identity: str) -> dict[str, Verdict]:
+    """Verdicts of the steps that a run to be continued has done, as they are planned now.
+
+    A step is done again where its plan has changed, or a file that it made is gone.
+
+    Raises:
+        UsageError: the run was made by another IREE.
+    """
+    record = read_journal(run_dir / JOURNAL)
+    if not record.runs:
+        return {}
+    before = record.runs[-1].get("toolchain", {}).get("identity", "")
+    if before != identity:
+        raise UsageError(
+            f"{run_dir} was run with another IREE ({record.runs[-1]['toolchain'].get('compiler', 'none')})",
+            "Start a new run: one run judges one IREE.",
+        )
+    planned = {step["id"]: step for step in record.steps}
+    finished: dict[str, Verdict] = {}
+    for step in steps:
+        result = record.results.get(step.id)
+        if result is None or step.id not in planned or result.verdict not in _STANDING:
+            continue
+        files = [path for role, path in step.outputs if role in ("program", "module", "statistics")]
+        if step.stage is Stage.FETCH:
+            files += [item.path for item in step.inputs]
+        made = result.verdict is not Verdict.PASSED or all(Path(path).is_file() for path in files)
+        if made and _essence(planned[step.id]) == _essence(asdict(step)):
+            finished[step.id] = result.verdict
+    return finished
+
+
+def _essence(step: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a planned step the same one: command, goldens, what is expected and how; lists and tuples alike."""
+    ingredients = {name: value for name, value in step["cache"]["ingredients"] if name != "program"}
+    command = step["command"]
+    return {
+        "argv": list(command["argv"]) if command else [],
+        "goldens": [{**golden, "origin": ""} for golden in step["goldens"]],
+        "expected": step["expect_failure"],
+        # Not in the journals of older versions.
+        "crash": step.get("expect_crash"),
+        "allclose": step.get("allclose"),
+        "ingredients": ingredients,
+    }

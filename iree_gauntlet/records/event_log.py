@@ -1,0 +1,223 @@
+"""Append-only logs of events, one JSON object a line, safe against death at any byte.
+
+Every event has `event` and `time` (ISO 8601, UTC, milliseconds). What is written `NOW` is on the disk, and what is
+written `SOON` is with the kernel before the call returns, in one write for each line: both survive the death of this
+process, by whatever signal. A power cut may lose what was written `SOON` within the last 20 ms, or while the disk was
+busy with the sync before. What is written `LATER` goes along with the next line, or by itself within 20 ms; both deaths
+may lose it. `journal_format.py` reads such files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from dataclasses import is_dataclass
+from datetime import UTC
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Self
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.system.file_lock import LockFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+__all__ = ["EventLog", "Sync"]
+
+# Many lines share one fsync, which takes as long as thousands of writes.
+_SYNC_SECONDS = 0.02
+
+
+class Sync(Enum):
+    """When a line has to be on the disk."""
+
+    NOW = auto()  # before the call returns
+    SOON = auto()  # within 20 ms, together with others
+    LATER = auto()  # whenever others are
+
+
+class EventLog:
+    """The one writer of a log; its methods may be called from several threads.
+
+    Opening it makes the file, or continues one: a last line that a crash cut short is left as it is, and
+    the next event starts on a line of its own.
+
+    Args:
+        path: the file, in a folder that exists. A lock file lies beside it.
+        clock: gives the present time, with a time zone.
+
+    Raises:
+        GauntletError: another process writes this log, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], datetime]) -> None:
+        self._path = path
+        self._clock = clock
+        self._mutex = threading.Lock()
+        # What a thread has yet to bring to the kernel, whether it has something to bring to the disk, that it has
+        # either, and why it could not.
+        self._held: list[bytes] = []
+        self._unsynced = False
+        self._left = threading.Event()
+        self._closing = threading.Event()
+        self._syncing: threading.Thread | None = None
+        self._failure: GauntletError | None = None
+        self._lock = LockFile(path.with_name(f"{path.name}.lock"))
+        self._descriptor: int | None = None
+        try:
+            if not self._lock.acquire_now():
+                who = ", ".join(str(pid) for pid in self._lock.holders()) or "of another run"
+                raise GauntletError(
+                    f"run {path.parent.name} is being written by process {who}",
+                    "wait for it, or start a run of its own",
+                )
+            self._descriptor = self._open()
+        except OSError as error:
+            self._lock.release()
+            raise self._unwritable(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, event: str, fields: Mapping[str, Any], *, sync: Sync = Sync.NOW) -> None:
+        """Append an event.
+
+        Args:
+            event: its name.
+            fields: what it says; a dataclass among them is written as an object of its fields.
+            sync: when it has to be on the disk.
+
+        Raises:
+            GauntletError: the disk is full or gone; nothing of the event is in the file then. It may be an earlier
+                event that could not be brought to the disk.
+            TypeError, ValueError: a field is no JSON, NaN and infinity included. Nothing is written.
+        """
+        said = _ENCODER.encode(dict(fields)).encode()
+        with self._mutex:
+            if self._descriptor is None:
+                raise RuntimeError(f"{self._path.name} is closed")
+            if self._failure is not None:
+                raise self._failure
+            # The time is taken inside the lock, so that times never go back from line to line.
+            head = f'{{"event":{_ENCODER.encode(event)},"time":"{_stamp(self._clock())}"{"," if fields else ""}'
+            line = b"".join((head.encode(), memoryview(said)[1:], b"\n"))
+            if sync is Sync.LATER:
+                self._held.append(line)
+            else:
+                self._append(self._descriptor, line, lasting=sync is Sync.NOW)
+                self._unsynced = sync is Sync.SOON
+            if sync is not Sync.NOW and not self._left.is_set():
+                self._left.set()
+                self._start_syncing()
+
+    def close(self) -> None:
+        """Bring everything to the disk, and let go of the file and the lock.
+
+        Raises:
+            GauntletError: not everything could be brought to the disk.
+        """
+        self._closing.set()
+        self._left.set()
+        if self._syncing is not None:
+            self._syncing.join()
+        with self._mutex:
+            descriptor, failure = self._descriptor, self._failure
+            self._descriptor = self._failure = None
+            if descriptor is not None:
+                try:
+                    self._append(descriptor, b"", lasting=self._unsynced)
+                except GauntletError as error:
+                    failure = failure or error
+                os.close(descriptor)
+            self._lock.release()
+        if failure is not None:
+            raise failure
+
+    def _start_syncing(self) -> None:
+        if self._syncing is None:
+            thread = threading.Thread(target=self._sync, name=f"sync {self._path.name}", daemon=True)
+            thread.start()
+            # Ctrl-C may come before it has begun, and then there is nothing to wait for.
+            self._syncing = thread
+
+    def _sync(self) -> None:
+        """What a thread does until the log is closed: brings lines to the kernel and the disk, many at a time."""
+        while not self._closing.is_set():
+            self._left.wait()
+            self._closing.wait(_SYNC_SECONDS)
+            try:
+                with self._mutex:
+                    self._left.clear()
+                    unsynced, self._unsynced = self._unsynced, False
+                    descriptor = self._descriptor
+                    if descriptor is not None:
+                        self._append(descriptor, b"", lasting=False)
+                # Outside of the lock: lines may be added meanwhile. Only `close` closes the file, and waits for this.
+                if unsynced and descriptor is not None:
+                    self._fsync(descriptor)
+            except GauntletError as error:
+                # The next one who writes is told, and can act on it.
+                self._failure = error
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                os.write(descriptor, b"\n")
+            sync_folder(self._path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _append(self, descriptor: int, line: bytes, *, lasting: bool) -> None:
+        """Write what was held back, and a line."""
+        lines = b"".join((*self._held, line)) if self._held else line
+        written = 0
+        try:
+            while written < len(lines):
+                written += os.write(descriptor, memoryview(lines)[written:])
+            if lasting:
+                os.fsync(descriptor)
+        except OSError as error:
+            # Half a line would spoil what follows. The lock makes this the only writer.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise self._unwritable(error) from error
+        self._held.clear()
+
+    def _fsync(self, descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> GauntletError:
+        return GauntletError(
+            f"{error.filename or self._path}: cannot write {self._path.name}: {error.strerror}",
+            "make room there, or make it writable, then resume the run",
+        )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A dataclass for the encoder, one level of it at a time: thousands of steps need no copies."""
+    if not is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_object)
+
+
+def _stamp(now: datetime) -> str:
+    return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,355 @@
+"""What a run came to: the journal's record, judged and put in order.
+
+Pure: the same record gives the same outcome, and no clock, file or process is looked at. A run that was
+killed, or is still under way, has an outcome like any other; what is missing shows as errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Verdict, exit_code_of
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.recorded import number
+from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from iree_gauntlet.journal_format import JournalRecord
+
+__all__ = [
+    "BAD_VERDICTS",
+    "CacheCount",
+    "ChainOutcome",
+    "RunOutcome",
+    "exit_meaning",
+    "lock_remark",
+    "outcome_of",
+    "state_of",
+]
+
+# Worst first; the same order as the exit codes'.
+_WORST_FIRST = (
+    Verdict.ERROR,
+    Verdict.FAILED,
+    Verdict.XPASSED,
+    Verdict.INCONCLUSIVE,
+    Verdict.XFAILED,
+    Verdict.PASSED,
+    Verdict.SKIPPED,
+)
+_SURROUNDINGS = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
+_MOST_SURROUNDINGS = 5
+_MANY_CHAINS = 200
+BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
+
+_MEANINGS = {
+    ExitCode.OK: "all as expected",
+    ExitCode.FAILED: "something failed",
+    ExitCode.USAGE: "usage or spec error, nothing ran",
+    ExitCode.ERROR: "an error kept something from being judged",
+    ExitCode.INCONCLUSIVE: "a measurement is inconclusive",
+    ExitCode.NOTHING_SELECTED: "nothing selected",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCount:
+    """How often a cache had what was asked of it."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOutcome:
+    """One model/submodel on one target; steps in plan order."""
+
+    id: str
+    dialect: str
+    model: str
+    submodel: str
+    target: str
+    sku: str
+    steps: tuple[StepOutcome, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its steps; skipped only where nothing of it ran."""
+        found = {step.verdict for step in self.steps}
+        return next((verdict for verdict in _WORST_FIRST if verdict in found), Verdict.SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What a run came to.
+
+    Attributes:
+        run: its id, the name of its folder.
+        suite, version, command, cwd: as the journal has them.
+        started: when it began, ISO 8601.
+        targets: name and SKU of each.
+        toolchain, machine: as the journal has them.
+        chains: in plan order.
+        exit_code: what the command exits with.
+        state: `complete`, `interrupted`, or `unfinished` (killed, or still under way).
+        resumed: how often it was resumed.
+        torn: whether the journal's last line was cut short (and left out).
+        seconds: wall time, over all parts of a resumed run.
+        tool_seconds: wall time inside IREE's tools, summed over steps (steps may run beside each other).
+        compiles, imports, downloads: how the caches did.
+        remarks: what a reader must know about the record itself, one line each.
+        markers: the marker expression that its tests were selected by.
+    """
+
+    run: str
+    suite: str
+    version: str
+    command: str
+    cwd: str
+    started: str
+    targets: tuple[tuple[str, str], ...]
+    toolchain: dict[str, Any]
+    machine: dict[str, Any]
+    chains: tuple[ChainOutcome, ...]
+    exit_code: ExitCode
+    state: str
+    resumed: int
+    torn: bool
+    seconds: float
+    tool_seconds: float
+    compiles: CacheCount
+    imports: CacheCount
+    downloads: CacheCount
+    remarks: tuple[str, ...]
+    markers: str = ""
+
+    @property
+    def many(self) -> bool:
+        """So many chains that reports keep to what did not come out as expected; `summary.json` has all of it."""
+        return len(self.chains) > _MANY_CHAINS
+
+    @property
+    def steps(self) -> tuple[StepOutcome, ...]:
+        """All steps, in plan order of their chains."""
+        return tuple(step for chain in self.chains for step in chain.steps)
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """Number of steps by verdict, every verdict present, in a fixed order."""
+        found = Counter(step.verdict for step in self.steps)
+        return {verdict: found[verdict] for verdict in Verdict}
+
+    @property
+    def bad_steps(self) -> tuple[StepOutcome, ...]:
+        """Steps that came out failed, error, xpassed or inconclusive."""
+        return tuple(step for step in self.steps if step.verdict in BAD_VERDICTS)
+
+
+def exit_meaning(code: ExitCode) -> str:
+    """What an exit code says, in a few words."""
+    return _MEANINGS[code]
+
+
+def outcome_of(record: JournalRecord) -> RunOutcome:
+    """Judge a record.
+
+    A step that was started and has no result, or one older than its last start, is an error; so is one
+    that was never started, unless what it needs came out badly (then it is skipped like any other behind
+    a failure) or the run ended by itself before it (then it is skipped).
+
+    Raises:
+        GauntletError: the journal holds what this version cannot read.
+    """
+    run = record.runs[-1] if record.runs else {}
+    try:
+        first = [step_outcome(step, record) for step in record.steps]
+        steps = _behind_failures(first, record)
+        targets = tuple((str(target.get("name", "")), str(target.get("sku", ""))) for target in run.get("target") or ())
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise GauntletError(
+            f"{record.path}: the journal cannot be read: {type(error).__name__}: {error}",
+            f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
+        ) from error
+    state = state_of(record)
+    interrupted = state == "interrupted"
+    return RunOutcome(
+        run=str(run.get("run", record.path.parent.name)),
+        suite=str(run.get("suite", "")),
+        version=str(run.get("version", "")),
+        command=str(run.get("command", "")),
+        cwd=str(run.get("cwd", "")),
+        started=str(record.runs[0].get("time", "")) if record.runs else "",
+        targets=targets,
+        toolchain=dict(run.get("toolchain") or {}),
+        machine=dict(run.get("machine") or {}),
+        chains=_chains(steps),
+        exit_code=_exit_code(
+            steps,
+            interrupted=interrupted,
+            # Of a merged run: what the shares would have said that were not given.
+            whole=bool(record.runs) and not run.get("missing_shards"),
+        ),
+        state=state,
+        resumed=max(len(record.runs) - 1, 0),
+        torn=record.torn,
+        seconds=_wall_seconds(record),
+        tool_seconds=sum(step.tool_seconds for step in steps),
+        compiles=_cache_count(steps, "compile"),
+        imports=_cache_count(steps, "import"),
+        downloads=_download_count(steps),
+        remarks=_remarks(record, state),
+        markers=str(run.get("markers") or ""),
+    )
+
+
+def state_of(record: JournalRecord) -> str:
+    """`complete`, `interrupted`, or `unfinished` (killed, or still under way)."""
+    if record.end is None:
+        return "unfinished"
+    return "interrupted" if record.end.get("interrupted") else "complete"
+
+
+def _behind_failures(steps: list[StepOutcome], record: JournalRecord) -> list[StepOutcome]:
+    """Name, for each skipped step, the step whose coming out badly kept it from running."""
+    verdicts = {step.id: step.verdict for step in steps}
+    needs = {str(step["id"]): tuple(str(need) for need in step.get("needs") or ()) for step in record.steps}
+    own_skip = {str(step["id"]) for step in record.steps if step.get("skip")}
+    unusable = BAD_VERDICTS - {Verdict.XPASSED} | {Verdict.XFAILED}
+
+    def cause_of(step_id: str, seen: frozenset[str]) -> str:
+        for need in needs.get(step_id, ()):
+            if need in seen:
+                continue
+            if verdicts.get(need) in unusable:
+                return need
+            if verdicts.get(need) is Verdict.SKIPPED and (cause := cause_of(need, seen | {need})):
+                return cause
+        return ""
+
+    judged = []
+    for step in steps:
+        cause = "" if step.id in own_skip else cause_of(step.id, frozenset({step.id}))
+        if cause and step.never_started and cause in record.results:
+            reason = f"{cause} came out {verdicts[cause]}"
+            judged.append(replace(step, verdict=Verdict.SKIPPED, reason=reason, behind=cause))
+        elif cause and step.verdict is Verdict.SKIPPED:
+            judged.append(replace(step, behind=cause))
+        else:
+            judged.append(step)
+    return judged
+
+
+def _chains(steps: list[StepOutcome]) -> tuple[ChainOutcome, ...]:
+    grouped: dict[str, list[StepOutcome]] = {}
+    for step in steps:
+        grouped.setdefault(step.chain, []).append(step)
+    return tuple(
+        ChainOutcome(chain, own[0].dialect, own[0].model, own[0].submodel, own[0].target, own[0].sku, tuple(own))
+        for chain, own in grouped.items()
+    )
+
+
+def _exit_code(steps: list[StepOutcome], *, interrupted: bool, whole: bool) -> ExitCode:
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    if not whole:
+        return ExitCode.ERROR
+    if not steps:
+        return ExitCode.NOTHING_SELECTED
+    return exit_code_of(step.verdict for step in steps)
+
+
+def _cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
+    ran = [step.cache for step in steps if step.stage == stage and step.cache and step.verdict != Verdict.SKIPPED]
+    hits = sum(cache.hit for cache in ran)
+    return CacheCount(hits, len(ran) - hits)
+
+
+def _download_count(steps: Iterable[StepOutcome]) -> CacheCount:
+    """Each URL counts once: several steps may ask for one file."""
+    present: dict[str, bool] = {}
+    for file in (file for step in steps for file in step.fetched):
+        present[file.url] = present.get(file.url, True) and file.cached
+    hits = sum(present.values())
+    return CacheCount(hits, len(present) - hits)
+
+
+def _wall_seconds(record: JournalRecord) -> float:
+    """Wall time of a run in seconds: from each `run` event to the last event before the next one.
+
+    The time between a kill and the resume does not count. The last part's time is what its `end` event
+    measured, where there is one (a monotonic clock, where the other times are of the wall clock).
+
+    Raises:
+        ValueError: a time in the journal is no ISO 8601 time.
+    """
+    begins = [time for run in record.runs if (time := _time(run.get("time")))]
+    if not begins:
+        return 0.0
+    texts = [*record.starts.values(), *record.result_times.values()]
+    if record.end is not None:
+        texts.append(str(record.end.get("time", "")))
+    times = [time for text in texts if (time := _time(text))]
+    total = 0.0
+    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        own = [time for time in times if time >= begin and (following is None or time < following)]
+        measured = number(record.end.get("seconds")) if record.end is not None and following is None else None
+        total += measured if measured is not None else (max(own, default=begin) - begin).total_seconds()
+    return total
+
+
+def _time(text: object) -> datetime | None:
+    if not text:
+        return None
+    time = datetime.fromisoformat(str(text))
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def lock_remark(event: dict[str, Any]) -> list[str]:
+    """What the event that opens a record says of the machine's locks, where they are not the user's own."""
+    folder = event.get("lock_folder")
+    return [f"the machine's locks are in {folder}: times may overlap with those of runs with other locks"] * bool(
+        folder
+    )
+
+
+def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
+    remarks = []
+    if not record.runs:
+        remarks.append("the journal does not say what was to run: its first line is missing")
+    elif state == "unfinished":
+        remarks.append("the journal has no end: the run was killed, or is still under way")
+    elif state == "interrupted":
+        remarks.append("the run was interrupted")
+    if record.torn:
+        remarks.append("a line of the journal was cut short by a crash; it is left out")
+    if len(record.runs) > 1:
+        times = len(record.runs) - 1
+        noun = "once" if times == 1 else f"{times} times"
+        remarks.append(f"the run was resumed {noun}; the results of all its parts are counted")
+    if record.runs:
+        remarks += [str(remark) for remark in record.runs[-1].get("remarks") or ()]
+        remarks += lock_remark(record.runs[-1])
+    planned = {str(step.get("id")) for step in record.steps}
+    lost = sorted(set(record.results) - planned)
+    if lost and record.runs:
+        noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
+        remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
+    return (*remarks, *_of_the_surroundings(record))
+
+
+def _of_the_surroundings(record: JournalRecord) -> list[str]:
+    """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
+    notes = dict.fromkeys(
+        note for result in record.results.values() for note in result.notes if _SURROUNDINGS.search(note)
+    )
+    shown = list(notes)[:_MOST_SURROUNDINGS]
+    left = len(notes) - len(shown)
+    return [*shown, f"{left} more of this kind are in the journal"] if left else shown

@@ -1,0 +1,154 @@
+"""What one step came to: its plan and its result, joined."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import Golden, Origin, Verdict
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.recorded import number
+from iree_gauntlet.results import Result
+
+if TYPE_CHECKING:
+    from iree_gauntlet.journal_format import JournalRecord
+
+__all__ = ["StepOutcome", "step_name", "step_outcome"]
+
+_RESULT = tuple(field.name for field in fields(Result))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome(Result):
+    """What one step came to, with what was planned.
+
+    The verdict of a step without a result is judged by how its run ended; notes are those of the plan and of the
+    result; the command is what was planned where the result has none.
+
+    Attributes:
+        id, chain, dialect, model, submodel, target, sku: as planned.
+        stage: kind of work.
+        role: the module that it is about; empty for the main one.
+        behind: id of the step whose coming out badly kept this one from running, else empty.
+        unfinished: the journal has no result of it.
+        never_started: the journal has no start of it either.
+        started: ISO 8601, empty where it never was.
+        timeout: seconds that it may take.
+        ran: whether it was started, so that it can be run again.
+        flags: the flags of the process, without its binary.
+        device: what `--device` says.
+        goldens: figures that it is held against.
+        origin: where its case is written.
+    """
+
+    id: str
+    chain: str
+    dialect: str
+    model: str
+    submodel: str
+    target: str
+    sku: str
+    stage: str
+    role: str
+    behind: str = ""
+    unfinished: bool
+    never_started: bool
+    started: str
+    timeout: float
+    ran: bool
+    flags: tuple[str, ...]
+    device: str
+    goldens: tuple[Golden, ...]
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """Stage, with the role of a module beside the main one: `compile`, `compile.pipeline`."""
+        return f"{self.stage}.{self.role}" if self.role else self.stage
+
+    @property
+    def title(self) -> str:
+        """What people read: `ocr/classifier@cpu threshold`."""
+        return f"{self.chain} {self.name}"
+
+
+def step_name(step: dict[str, Any]) -> str:
+    """The name of a planned step within its chain: `compile`, `compile.pipeline`."""
+    return str(step["id"]).removeprefix(f"{step['chain']}:")
+
+
+def step_outcome(step: dict[str, Any], record: JournalRecord) -> StepOutcome:
+    """Join a planned step with what the journal says of it.
+
+    Raises:
+        KeyError, TypeError, ValueError: the journal's objects are not what this version writes.
+    """
+    step_id = str(step["id"])
+    stage = str(step["stage"])
+    started = record.starts.get(step_id, "")
+    found = None if record.started_again(step_id) else record.results.get(step_id)
+    result = _judged(started, record) if found is None else found
+    process = step.get("command") or {}
+    argv = tuple(str(word) for word in process.get("argv") or ())
+    flags = tuple(word for word in argv[1:] if word.startswith("--"))
+    came_to = {name: getattr(result, name) for name in _RESULT}
+    came_to |= {
+        "reason": one_line(result.reason or _unexplained(result.verdict)),
+        "command": result.command or _typed(process),
+        "notes": tuple(dict.fromkeys((*map(str, step.get("notes") or ()), *result.notes))),
+    }
+    return StepOutcome(
+        **came_to,
+        id=step_id,
+        chain=str(step["chain"]),
+        dialect=str(step["dialect"]),
+        model=str(step["model"]),
+        submodel=str(step["submodel"]),
+        target=str(step["target"]),
+        sku=str(step.get("sku") or ""),
+        stage=stage,
+        role=step_name(step).removeprefix(stage).removeprefix("."),
+        unfinished=found is None,
+        never_started=found is None and not started,
+        started=started,
+        timeout=number(step.get("timeout")) or 0.0,
+        ran=bool(found.command if found else started and argv),
+        flags=flags,
+        device=_device(flags, step),
+        goldens=tuple(map(Golden.from_dict, step.get("goldens") or ())),
+        origin=Origin.from_dict(step["origin"]),
+    )
+
+
+def _unexplained(verdict: Verdict) -> str:
+    return "" if verdict is Verdict.PASSED else f"{verdict}, and the journal does not say why"
+
+
+def _judged(started: str, record: JournalRecord) -> Result:
+    """What stands for the result of a step without one."""
+    interrupted = bool(record.end and record.end.get("interrupted"))
+    if started:
+        how = "interrupted" if interrupted else "killed"
+        return Result(Verdict.ERROR, f"the run was {how} while this step ran")
+    if interrupted:
+        return Result(Verdict.ERROR, "the run was interrupted before this step started")
+    if record.end is None:
+        return Result(Verdict.ERROR, "the run ended before this step started")
+    return Result(Verdict.SKIPPED, "the run stopped before this step started")
+
+
+def _typed(process: dict[str, Any]) -> str:
+    """A planned command as a person would type it in a POSIX shell."""
+    argv = [str(word) for word in process.get("argv") or ()]
+    if not argv:
+        return ""
+    assignments = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in process.get("env") or ())
+    words = f"{assignments} {shlex.join(argv)}" if assignments else shlex.join(argv)
+    folder = str(process.get("cwd") or "")
+    return f"cd {shlex.quote(folder)} && {words}" if folder else words
+
+
+def _device(flags: tuple[str, ...], step: dict[str, Any]) -> str:
+    named = [flag.partition("=")[2] for flag in flags if flag.startswith("--device=")]
+    return named[-1] if named else str((step.get("resources") or {}).get("device") or "")

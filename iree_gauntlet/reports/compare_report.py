@@ -1,0 +1,223 @@
+"""The reports of a comparison: one document on the terminal, as Markdown and as a page; JSON; JUnit."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TextIO
+
+import junit_xml
+
+from iree_gauntlet.cleaning import clean, one_line
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import duration
+from iree_gauntlet.records.outcome import lock_remark
+from iree_gauntlet.reports.compare_rows import changes, ratio_text, span_text, time_rows, verdict_counts
+from iree_gauntlet.reports.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
+from iree_gauntlet.reports.junit_schema import schema_document
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.report_files import add_to_step_summary, write_report
+from iree_gauntlet.reports.slower_document import compile_blocks, dispatch_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.records.compare_record import ComparisonRecord
+    from iree_gauntlet.reports.compare_rows import TimeRow
+    from iree_gauntlet.reports.document import Block
+
+__all__ = ["print_comparison", "write_comparison_reports"]
+
+REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
+_TIME_COLUMNS = (
+    Column("verdict", Kind.VERDICT),
+    Column("model", Kind.NAME),
+    # With their spreads, so that they are text.
+    Column("A", Kind.NUMBER, "ms", rank=2),
+    Column("B", Kind.NUMBER, "ms", rank=1),
+    Column("B against A", Kind.NUMBER),
+    Column("interval", Kind.NUMBER, rank=3),
+    Column("A against A", Kind.NUMBER, rank=4),
+    Column("rounds", rank=5),
+)
+_CHANGE_COLUMNS = (
+    Column("model", Kind.NAME),
+    Column("figure"),
+    *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
+)
+_CHANGE_NOTE = (
+    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work; "
+    "--metric compile-time compares in rounds."
+)
+_ERRORS = ("error", "inconclusive", "not measured")
+
+
+def write_comparison_reports(
+    record: ComparisonRecord, folder: Path, *, environ: Mapping[str, str], step_summary: bool = True
+) -> None:
+    """Write the reports beside the log; the same log and runs give the same bytes.
+
+    Args:
+        record: the comparison.
+        folder: where to.
+        environ: the environment; names GitHub's summary file in `GITHUB_STEP_SUMMARY`.
+        step_summary: append the Markdown to that file, where there is one.
+
+    Raises:
+        GauntletError: they cannot be written.
+    """
+    document = comparison_document(record)
+    text = markdown(document)
+    contents = (text, html_page(document), comparison_json(record), _comparison_junit(record))
+    for name, content in zip(REPORT_NAMES, contents, strict=True):
+        write_report(folder / name, content, folder)
+    if step_summary:
+        add_to_step_summary(environ, text)
+
+
+def comparison_json(record: ComparisonRecord) -> str:
+    """Everything of it as one document (`docs/compare.md` has the fields)."""
+    document: dict[str, Any] = {
+        "schema": 1,
+        "sides": {side.name: {"asked": side.asked, "toolchain": side.toolchain} for side in record.sides},
+        "options": record.options,
+        "rules": record.opening.get("rules") or {},
+        "rounds": record.opening.get("rounds") or {},
+        "machine": record.opening.get("machine") or {},
+        "lock_folder": record.opening.get("lock_folder") or "",
+        "models": {model: _without_event(verdict) for model, verdict in record.verdicts.items()},
+        "not_measured": {row.model: row.reason for row in time_rows(record) if row.verdict == "not measured"},
+        "summary": _without_event(record.summary),
+        "changes": [asdict(item) for item in changes(record)],
+        "where": {model: _without_event(item) for model, item in record.where.items()},
+        "exit_code": record.exit_code,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def comparison_document(record: ComparisonRecord) -> Document:
+    """What people read of it."""
+    rows = time_rows(record)
+    rules = tuple((line,) for line in _rule_lines(record))
+    blocks: list[Block] = [Items(rules)] if rules else []
+    cells = ((row.verdict, row.model, row.a, row.b, row.ratio, row.span, row.floor, row.rounds) for row in rows)
+    blocks.append(Table(_TIME_COLUMNS, tuple(cells)))
+    reasons = tuple((Name(row.model), f" {row.verdict}: {row.reason}") for row in rows if row.verdict != "same")
+    blocks += [Heading("Why"), Items(reasons)] if reasons else []
+    for model, where in record.where.items():
+        blocks.append(Heading(f"Where {model} is {record.verdicts[model]['verdict']}"))
+        blocks += [*dispatch_blocks(where["dispatches"]), *compile_blocks(where["compile"])]
+    notable = tuple((item.model, item.figure, item.a, item.b, item.change) for item in changes(record) if item.notable)
+    if notable:
+        blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
+    code = None if record.exit_code is None else ExitCode(record.exit_code)
+    return Document(_title(record), _headline(record, rows), (), tuple(blocks), exit_code=code)
+
+
+def print_comparison(
+    record: ComparisonRecord, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None
+) -> None:
+    """Print what a comparison came to.
+
+    Args:
+        record: the comparison.
+        folder: where it lies, as the user knows it.
+        stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
+        environ: the environment.
+        width: columns; None for the terminal's own, or 160 where there is none.
+    """
+    reports = f"{folder}: {', '.join(REPORT_NAMES)}"
+    print_document(comparison_document(record), stream, reports, environ=environ, width=width)
+
+
+def _title(record: ComparisonRecord) -> str:
+    what = "compile time of " if record.options.get("metric") == "compile-time" else ""
+    names = [f"{side.name} = {side.title}" for side in record.sides]
+    return f"Comparison: {what}{', '.join(reversed(names))}" if names else "Comparison"
+
+
+def _headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(rows).items()) or "no models"
+    mean = record.summary.get("geometric_mean")
+    if mean and mean["models"] > 1:
+        span = span_text(mean["low"], mean["high"])
+        counts += f"; geometric mean {ratio_text(mean['ratio'])} ({span}, {100 * mean['confidence']:g} %)"
+    if record.end is None:
+        return f"{counts}; unfinished: it was killed, or goes on"
+    return f"{counts}; interrupted" if record.end.get("interrupted") else counts
+
+
+def _rule_lines(record: ComparisonRecord) -> list[str]:
+    rules, rounds = record.opening.get("rules") or {}, record.opening.get("rounds") or {}
+    if not rules or not rounds:
+        return []
+    if record.options.get("metric") == "compile-time":
+        process = "a compile a process"
+    else:
+        process = f"{rounds['repetitions']} repetitions of {rounds['min_time']:g} s a process"
+    cpus = rounds.get("cpus") or []
+    where = f"on CPU {', '.join(map(str, cpus))}" if cpus else "on all CPUs"
+    looks = ", ".join(map(str, rules["looks"]))
+    return [
+        *lock_remark(record.opening),
+        (
+            f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; "
+            f"wrong in at most {100 * rules['alpha']:g} % of comparisons"
+        ),
+        (
+            f"blocks of four process starts (A B B A or B A A B), looked at after {looks}; "
+            f"{process}, {where}; at most {duration(rules['budget_seconds'])} each time it is started"
+        ),
+    ]
+
+
+def _without_event(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("event", "time", "chain")}
+
+
+def _comparison_junit(record: ComparisonRecord) -> str:
+    """The whole document, with its XML declaration; encode it as UTF-8."""
+    rows = time_rows(record)
+    name = "compare " + " ".join(side.asked for side in record.sides)
+    suite = junit_xml.TestSuite(
+        name=one_line(name),
+        test_cases=[_case(row, record) for row in rows],
+        timestamp=one_line(str(record.opening.get("time") or "")),
+        hostname=one_line(str((record.opening.get("machine") or {}).get("host") or "")),
+        properties={one_line(key): one_line(value, 4096) for key, value in _properties(record)},
+    )
+    root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {name}"), "tests": str(len(rows))})
+    root.set("failures", str(sum(row.verdict == "slower" for row in rows)))
+    root.set("errors", str(sum(row.verdict in _ERRORS for row in rows)))
+    element = suite.build_xml_doc()
+    for item in (element, *element.findall("testcase")):
+        # The time that rounds took says nothing of the model.
+        item.attrib.pop("time", None)
+    root.append(element)
+    return schema_document(root)
+
+
+def _case(row: TimeRow, record: ComparisonRecord) -> junit_xml.TestCase:
+    figures = f"A {row.a} ms, B {row.b} ms: {row.ratio} ({row.span}); A against A {row.floor}" if row.ratio else ""
+    case = junit_xml.TestCase(
+        name=str(record.options.get("metric") or "time"), classname=one_line(f"compare.{row.model}"), stdout=figures
+    )
+    message = one_line(f"{row.verdict}: {row.ratio} {row.reason}" if row.ratio else f"{row.verdict}: {row.reason}")
+    if row.verdict == "slower":
+        case.add_failure_info(message, figures, "slower")
+    elif row.verdict in _ERRORS:
+        case.add_error_info(message, figures, row.verdict)
+    return case
+
+
+def _properties(record: ComparisonRecord) -> Iterator[tuple[str, str]]:
+    for side in record.sides:
+        for key in ("compiler", "compiler_commit", "runtime", "runtime_commit", "identity"):
+            if side.toolchain.get(key):
+                yield f"{side.name}.{key}", str(side.toolchain[key])
+    for key, value in sorted((record.opening.get("rules") or {}).items()):
+        yield f"rules.{key}", json.dumps(value)

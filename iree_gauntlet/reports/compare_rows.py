@@ -1,0 +1,206 @@
+"""The figures of a comparison as text, once for all reports: times with their verdicts, and what else changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds, whole
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.matrix_cells import matrix_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
+    from iree_gauntlet.reports.matrix_cells import MatrixCell
+
+__all__ = ["FIGURES", "Change", "TimeRow", "changes", "ratio_text", "span_text", "time_rows", "verdict_counts"]
+
+_ORDER = ("slower", "error", "inconclusive", "faster", "same", "not measured")
+# Beyond this a figure that one measurement gave is pointed out.
+_NOTABLE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRow:
+    """A model in the table of times.
+
+    Attributes:
+        model: its name.
+        verdict: `slower`, `faster`, `same`, `inconclusive`, `error` or `not measured`.
+        a, b: median of each side with its spread.
+        ratio: change from A to B.
+        span: its interval.
+        floor: what A against itself showed, by how much at most.
+        rounds: process starts of the comparison, and how many of its blocks were replaced.
+        reason: why it is that verdict and not more.
+    """
+
+    model: str
+    verdict: str
+    a: str = ""
+    b: str = ""
+    ratio: str = ""
+    span: str = ""
+    floor: str = ""
+    rounds: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of a model on both sides.
+
+    Attributes:
+        model, figure: what.
+        a, b: its values as text; empty for unknown.
+        change: in per cent, or `new`; empty where there is none.
+        notable: whether it is pointed out.
+    """
+
+    model: str
+    figure: str
+    a: str
+    b: str
+    change: str
+    notable: bool
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio of times as a change: `+4.2 %`; `×3.1` from double or half on."""
+    if ratio <= 0.5 or ratio >= 2:
+        return f"×{ratio:.3g}"
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def span_text(low: float | None, high: float | None) -> str:
+    """An interval of ratios: `+1.0 to +3.5 %`."""
+    if low is None or high is None:
+        return "unbounded"
+    if low <= 0.5 or high >= 2:
+        return f"×{low:.3g} to ×{high:.3g}"
+    return f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %"
+
+
+def time_rows(record: ComparisonRecord) -> list[TimeRow]:
+    """Every model of a comparison, those first that want a look."""
+    rows = []
+    for model in record.models:
+        verdict = record.verdicts.get(model)
+        if verdict is None:
+            blocks = record.begun[model]
+            taken = f"cut short after {blocks} blocks of rounds; `compare --resume` goes on with them"
+            why = taken if blocks else "its turn did not come"
+            rows.append(TimeRow(model, "not measured", reason=why))
+        else:
+            rows.append(_row(model, verdict))
+    rows += [TimeRow(model, "not measured", reason=reason) for model, reason in record.left_out.items()]
+    return sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.model))
+
+
+def _row(model: str, verdict: dict[str, Any]) -> TimeRow:
+    reason = str(verdict["reason"])
+    if "ratio" not in verdict:
+        return TimeRow(model, str(verdict["verdict"]), reason=reason)
+    control = verdict.get("control") or {}
+    floor = ""
+    if control:
+        low, high = control.get("low"), control.get("high")
+        floor = f"±{100 * max(1 / low - 1, high - 1, 0):.1f} %" if low and high else "unbounded"
+    # Four rounds a block; those of A against itself, and replaced ones, are rounds too.
+    rounds = f"{4 * (int(verdict['blocks']) + int(verdict['control_blocks']))}"
+    if verdict["replaced_blocks"]:
+        rounds += f" (+{verdict['replaced_blocks']} blocks replaced)"
+    if verdict["marked_blocks"]:
+        rounds += f" ({verdict['marked_blocks']} blocks disturbed)"
+    return TimeRow(
+        model=model,
+        verdict=str(verdict["verdict"]),
+        a=_time(verdict["time_ms"]["A"]),
+        b=_time(verdict["time_ms"]["B"]),
+        ratio=ratio_text(verdict["ratio"]),
+        span=span_text(verdict["low"], verdict["high"]),
+        floor=floor,
+        rounds=rounds,
+        reason=reason,
+    )
+
+
+def _time(side: dict[str, float]) -> str:
+    return f"{milliseconds(side['median'])} ±{100 * side['spread']:.0f} %"
+
+
+def verdict_counts(rows: list[TimeRow]) -> dict[str, int]:
+    """How many of each, in the order of interest."""
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in _ORDER}
+    return {verdict: count for verdict, count in counts.items() if count}
+
+
+# Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
+FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
+    ("compile time", lambda cell: cell.compile_seconds, duration, False),
+    ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
+    ("module size", lambda cell: cell.binary_size_bytes, whole, True),
+    ("dispatches", lambda cell: cell.dispatch_count, whole, True),
+    ("largest error", lambda cell: cell.max_abs_error, error_figure, False),
+)
+
+
+def changes(record: ComparisonRecord) -> list[Change]:
+    """The figures of the sides' runs, by model; verdicts of stages first where they differ."""
+    if len(record.sides) != 2:
+        return []
+    a, b = (_cells(side) for side in record.sides)
+    # Rounds of compiles have measured these, and better.
+    measured = ("compile time", "compile memory") if record.options.get("metric") == "compile-time" else ()
+    found: list[Change] = _round_memory(record) if measured else []
+    for model in dict.fromkeys([*a, *b]):
+        one, other = a.get(model), b.get(model)
+        if one is None or other is None:
+            continue
+        if one.verdict_text != other.verdict_text:
+            found.append(Change(model, "checks", one.verdict_text, other.verdict_text, "", notable=True))
+        for name, read, write, counted in FIGURES:
+            if name in measured:
+                continue
+            before, after = read(one), read(other)
+            if before is None and after is None:
+                continue
+            found.append(_change(model, name, before, after, write, counted=counted))
+    return found
+
+
+def _change(
+    model: str, name: str, a: float | None, b: float | None, write: Callable[[float], str], *, counted: bool
+) -> Change:
+    before, after = "" if a is None else write(a), "" if b is None else write(b)
+    if a is None or b is None or math.isnan(a) or math.isnan(b):
+        return Change(model, name, before, after, "", notable=before != after)
+    if a == b:
+        return Change(model, name, before, after, "", notable=False)
+    ratio = b / a if a > 0 else math.inf
+    change = ratio_text(ratio) if math.isfinite(ratio) else "new"
+    # One measurement, perhaps beside other work or of another day.
+    change = change if counted or name == "largest error" else f"~{change}"
+    return Change(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
+
+
+def _round_memory(record: ComparisonRecord) -> list[Change]:
+    """The largest memory of the compiles of each side, over all rounds."""
+    found = []
+    for model, verdict in record.verdicts.items():
+        peaks = verdict.get("peak_rss_bytes") or {}
+        a, b = peaks.get("A"), peaks.get("B")
+        if a and b:
+            change = ratio_text(b / a)
+            notable = abs(b / a - 1) > _NOTABLE
+            found.append(Change(model, "compile memory", byte_size(a), byte_size(b), change, notable))
+    return found
+
+
+def _cells(side: ComparedSide) -> dict[str, MatrixCell]:
+    if side.run is None:
+        return {}
+    return {chain.id: matrix_cell(chain) for chain in outcome_of(side.run).chains}

@@ -1,0 +1,122 @@
+"""Failures grouped by what their tools said: forty-one cases that want one operator are one line.
+
+What differs from case to case goes (numbers, shapes, types, SSA values, paths, hashes, quoted names); the name of an
+operation stays, since that is what people act on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cleaning import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Group", "diagnostic_of", "group_failures", "same_in_all"]
+
+_MOST_EXAMPLES = 5
+_LONGEST = 160
+_WHOLE = 4096
+
+_EXIT_CODE = re.compile(r"^\S+ failed with exit code -?\d+: ")
+# What an expectation adds to a reason is about the expectation, not about the failure.
+_EXPECTED = re.compile(r"; expected: .*$|, but (?:a crash|an ordinary failure) is expected .*$")
+_PASSED = re.compile(r"^(passed, but is expected to (?:fail|crash)).*$")
+# An operation printed in full, as MLIR does behind its message; a name attribute says which custom operation it is.
+_PRINTED = re.compile(r":\s+(?:%\S+\s*=\s*)?\"[\w.$]+\"\(.*$")
+_CUSTOM = re.compile(r"<\{name = \"([\w.]+)\"")
+_LOCATION = re.compile(r"(?<!\S)(?:\S+:\d+:\d+|\S+\.(?:txt|json)(?::\d+)?):\s*")
+_TYPE = re.compile(r"!?\b[a-z_][\w.]*<")
+_SHAPE = re.compile(r"\b(?:(?:\d+|\?)x)+([a-z]\w*)\b|(?<!\w)\?(?:x(?:\d+|\?))*x([a-z]\w*)\b")
+_VALUE = re.compile(r"%[\w$.-]+(?::\d+)?(?:#\d+)?")
+_QUOTED = re.compile(r"(['\"`])((?:(?!\1).){1,200})\1")
+_OPERATION = re.compile(r"[a-z]\w*(?:\.[A-Za-z_]\w*)+")
+_FILE = re.compile(r".*\.(?:mlir|mlirbc|vmfb|npy|bin|irpa|onnx|so|o|txt|json)")
+_PATH = re.compile(r"(?<![\w<])(?:~|\.{1,2})?(?:/[\w.@%+=-]+){2,}/?")
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
+_HASH = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?![\w])")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Failures that are one to whoever mends them.
+
+    Attributes:
+        stage: in which they failed.
+        text: what their diagnostics have in common, one bounded line.
+        count: how many.
+        examples: names of the first few.
+    """
+
+    stage: str
+    text: str
+    count: int
+    examples: tuple[str, ...]
+
+
+def group_failures(items: Iterable[tuple[str, str, str]]) -> list[Group]:
+    """Groups of failures, the largest first; groups of one size in the order in which they first appear.
+
+    Args:
+        items: name, stage and reason of each.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    examples: dict[tuple[str, str], list[str]] = {}
+    for name, stage, reason in items:
+        key = (stage, same_in_all(reason))
+        counts[key] = counts.get(key, 0) + 1
+        names = examples.setdefault(key, [])
+        if len(names) < _MOST_EXAMPLES:
+            names.append(name)
+    groups = [Group(stage, text, count, tuple(examples[stage, text])) for (stage, text), count in counts.items()]
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def diagnostic_of(reason: str) -> str:
+    """What a tool said, on one line: a reason without the exit code, what was expected, and the printed operation.
+
+    `iree-compile failed with exit code 1: failed to legalize operation 'torch.operator': %0 = "torch.operator"(%arg0)
+    <{name = "onnx.If"}> …` becomes `failed to legalize operation 'torch.operator' (onnx.If)`.
+    """
+    text = _EXIT_CODE.sub("", _EXPECTED.sub("", one_line(reason, _WHOLE)))
+    if match := _PRINTED.search(text):
+        custom = _CUSTOM.search(text, match.start())
+        text = text[: match.start()] + (f" ({custom[1]})" if custom else "")
+    return text
+
+
+def same_in_all(reason: str) -> str:
+    """A reason's diagnostic without what differs from case to case; one line of at most 160 characters."""
+    if match := _PASSED.match(one_line(reason, _WHOLE)):
+        return match[1]
+    text = _without_types(_LOCATION.sub("", diagnostic_of(reason)))
+    text = _QUOTED.sub(_quoted, text)
+    text = _SHAPE.sub(lambda match: f"…x{match[1] or match[2]}", text)
+    text = _VALUE.sub("%…", text)
+    text = _NUMBER.sub("#", _HASH.sub("…", _ADDRESS.sub("0x…", _PATH.sub("…", text))))
+    return one_line(text, _LONGEST) or "no reason was given"
+
+
+def _without_types(text: str) -> str:
+    """The text with `tensor<…>` for `tensor<3x4xf32>`, however deep the brackets go, cut short or not."""
+    parts = []
+    position = 0
+    while match := _TYPE.search(text, position):
+        end, depth = match.end(), 1
+        while end < len(text) and depth:
+            # The `>` of an arrow closes nothing.
+            depth += {"<": 1, ">": 0 if text[end - 1] == "-" else -1}.get(text[end], 0)
+            end += 1
+        parts += [text[position : match.end()], "…>"]
+        position = end
+    return "".join(parts) + text[position:]
+
+
+def _quoted(match: re.Match[str]) -> str:
+    mark, name = match[1], match[2]
+    kept = (_OPERATION.fullmatch(name) and not _FILE.fullmatch(name)) or name.endswith("<…>")
+    return f"{mark}{name if kept else '…'}{mark}"

@@ -1,0 +1,197 @@
+"""What a person reads, before it is rendered: `render_console`, `render_markdown` and `render_html` show it.
+
+A document is made from what is known, without a thought for where it is read. Text is plain: renderers make it safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.figures import STYLES, duration, milliseconds, whole
+from iree_gauntlet.records.outcome import exit_meaning
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = [
+    "Block",
+    "Cell",
+    "Code",
+    "Column",
+    "Document",
+    "Heading",
+    "Items",
+    "Kind",
+    "Link",
+    "Name",
+    "Notes",
+    "Paragraph",
+    "Table",
+    "Text",
+]
+
+_NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A part of a text: a model, a path, a command, as one would type it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A part of a text that leads somewhere."""
+
+    text: str
+    url: str
+
+
+Text = tuple[str | Name | Link, ...]
+
+
+class Kind(Enum):
+    """What stands in a column: alignment, colours and digits of its cells follow from it."""
+
+    TEXT = "text"
+    NAME = "name"
+    VERDICT = "verdict"
+    NUMBER = "number"
+    DURATION = "duration"
+    SHARE = "share"
+
+
+Cell = str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: what it shows.
+        kind: what its cells are: text of `TEXT`, `NAME` and `VERDICT`; a number of the others, in seconds for
+            `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is.
+        unit: of a `NUMBER`, which stands beside the title; empty for a count.
+        rank: where there is no room for all columns, those with the highest rank go first; those with 0 stay.
+    """
+
+    title: str
+    kind: Kind = Kind.TEXT
+    unit: str = ""
+    rank: int = 0
+
+    @property
+    def heading(self) -> str:
+        """What stands above it: `time ms`."""
+        return f"{self.title} {self.unit}".rstrip()
+
+    def style(self, text: str) -> str:
+        """Colours of a verdict, by rich's names; what stands behind a colon says where it is from."""
+        return STYLES.get(text.partition(":")[0], "") if self.kind is Kind.VERDICT else ""
+
+    @property
+    def right(self) -> bool:
+        """Whether its cells are aligned at their right."""
+        return self.kind in (Kind.NUMBER, Kind.DURATION, Kind.SHARE)
+
+    def written(self, cell: Cell) -> str:
+        """A cell on one line; a dash for None, which is unknown."""
+        if cell is None:
+            return _NOTHING
+        if isinstance(cell, str):
+            return one_line(cell)
+        if self.kind is Kind.DURATION:
+            return duration(cell)
+        if self.kind is Kind.SHARE:
+            return f"{100 * cell:.0f} %"
+        return milliseconds(cell) if self.unit == "ms" else whole(cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The title of what follows; in a part of its own at level 3."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A sentence or two."""
+
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list, an item a line; `most` is how many a terminal shows, 0 for all."""
+
+    items: tuple[Text, ...]
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, as many as there are columns; `most` is how many a terminal shows, 0 for all."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a reader should know beside the rest, a line each."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines as one types them, or as a program wrote them."""
+
+    text: str
+    language: str = "text"
+
+
+Block = Heading | Paragraph | Items | Table | Notes | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report.
+
+    Attributes:
+        title: what it is about.
+        answer: what came of it, in a line: below the title in files, at the end of what a terminal shows.
+        facts: what the answer stands on, a few words each.
+        blocks: everything else, in reading order.
+        details: what follows in files, where a terminal has no room for it.
+        exit_code: of the command; None where it has not come to its end.
+        remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
+    """
+
+    title: str
+    answer: str
+    facts: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    details: tuple[Block, ...] = ()
+    exit_code: ExitCode | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ending(self) -> str:
+        """`exit code 0: all as expected`; empty where the command has not come to its end."""
+        code = self.exit_code
+        return "" if code is None else f"exit code {int(code)}: {exit_meaning(code)}"
+
+    @property
+    def in_files(self) -> tuple[Block, ...]:
+        """All that files have below the answer."""
+        remarks = (Notes(self.remarks),) if self.remarks else ()
+        return (*remarks, *self.blocks, *self.details)

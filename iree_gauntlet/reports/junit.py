@@ -1,0 +1,205 @@
+"""JUnit XML: a testsuite for each chain, a testcase for each step.
+
+Of a run with more than 200 chains (a suite of operators) it holds what CI systems show and people act on: no figures
+and commands of what came out as expected (`summary.json` has them), and what is the same in the whole run once, in the
+properties of the first testsuite.
+
+The junit-xml package writes times in exponent form, which the schema refuses: they are put right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import junit_xml
+
+from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cleaning import clean, last_lines, one_line
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.reports.details import finding_lines, measured_lines
+from iree_gauntlet.reports.junit_schema import schema_document
+
+if TYPE_CHECKING:
+    from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
+    from iree_gauntlet.records.step_outcome import StepOutcome
+
+__all__ = ["junit_document"]
+
+_SIZE_LIMIT = 1 << 16
+# Of a step that failed, in a run of many: CI systems drop a report that is too big.
+_LEAN_SIZE_LIMIT = 3000
+
+
+def junit_document(outcome: RunOutcome) -> str:
+    """The whole document, with its XML declaration; encode it as UTF-8."""
+    root = ET.Element("testsuites", {"name": clean(f"iree-gauntlet {outcome.suite or outcome.run}")})
+    for index, chain in enumerate(outcome.chains):
+        root.append(_suite(chain, index, outcome).build_xml_doc())
+    steps = outcome.steps
+    root.set("tests", str(len(steps)))
+    root.set("failures", str(sum(step.verdict in {Verdict.FAILED, Verdict.XPASSED} for step in steps)))
+    root.set("errors", str(sum(step.verdict in {Verdict.ERROR, Verdict.INCONCLUSIVE} for step in steps)))
+    root.set("time", f"{sum(step.seconds for step in steps):.3f}")
+    _set_times(root, outcome)
+    return schema_document(root)
+
+
+def _suite(chain: ChainOutcome, index: int, outcome: RunOutcome) -> junit_xml.TestSuite:
+    started = min((step.started for step in chain.steps if step.started), default=outcome.started)
+    files = dict.fromkeys(step.origin.file for step in chain.steps if step.origin.file)
+    return junit_xml.TestSuite(
+        name=one_line(chain.id),
+        test_cases=[_case(step, outcome) for step in chain.steps],
+        hostname=one_line(str(outcome.machine.get("host") or "")),
+        id=str(index),
+        timestamp=one_line(started),
+        properties={
+            one_line(name): one_line(value, 4096) for name, value in _properties(chain, outcome, first=index == 0)
+        },
+        file=one_line(next(iter(files), "")),
+    )
+
+
+def _case(step: StepOutcome, outcome: RunOutcome) -> junit_xml.TestCase:
+    case = junit_xml.TestCase(
+        name=one_line(step.name),
+        classname=one_line(f"{step.dialect}.{step.model}.{step.submodel}@{step.target}"),
+        elapsed_sec=step.seconds,
+        stdout=_bounded(_system_out(step, lean=outcome.many), _SIZE_LIMIT),
+    )
+    message = one_line(step.reason) or str(step.verdict)
+    match step.verdict:
+        case Verdict.FAILED:
+            case.add_failure_info(message, _detail(step, outcome), "failed")
+        case Verdict.XPASSED:
+            case.add_failure_info(f"unexpected pass: {message}", _detail(step, outcome), "xpassed")
+        case Verdict.INCONCLUSIVE:
+            case.add_error_info(f"inconclusive: {message}", _detail(step, outcome), "inconclusive")
+        case Verdict.ERROR:
+            case.add_error_info(message, _detail(step, outcome), _error_type(step))
+        case Verdict.XFAILED:
+            case.add_skipped_info(f"expected failure: {message}", "" if outcome.many else _detail(step, outcome))
+        case Verdict.SKIPPED:
+            case.add_skipped_info(message)
+        case Verdict.PASSED:
+            pass
+    return case
+
+
+def _error_type(step: StepOutcome) -> str:
+    if step.timed_out:
+        return "timeout"
+    if step.signal:
+        return one_line(step.signal)
+    return "unfinished" if step.unfinished else "error"
+
+
+def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
+    """Everything that a person needs to act on a verdict, bounded."""
+    parts = [one_line(step.reason, 2000), *finding_lines(step)]
+    tail = last_lines(step.tail, count=8, width=200) if outcome.many else last_lines(step.tail)
+    if tail:
+        parts += ["", f"last {len(tail)} lines of the output:" if len(tail) > 1 else "output:"]
+        parts += [f"  {line}" for line in tail]
+    if step.ran:
+        parts += ["", "reproduce:", f"  {clean(step.command).strip()}"]
+    if step.log:
+        parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
+    if step.origin.file:
+        where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
+        parts += ["", f"written in: {one_line(where)}"]
+    return _bounded("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
+
+
+def _system_out(step: StepOutcome, *, lean: bool) -> str:
+    lines = [f"note: {one_line(note)}" for note in step.notes]
+    if lean:
+        return "\n" + "\n".join(lines) + "\n" if lines else ""
+    lines += finding_lines(step) if step.verdict is Verdict.PASSED else []
+    lines += measured_lines(step)
+    if step.command and step.verdict is Verdict.PASSED:
+        lines.append(f"command: {clean(step.command).strip()}")
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _properties(chain: ChainOutcome, outcome: RunOutcome, *, first: bool) -> list[tuple[str, str]]:
+    """Versions, flags, device and what was measured; names are stable, values without a meaning left out."""
+    found: list[tuple[str, object]] = []
+    if first or not outcome.many:
+        found += _of_the_toolchain(outcome)
+    if not outcome.many:
+        found += [
+            ("dialect", chain.dialect),
+            ("model", chain.model),
+            ("submodel", chain.submodel),
+            ("target", chain.target),
+            ("sku", chain.sku),
+            ("device", ", ".join(dict.fromkeys(step.device for step in chain.steps if step.device))),
+        ]
+    if first or not outcome.many:
+        found += _of_the_machine(outcome)
+        found += [(f"remark.{index}", remark) for index, remark in enumerate(outcome.remarks, start=1)]
+    for step in chain.steps:
+        if not outcome.many:
+            found.append((f"{step.name}.flags", " ".join(step.flags)))
+            found += [(f"{step.name}.{key}", _flat(value)) for key, value in sorted(step.statistics.items())]
+        if step.samples is not None and step.samples.real_time_ms:
+            found.append((f"{step.name}.mean_ms", f"{step.samples.mean_ms:.6g}"))
+            least = step.samples.min_ms
+            found.append((f"{step.name}.min_ms", None if least is None else f"{least:.6g}"))
+        for check in step.checks:
+            if check.measured is not None:
+                found.append((f"{step.name}.{check.metric}", f"{check.measured:.10g}"))
+            if check.limit is not None:
+                found.append((f"{step.name}.{check.metric}.limit", f"{check.limit:.10g}"))
+    return [(name, str(value)) for name, value in found if value not in (None, "")]
+
+
+def _of_the_toolchain(outcome: RunOutcome) -> list[tuple[str, object]]:
+    toolchain = outcome.toolchain
+    return [
+        ("run", outcome.run),
+        ("run.suite", outcome.suite),
+        ("run.state", outcome.state),
+        ("gauntlet.version", outcome.version),
+        ("compiler.version", toolchain.get("compiler")),
+        ("compiler.commit", toolchain.get("compiler_commit")),
+        ("runtime.version", toolchain.get("runtime")),
+        ("runtime.commit", toolchain.get("runtime_commit")),
+        ("toolchain.identity", toolchain.get("identity")),
+        ("toolchain.source", toolchain.get("source")),
+    ]
+
+
+def _of_the_machine(outcome: RunOutcome) -> list[tuple[str, object]]:
+    machine = outcome.machine
+    return [
+        ("machine.cpu", machine.get("cpu")),
+        ("machine.cores", machine.get("cores")),
+        ("machine.memory", byte_size(machine["memory_bytes"]) if machine.get("memory_bytes") else ""),
+        ("machine.os", machine.get("os")),
+        ("machine.python", machine.get("python")),
+    ]
+
+
+def _set_times(root: ET.Element, outcome: RunOutcome) -> None:
+    for element, chain in zip(root.findall("testsuite"), outcome.chains, strict=True):
+        element.set("time", f"{sum(step.seconds for step in chain.steps):.3f}")
+        for case, step in zip(element.findall("testcase"), chain.steps, strict=True):
+            case.set("time", f"{step.seconds:.3f}")
+
+
+def _bounded(text: str, limit: int) -> str:
+    """At most so many characters, cut at a line's end and said so: CI systems drop a report that is too big."""
+    if len(text) <= limit:
+        return text
+    kept = re.sub(r"[^\n]*\Z", "", text[:limit]) or text[:limit]
+    return f"{kept}\n… cut here: {len(text) - len(kept):,} characters more\n"
+
+
+def _flat(value: Any) -> Any:
+    """A property's value; one with parts as JSON."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value

@@ -1,0 +1,160 @@
+"""What people read while a run is under way: lines of runs, steps and downloads, as text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.figures import byte_size, duration, percent
+from iree_gauntlet.records.step_outcome import step_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.progress import Task
+
+    from iree_gauntlet.results import Result
+
+__all__ = [
+    "arrived_text",
+    "beginning_text",
+    "bytes_text",
+    "file_text",
+    "finished_text",
+    "is_worth_a_line",
+    "left_text",
+    "pace_text",
+    "short_name",
+    "speed_text",
+    "started_text",
+    "step_title",
+    "together_text",
+]
+
+_EXPECTED = ("passed", "xfailed", "skipped")
+# An arrival that took less is not worth a line of its own.
+_WORTH_SECONDS = 5.0
+_STALLED_SECONDS = 10.0
+
+
+def is_worth_a_line(verdict: str) -> bool:
+    """Whether a step has a line of its own among many."""
+    return verdict not in _EXPECTED
+
+
+def step_title(step: dict[str, Any]) -> str:
+    """What people read of a planned step: `ocr/classifier@cpu threshold`."""
+    return one_line(f"{step['chain']} {step_name(step)}")
+
+
+def started_text(run: dict[str, Any]) -> str:
+    """The line at the start of a run."""
+    what = "resuming run" if run.get("resumed") else "run"
+    toolchain = run.get("toolchain") or {}
+    compiler = f", IREE {toolchain['compiler']}" if toolchain.get("compiler") else ""
+    count = len(run["steps"])
+    steps = "1 step" if count == 1 else f"{count} steps"
+    return one_line(f"{what} {run.get('run', '')}: {steps}{compiler}")
+
+
+def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
+    """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
+    cached = " (cached)" if result.cache and result.cache.hit else ""
+    took = f"  {duration(result.seconds)}{cached}" if result.verdict != "skipped" else ""
+    reason = f": {one_line(result.reason)}" if result.reason else ""
+    return f"{place} {result.verdict:<7} {step_title(step)}{took}{reason}"
+
+
+def pace_text(counts: Mapping[str, int], seconds: float, left: float | None) -> str:
+    """`3 failed, 760 passed; 2 min 01 s, about 4 min 10 s left`."""
+    worst_first = sorted(counts.items(), key=lambda item: (not is_worth_a_line(item[0]), item[0]))
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in worst_first)
+    times = duration(seconds) + (f", about {duration(left)} left" if left else "")
+    return f"{verdicts}; {times}" if verdicts else times
+
+
+def short_name(url: str, urls: Iterable[str]) -> str:
+    """The last component of a URL, with as many before it as tell it from every other URL."""
+    parts = one_line(url, 1000).split("/")
+    tails = ("/".join(parts[-count:]) for count in range(1, len(parts)))
+    others = [f"/{other}" for other in urls if other != url]
+    return next((tail for tail in tails if tail and not any(other.endswith(f"/{tail}") for other in others)), url)
+
+
+def bytes_text(done: float, total: float | None) -> str:
+    """`3.2 of 16.1 GB`, `12.0 MB of 16.1 GB`, `12.0 MB`."""
+    if not total:
+        return byte_size(done)
+    there, all_of_it = byte_size(done), byte_size(total)
+    number, _, unit = there.partition(" ")
+    return f"{number if all_of_it.endswith(f' {unit}') else there} of {all_of_it}"
+
+
+def beginning_text(url: str, done: int, total: int | None, *, resumed: bool) -> str:
+    """`downloading URL (16.1 GB)`, `resuming URL at 3.2 of 16.1 GB`."""
+    if resumed:
+        return f"resuming {one_line(url)} at {bytes_text(done, total)}"
+    return f"downloading {one_line(url)}{f' ({byte_size(total)})' if total else ''}"
+
+
+def arrived_text(name: str, total: float, arrived: float, seconds: float) -> str:
+    """`downloaded x (16.1 GB in 3 min 20 s, 80.1 MB/s)`; empty where it was so quick that nobody has waited."""
+    if seconds < _WORTH_SECONDS:
+        return ""
+    missing = f", the missing {byte_size(arrived)}" if arrived < total else ""
+    return f"downloaded {name} ({byte_size(total)}{missing} in {duration(seconds)}, {byte_size(arrived / seconds)}/s)"
+
+
+def file_text(task: Task, name: str) -> str:
+    """`downloading x: 3.2 of 16.1 GB (19.9 %), 80.1 MB/s, 2 min 41 s left`."""
+    what = f"{task.description} {name}".strip()
+    return _sentence(what, task.completed, task.total, speed_text(task), left_text(task))
+
+
+def speed_text(task: Task) -> str:
+    """`80.1 MB/s`; empty where nothing can be said, or nothing comes any more."""
+    return f"{byte_size(_speed(task))}/s" if _speed(task) else ""
+
+
+def left_text(task: Task) -> str:
+    """`2 min 41 s left`; `nothing for 34 s` where it stands still; empty where nobody knows."""
+    if task.finished:
+        return ""
+    silence = _silence(task)
+    if silence >= _STALLED_SECONDS:
+        return f"nothing for {_whole_seconds(silence)}"
+    return "" if task.time_remaining is None else f"{_whole_seconds(task.time_remaining)} left"
+
+
+def together_text(tasks: Sequence[Task]) -> str:
+    """All downloads in one line, those that have arrived included: `downloading 3 files: 3.2 of 16.1 GB (…), …`."""
+    under_way = [task for task in tasks if not task.finished]
+    totals = [task.total for task in tasks if task.total is not None]
+    lefts = [task.time_remaining for task in under_way if task.time_remaining is not None]
+    speed = sum(map(_speed, under_way))
+    return _sentence(
+        f"downloading {len(under_way)} files",
+        sum(task.completed for task in tasks),
+        sum(totals) if len(totals) == len(tasks) else None,
+        f"{byte_size(speed)}/s" if speed else "",
+        f"{_whole_seconds(max(lefts))} left" if lefts else "",
+    )
+
+
+def _sentence(what: str, done: float, total: float | None, speed: str, left: str) -> str:
+    share = f" ({percent(done, total)})" if total else ""
+    return f"{what}: {', '.join(filter(None, (f'{bytes_text(done, total)}{share}', speed, left)))}"
+
+
+def _speed(task: Task) -> float:
+    return 0.0 if task.finished or _silence(task) >= _STALLED_SECONDS else task.speed or 0.0
+
+
+def _silence(task: Task) -> float:
+    return task.get_time() - float(task.fields["last"])
+
+
+def _whole_seconds(seconds: float) -> str:
+    """Rounded up, as nothing is there before it is."""
+    return f"{math.ceil(seconds)} s" if seconds < 120 else duration(seconds)

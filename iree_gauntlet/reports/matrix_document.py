@@ -1,0 +1,160 @@
+"""What people read of a matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import duration
+from iree_gauntlet.records.outcome import BAD_VERDICTS
+from iree_gauntlet.reports.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
+from iree_gauntlet.reports.headline import version
+from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
+from iree_gauntlet.reports.matrix_marks import FIGURES, figure_cells, ratio_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.reports.document import Block, Cell, Text
+    from iree_gauntlet.reports.matrix_outcome import MatrixOutcome
+
+__all__ = ["matrix_document"]
+
+# What a terminal shows at most; cells are those of the table of figures.
+_MOST_CELLS = 160
+_MOST_CHANGES = 12
+_NOTES: tuple[Text, ...] = (
+    (
+        "Times were taken one IREE after the other: differences of a few per cent need ",
+        Name("gauntlet compare A B"),
+        ".",
+    ),
+    ("Compiles ran beside each other, unless with -j 1; times of those from the cache are from when they were made.",),
+)
+_LEGEND = (
+    "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",
+    "↑ ↓: times and memory more than 5 % off, counts and sizes that are not the same, errors twice or half.",
+)
+_TITLES = {
+    ChangeKind.FAILING: "Newly failing",
+    ChangeKind.PASSING: "Newly passing",
+    ChangeKind.WRONG: "Wrong numbers",
+    ChangeKind.DISPATCHES: "Dispatches",
+    ChangeKind.SIZE: "Module size (5 % and more), bytes",
+    ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
+}
+_MEANS = {"time": "run time", "compile": "compile time"}
+_IREE_COLUMNS = (
+    Column("IREE", Kind.NAME),
+    Column("result"),
+    Column("exit code", Kind.NUMBER),
+    Column("compiler", Kind.NAME, rank=2),
+    Column("runtime", Kind.NAME, rank=1),
+    Column("run", Kind.NAME, rank=3),
+)
+# Memory can best be spared, then the error, the size, the compile time.
+_RANKS = {"memory MB": 4, "max error": 3, "size": 2, "compile s": 1}
+_FIGURE_COLUMNS = (
+    Column("model", Kind.NAME),
+    Column("IREE", Kind.NAME),
+    Column("verdict", Kind.VERDICT),
+    *(Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
+)
+
+
+def matrix_document(matrix: MatrixOutcome) -> Document:
+    """What changed, what went wrong, and the figures of every chain with every IREE."""
+    count = len(matrix.irees)
+    good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
+    suite = f": suite {matrix.suite}" if matrix.suite else ""
+    hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
+    irees = tuple(
+        (
+            *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
+            *(version(iree.toolchain, "compiler"), version(iree.toolchain, "runtime")),
+            iree.folder if iree.outcome else None,
+        )
+        for iree in matrix.irees
+    )
+    blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
+    blocks += [*_changes(matrix), *_failures(matrix), *_figures(matrix)] if matrix.rows else []
+    return Document(
+        f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
+        f"{good} of {count} IREEs as expected",
+        (f"matrix {matrix.name}", duration(matrix.seconds)),
+        tuple(blocks),
+        tuple(_verdicts(matrix)) if matrix.rows else (),
+        matrix.exit_code,
+        (*matrix.remarks, *hints),
+    )
+
+
+def _changes(matrix: MatrixOutcome) -> Iterator[Block]:
+    if len(matrix.ran) < 2:
+        return
+    found = changes(matrix)
+    yield Heading("What changed between releases")
+    if not found:
+        yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
+    for kind in ChangeKind:
+        items = tuple((Name(change.chain), f": {change.text}") for change in found if change.kind is kind)
+        if items:
+            yield Heading(_TITLES[kind], 3)
+            yield Items(items, _MOST_CHANGES)
+
+
+def _failures(matrix: MatrixOutcome) -> Iterator[Block]:
+    items = tuple(
+        (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {one_line(cell.reason, 200)}")
+        for iree in matrix.ran
+        for row in matrix.rows
+        if (cell := row.cells.get(iree.label)) is not None and cell.verdict in BAD_VERDICTS
+    )
+    if items:
+        yield Heading("What went wrong")
+        yield Items(items, _MOST_CHANGES)
+        where = "Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."
+        yield Paragraph(where)
+
+
+def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
+    """A row for each chain and IREE; what did not work comes first where a terminal has no room for all."""
+    labels = [iree.label for iree in matrix.ran]
+    chains = list(matrix.rows)
+    if len(chains) * len(labels) > _MOST_CELLS:
+        chains.sort(key=lambda row: all(cell.verdict not in BAD_VERDICTS for cell in row.cells.values()))
+    rows: list[tuple[Cell, ...]] = []
+    for row in chains:
+        title, base = row.chain, row.cells.get(matrix.base)
+        for label in labels:
+            cell = row.cells.get(label)
+            if cell is not None:
+                figures = figure_cells(cell, None if label == matrix.base else base)
+                rows.append((title, label, cell.verdict_text, *figures))
+                title = ""
+    yield Heading("Figures")
+    yield Table(_FIGURE_COLUMNS, tuple(rows), _MOST_CELLS)
+    if len(labels) > 1:
+        yield from (Paragraph((line.format(base=matrix.base),)) for line in _LEGEND)
+        yield from (Paragraph((line,)) for line in _mean_lines(matrix))
+        yield from map(Paragraph, _NOTES)
+
+
+def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
+    means = mean_ratios(matrix)
+    for metric, title in _MEANS.items():
+        own = [mean for mean in means if mean.metric == metric]
+        if own:
+            noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
+            texts = ", ".join(f"{mean.label} {ratio_text(mean.ratio)}" for mean in own)
+            yield f"geometric mean of {title} over {noun} that all have: {texts}"
+
+
+def _verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
+    """A row for each chain, a column for each IREE."""
+    labels = [iree.label for iree in matrix.ran]
+    cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
+    rows = tuple((chain, *(cell.verdict_text if cell else None for cell in row)) for chain, row in cells)
+    yield Heading("Verdicts")
+    yield Table((Column("model", Kind.NAME), *(Column(label, Kind.VERDICT) for label in labels)), rows)

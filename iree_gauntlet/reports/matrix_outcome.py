@@ -1,0 +1,266 @@
+"""What a matrix came to: the journals of its runs, one for each IREE, put beside each other.
+
+Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
+still under way, has an outcome like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.matrix_record import read_matrix
+from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.reports.headline import headline
+from iree_gauntlet.reports.matrix_cells import matrix_cell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.records.matrix_record import MatrixRecord
+    from iree_gauntlet.records.outcome import RunOutcome
+    from iree_gauntlet.reports.matrix_cells import MatrixCell
+
+__all__ = ["MatrixIree", "MatrixOutcome", "MatrixRow", "matrix_outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixIree:
+    """One IREE of a matrix, and what its run came to.
+
+    Attributes:
+        label: its name.
+        text: how it was asked for.
+        folder: of its run, within the matrix's.
+        toolchain: versions, commits, identity and source; empty where it was not found.
+        problem: why it was not run, or not to its end; empty where it was.
+        hint: what to do about that.
+        exit_code: None for one that was left out.
+        outcome: of its run; None where it has none.
+    """
+
+    label: str
+    text: str
+    folder: str
+    toolchain: dict[str, Any]
+    problem: str
+    hint: str
+    exit_code: ExitCode | None
+    outcome: RunOutcome | None
+
+    @property
+    def result_text(self) -> str:
+        """In a line: `85 passed, 1 failed`, or why there is nothing."""
+        parts = [headline(self.outcome)] if self.outcome is not None else []
+        if self.outcome is not None and self.outcome.state != "complete":
+            parts.append(self.outcome.state)
+        if self.problem:
+            parts.append(self.problem)
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """One chain; `cells` by the label of the IREE, without those that did not run it."""
+
+    chain: str
+    model: str
+    submodel: str
+    target: str
+    cells: dict[str, MatrixCell] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOutcome:
+    """What a matrix came to.
+
+    Attributes:
+        name: of its folder.
+        suite: what was run.
+        version, command, cwd: as the record has them.
+        started: when it began, ISO 8601.
+        machine: of the first run.
+        irees: in the order given; the first is the base that the others are held against.
+        rows: chains in plan order.
+        exit_code: the worst of all.
+        state: `complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`.
+        seconds: wall time of its runs, together.
+        remarks: what a reader must know about the record itself, one line each.
+    """
+
+    name: str
+    suite: str
+    version: str
+    command: str
+    cwd: str
+    started: str
+    machine: dict[str, Any]
+    irees: tuple[MatrixIree, ...]
+    rows: tuple[MatrixRow, ...]
+    exit_code: ExitCode
+    state: str
+    seconds: float
+    remarks: tuple[str, ...]
+
+    @property
+    def base(self) -> str:
+        """Label of the IREE that the others are held against."""
+        return self.irees[0].label if self.irees else ""
+
+    @property
+    def ran(self) -> tuple[MatrixIree, ...]:
+        """Those that have a run."""
+        return tuple(iree for iree in self.irees if iree.outcome is not None)
+
+
+def matrix_outcome(folder: Path) -> MatrixOutcome:
+    """Read and judge a matrix.
+
+    Raises:
+        GauntletError: its record, or a journal of it, cannot be read.
+    """
+    record = read_matrix(folder)
+    last = record.parts[-1] if record.parts else {}
+    interrupted = bool(record.end and record.end.get("interrupted"))
+    stopped = str(record.end.get("stopped") or "") if record.end else ""
+    irees = tuple(_iree(entry, folder, record) for entry in last.get("irees") or ())
+    rows = _rows(irees)
+    outcomes = [iree.outcome for iree in irees if iree.outcome is not None]
+    codes = [iree.exit_code for iree in irees if iree.exit_code is not None]
+    if not record.parts:
+        codes = [ExitCode.ERROR]
+    return MatrixOutcome(
+        name=str(last.get("matrix") or folder.name),
+        suite=str(last.get("suite") or ""),
+        version=str(last.get("version") or ""),
+        command=str(last.get("command") or ""),
+        cwd=str(last.get("cwd") or ""),
+        started=str(record.parts[0].get("time") or "") if record.parts else "",
+        machine=outcomes[0].machine if outcomes else {},
+        irees=irees,
+        rows=rows,
+        exit_code=ExitCode.INTERRUPTED if interrupted else ExitCode.worst(codes),
+        state="interrupted" if interrupted else "stopped" if stopped else "complete" if record.end else "unfinished",
+        seconds=sum(outcome.seconds for outcome in outcomes),
+        remarks=(*_remarks(record, irees, stopped), *_disturbances(irees, rows)),
+    )
+
+
+def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIree:
+    label = entry["label"]
+    found = record.toolchains.get(label, {})
+    result = record.results.get(label)
+    path = folder / entry["folder"] / JOURNAL
+    outcome = outcome_of(read_journal(path)) if label in record.started and path.is_file() else None
+    code: ExitCode | None
+    problem, hint = "", ""
+    if result is not None and result.get("error"):
+        problem, hint = str(result["error"]), str(result.get("hint") or "")
+        code = ExitCode.worst([_code(result, record), *([outcome.exit_code] if outcome else [])])
+    elif found.get("error") and (result is None or outcome is None):
+        problem, hint, code = str(found["error"]), str(found.get("hint") or ""), ExitCode.ERROR
+    elif outcome is not None:
+        # A run that was cut short before its first step says nothing of it.
+        interrupted = result is None and bool(record.end and record.end.get("interrupted"))
+        code = ExitCode.INTERRUPTED if interrupted else outcome.exit_code
+    else:
+        problem, code = _why_not(label, record)
+    return MatrixIree(
+        label=one_line(label),
+        text=str(entry["iree"]),
+        folder=str(entry["folder"]),
+        toolchain=dict(found.get("toolchain") or (outcome.toolchain if outcome else {})),
+        problem=one_line(problem, 500),
+        hint=hint,
+        exit_code=code,
+        outcome=outcome,
+    )
+
+
+def _code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
+    try:
+        return ExitCode(result["exit_code"])
+    except ValueError as error:
+        raise GauntletError(
+            f"{record.path}: {result['exit_code']} is no exit code", "It was written by another version: use that one."
+        ) from error
+
+
+def _why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
+    """Why an IREE that was found has no run."""
+    interrupted = bool(record.end and record.end.get("interrupted"))
+    stopped = str(record.end.get("stopped") or "") if record.end else ""
+    how = "interrupted" if interrupted else "killed, or is still under way"
+    if label in record.started:
+        return f"the matrix was {how} when its run had just begun", _unfinished(interrupted=interrupted)
+    if stopped and not interrupted:
+        return f"not run: {stopped}", None
+    return f"not run: the matrix was {how}", _unfinished(interrupted=interrupted)
+
+
+def _unfinished(*, interrupted: bool) -> ExitCode:
+    return ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
+
+
+def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
+    rows: dict[str, MatrixRow] = {}
+    for iree in irees:
+        for chain in iree.outcome.chains if iree.outcome is not None else ():
+            row = rows.setdefault(chain.id, MatrixRow(chain.id, chain.model, chain.submodel, chain.target))
+            row.cells[iree.label] = matrix_cell(chain)
+    return tuple(rows.values())
+
+
+def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], stopped: str) -> tuple[str, ...]:
+    remarks = []
+    if not record.parts:
+        remarks.append("the record does not say what was to run: its first line is missing")
+    elif record.end is None:
+        remarks.append("the record has no end: the matrix was killed, or is still under way")
+    elif record.end.get("interrupted"):
+        remarks.append("the matrix was interrupted")
+    elif stopped:
+        remarks.append(f"the matrix stopped before its end: {stopped}")
+    if record.torn:
+        remarks.append("a line of the record was cut short by a crash; it is left out")
+    if len(record.parts) > 1:
+        times = len(record.parts) - 1
+        remarks.append(f"the matrix was resumed {'once' if times == 1 else f'{times} times'}")
+    remarks += _of_irees(irees)
+    for iree in irees:
+        remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
+        if iree.problem and iree.exit_code is not None:
+            remarks.append(f"{iree.label}: {iree.problem}")
+    return tuple(remarks)
+
+
+def _of_irees(irees: tuple[MatrixIree, ...]) -> list[str]:
+    """What keeps their figures from being compared as they stand."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for iree in irees:
+        key = str(iree.toolchain.get("identity") or ""), str(iree.toolchain.get("runtime_identity") or "")
+        if any(key):
+            same.setdefault(key, []).append(iree.label)
+    remarks = [
+        f"{' and '.join(labels)} are the same IREE: what differs between them is noise"
+        for labels in same.values()
+        if len(labels) > 1
+    ]
+    hosts = {str(iree.outcome.machine.get("host") or "") for iree in irees if iree.outcome is not None} - {""}
+    if len(hosts) > 1:
+        remarks.append(f"made on several machines ({', '.join(sorted(hosts))}): their times cannot be compared")
+    return remarks
+
+
+def _disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) -> list[str]:
+    remarks = []
+    for iree in irees:
+        timed = [cell for row in rows if (cell := row.cells.get(iree.label)) and cell.time_ms is not None]
+        disturbed = [cell for cell in timed if cell.disturbed]
+        if disturbed:
+            count = f"{len(disturbed)} of {len(timed)} times were"
+            remarks.append(f"{iree.label}: {count} taken while the machine did other work (~): measure them again")
+    return remarks

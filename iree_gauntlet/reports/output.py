@@ -1,0 +1,83 @@
+"""Where commands write: standard output that may go away while a run is under way, and progress."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.reports.live.painter import Painter
+
+__all__ = ["Output", "open_progress", "print_table", "write_line"]
+
+
+def open_progress(stream: TextIO) -> Painter:
+    """Live progress where `stream` is a terminal that can show it, lines elsewhere."""
+    # rich takes long to import.
+    from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
+    from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
+    from iree_gauntlet.reports.live.printing import is_live  # noqa: PLC0415
+
+    if is_live(stream, os.environ):
+        return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))
+    return PlainProgress(stream)
+
+
+def write_line(text: str) -> None:
+    """A line of a result that comes bit by bit, on standard output."""
+    from iree_gauntlet.cleaning import one_line  # noqa: PLC0415
+
+    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.flush()
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be, the last one as it comes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+
+
+class Output(io.TextIOBase):
+    """A stream whose reader may go away (`| head`), or whose disk may be full: what runs goes on without it.
+
+    Attributes:
+        lost: why it takes nothing any more; empty while it does.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = ""
+
+    @property
+    def stream(self) -> TextIO:
+        """This object, under the type that consoles ask for."""
+        return cast("TextIO", self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream behind it."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Whether the stream behind it is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream behind it."""
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Writes at once, or notes that it cannot."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self.lost = error.strerror or "cannot be written"
+            # What is still buffered would fail again when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        return len(text)

@@ -1,0 +1,57 @@
+"""How commands show runs: progress while they go on, reports when they are over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.reports.headline import headline
+from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.run_reports import append_to_step_summary, print_run, write_reports
+from iree_gauntlet.settings import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import TextIO
+
+    from iree_gauntlet.reports.live.painter import Painter
+
+__all__ = ["ConsolePresenter"]
+
+
+class ConsolePresenter:
+    """Shows runs on a stream; see `progress.Presenter`.
+
+    Args:
+        stream: where to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._output = Output(stream)
+
+    def progress(self) -> Painter:
+        """Live on a terminal, lines elsewhere."""
+        return open_progress(self._output.stream)
+
+    def line(self, text: str) -> None:
+        """A line between runs."""
+        self._output.write(f"{text}\n")
+
+    def ran(self, folder: Path, *, brief: bool) -> None:
+        """Writes the reports of a run, and shows what became of it."""
+        outcome = write_reports(folder, environ=os.environ)
+        if brief:
+            self.line(f"{headline(outcome)}; reports in {shown(folder)}")
+        else:
+            print_run(outcome, shown(folder), self._output.stream, environ=os.environ)
+        if self._output.lost:
+            lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
+            sys.stderr.write(f"warning: {lost}\n")
+        # Last, so that a summary file that cannot be written hides no verdict.
+        if not brief:
+            append_to_step_summary(outcome, os.environ)
+
+    def to(self, stream: TextIO) -> ConsolePresenter:
+        """The same on another stream."""
+        return ConsolePresenter(stream)

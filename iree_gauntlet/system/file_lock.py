@@ -1,0 +1,192 @@
+"""flock(2) locks on files: the kernel frees them when the last process that holds them has died, by any signal."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["LockFile", "file_lock", "take_lock"]
+
+_POLL_SECONDS = 0.05
+# Shared holders add their id to the file; beyond this it starts afresh (ids serve messages alone).
+_HOLDERS_BYTES = 512
+# A wait is worth a word after the first of these, and then each time the second has passed.
+_PATIENCE_SECONDS = 3.0
+_REMINDER_SECONDS = 30.0
+
+
+def take_lock(
+    path: Path, *, exclusive: bool = True, wait: bool = False, create: bool = True, mode: int | None = None
+) -> int | None:
+    """A descriptor that holds the lock of a file until it is closed, here and in processes that have inherited it.
+
+    Not reentrant: two descriptors of one file exclude each other, also in one process.
+
+    Args:
+        path: the file; a symbolic link is not followed.
+        exclusive: whether nobody else may hold it; otherwise others may share it.
+        wait: for those who hold it.
+        create: make the file where there is none. Otherwise a shared lock needs no more than reading rights.
+        mode: of a file that is made, whatever the umask says; by the umask for None.
+
+    Returns:
+        The descriptor; None where another holds the lock and it was not waited for.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system knows no locks.
+    """
+    operation = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    # A lock of its own kind needs a descriptor of its own kind, on NFS.
+    access = os.O_RDWR if exclusive or create else os.O_RDONLY
+    while True:
+        descriptor = _opened(path, access | os.O_NOFOLLOW | os.O_CLOEXEC, create=create, mode=mode)
+        try:
+            fcntl.flock(descriptor, operation)
+            if _is_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Someone swept the folder: what was locked is no longer the file that others will see.
+        os.close(descriptor)
+
+
+@contextmanager
+def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeout: float = math.inf) -> Iterator[int]:
+    """Hold the lock of a file alone, and wait for it; yields its descriptor, as of `take_lock`.
+
+    Args:
+        path: the file; made where there is none.
+        waiting: is given the seconds so far, after three and then every thirty.
+        timeout: seconds to wait at most.
+
+    Raises:
+        TimeoutError: it was not to be had in that time.
+        OSError: as for `take_lock`.
+    """
+    started, patience = time.monotonic(), _PATIENCE_SECONDS
+    while (descriptor := take_lock(path)) is None:
+        waited = time.monotonic() - started
+        if waited > timeout:
+            raise TimeoutError(f"{path} is held by another process")
+        if waiting is not None and waited > patience:
+            waiting(waited)
+            patience += _REMINDER_SECONDS
+        time.sleep(_POLL_SECONDS)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class LockFile:
+    """A file with a flock lock on it, and the ids of those who hold it as its content.
+
+    Not reentrant: two of the same path exclude each other, also in one process.
+
+    Args:
+        path: where it is; it is made where there is none.
+        mode: who may use it, as in chmod(2), whatever the umask says.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
+        self._path = path
+        self._mode = mode
+        self._descriptor: int | None = None
+
+    def acquire_now(self, *, exclusive: bool = True) -> bool:
+        """Take the lock unless someone holds it; whether it was taken.
+
+        Raises:
+            OSError: the file cannot be opened (a symbolic link is not followed), or its file system
+                knows no locks.
+        """
+        if self._descriptor is not None:
+            raise RuntimeError(f"{self._path} is held already")
+        self._descriptor = take_lock(self._path, exclusive=exclusive, mode=self._mode)
+        if self._descriptor is None:
+            return False
+        try:
+            _write_holder(self._descriptor, exclusive=exclusive)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Give the lock back; of no effect where it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Give the lock back and delete its file; those who wait for it go on with a new one."""
+        if self._descriptor is not None:
+            self._path.unlink(missing_ok=True)
+            self.release()
+
+    def holders(self) -> tuple[int, ...]:
+        """Ids of the live processes that took the lock last: whom to name in a message, no more."""
+        try:
+            text = self._path.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ()
+        pids = dict.fromkeys(int(word) for word in text.split() if word.isdecimal())
+        return tuple(pid for pid in pids if _lives(pid))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _opened(path: Path, flags: int, *, create: bool, mode: int | None) -> int:
+    while True:
+        try:
+            # Without O_CREAT: a kernel may refuse it for another user's file (fs.protected_regular).
+            return os.open(path, flags)
+        except FileNotFoundError:
+            if not create:
+                raise
+        with suppress(FileExistsError):
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+            if mode is not None:
+                # Some file systems have no modes.
+                with suppress(PermissionError):
+                    os.fchmod(descriptor, mode)
+            return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _write_holder(descriptor: int, *, exclusive: bool) -> None:
+    if exclusive or os.fstat(descriptor).st_size > _HOLDERS_BYTES:
+        os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), os.fstat(descriptor).st_size)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""What reads records and edits specs or caches."""

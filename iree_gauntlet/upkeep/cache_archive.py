@@ -1,0 +1,362 @@
+"""The tasks that carry a suite to a machine without a network: `cache.export` and `cache.import`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from iree_gauntlet import __version__
+from iree_gauntlet.artifacts.archive import (
+    BLOCK_BYTES,
+    END,
+    ArchiveReader,
+    Blocks,
+    DamagedArchiveError,
+    archive_bytes,
+    member,
+)
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, require_space
+from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
+from iree_gauntlet.cases import Stage
+from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_entry import DamageError
+from iree_gauntlet.engine.offline import missing_files, missing_text
+from iree_gauntlet.engine.plan import make_plan
+from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.engine.workspace import Selection, select
+from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.reports.output import open_progress, write_line
+from iree_gauntlet.settings import runs_folder
+from iree_gauntlet.system.atomic import sync_folder
+from iree_gauntlet.upkeep.archive_manifest import (
+    LONGEST_MANIFEST,
+    MANIFEST_FILE,
+    Packed,
+    PackedKind,
+    manifest_bytes,
+    member_name,
+    read_manifest,
+)
+from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iree_gauntlet.artifacts.store import ArtifactStore
+    from iree_gauntlet.reports.live.painter import Painter
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.steps import Step
+
+__all__ = ["export_cache", "import_cache"]
+
+_SHOWN_PROBLEMS = 20
+
+
+def export_cache(request: RunRequest, archive: str) -> ExitCode:
+    """Packs the artifacts that the selected cases need, fetched first where they are missing, and their modules.
+
+    Args:
+        request: what is selected, by which IREE, and how it is fetched.
+        archive: the file to write.
+
+    Raises:
+        GauntletError: a file cannot be had, or the archive cannot be written.
+    """
+    if not archive:
+        raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
+    output = Path(archive)
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UsageError(f"--output {output}: no file can be written there", "Name a file in a folder that is there.")
+    selection = select(request.selection, request.defaults)
+    selection.require_sound()
+    with open_progress(sys.stderr) as progress:
+        machine = open_workbench(request.toolchain, progress, request.network, need_toolchain=False)
+        steps = _planned(selection, machine)
+        if request.network.offline:
+            missing = missing_files(steps, (*selection.cases.cases, *selection.cases.required), machine.store)
+            if missing:
+                raise GauntletError(missing_text(missing))
+        fetched = _fetched(steps, machine.store)
+        # Now that every program is known, the modules' keys are known.
+        keys = _module_keys(_planned(selection, machine))
+    files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
+    contents: list[Callable[[], Iterator[bytes]]] = [_reading(item.path) for item in fetched]
+    leases = Leases(machine.cache_dir)
+    with refusals_explained(machine.cache_dir):
+        for key in keys:
+            folder = machine.modules.folder_of(key)
+            leases.use(folder)
+            content = _packing(folder, key)
+            digest = hashlib.sha256()
+            for block in content():
+                digest.update(block)
+            files.append(Packed(PackedKind.MODULE, key, "", digest.hexdigest(), packed_bytes(folder, key)))
+            contents.append(content)
+        size = _write(output, selection.name, files, contents)
+    made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
+    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {human_bytes(size)}")
+    if made > len(keys):
+        why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
+        write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
+    return ExitCode.OK
+
+
+def import_cache(archive: Path, cache_dir: str) -> ExitCode:
+    """Puts what an archive holds into the cache; a file that is wrong is left out, and the rest is put there.
+
+    Args:
+        archive: as `export_cache` writes it.
+        cache_dir: folder of the cache; empty for the project's.
+
+    Raises:
+        GauntletError: something of the archive is not in the cache now.
+    """
+    # It may be the first thing that a new cache gets.
+    place = open_cache(cache_dir, may_be_new=True)
+    try:
+        stream = archive.open("rb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"{archive}: {error.strerror}", "Name an archive that `cache.export` has written.") from error
+    with stream, refusals_explained(place.root):
+        return _Import(archive, stream, place).run()
+
+
+def _planned(selection: Selection, machine: Workbench) -> Sequence[Step]:
+    context = plan_context(machine, runs_folder() / f"next-{selection.name}")
+    plan = make_plan(selection.cases, selection.stages, context)
+    if plan.problems:
+        raise SpecError(list(plan.problems))
+    return [step for step in plan.steps if not (step.skip or step.blocked)]
+
+
+def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
+    """Every file of the network that the steps read; what is made (`random:`) or the user's own (`file:`) stays."""
+    urls = dict.fromkeys(item.url for step in steps if step.stage is Stage.FETCH for item in step.inputs)
+    found: list[Fetched] = []
+    failed: list[ArtifactError] = []
+    for url in urls:
+        if isinstance(parse_source(url), RemoteSource | PypiSource):
+            try:
+                found.append(store.fetch(url))
+            except ArtifactError as error:
+                failed.append(error)
+    if failed:
+        lines = [f"  {error.what}" for error in failed]
+        raise GauntletError(f"{len(failed)} of {len(urls)} files cannot be had:\n" + "\n".join(lines), failed[0].hint)
+    return found
+
+
+def _module_keys(steps: Sequence[Step]) -> list[str]:
+    """Keys of the modules that the cache has; made-up weights are made on the other machine."""
+    stages = (Stage.IMPORT, Stage.COMPILE)
+    return list(dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit))
+
+
+def _reading(path: Path) -> Callable[[], Iterator[bytes]]:
+    def content() -> Iterator[bytes]:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    return content
+
+
+def _packing(folder: Path, key: str) -> Callable[[], Iterator[bytes]]:
+    def content() -> Iterator[bytes]:
+        try:
+            yield from pack(folder, key)
+        except DamageError as error:
+            what = f"module {key[:12]} in {folder}: {error}"
+            raise GauntletError(what, "`cache.verify` mends the cache; then export again.") from error
+
+    return content
+
+
+def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence[Callable[[], Iterator[bytes]]]) -> int:
+    """Writes the archive; its size in bytes."""
+    manifest = manifest_bytes(files, suite, __version__)
+    total = archive_bytes([len(manifest), *(file.size for file in files)])
+    with (
+        _replacing(output) as stream,
+        open_progress(sys.stderr) as progress,
+    ):
+        progress.work("packing", total)
+        require_space(output.absolute().parent, str(output), total)
+        for block in member(MANIFEST_FILE, len(manifest), [manifest]):
+            stream.write(block)
+        for index, (file, content) in enumerate(zip(files, contents, strict=True)):
+            digest = hashlib.sha256()
+            try:
+                for block in member(member_name(index), file.size, _hashed(content(), digest)):
+                    stream.write(block)
+                    progress.advance(len(block))
+            except DamagedArchiveError as error:
+                raise _changed(file) from error
+            if digest.hexdigest() != file.sha256:
+                raise _changed(file)
+        stream.write(END)
+    return total
+
+
+def _changed(file: Packed) -> GauntletError:
+    what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
+    return GauntletError(what, "`cache.verify` finds and mends what is damaged.")
+
+
+def _hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+    for block in blocks:
+        digest.update(block)
+        yield block
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of another when all of it is written; nothing stays where the body raises."""
+    temporary = path.absolute().parent / f".{secrets.token_hex(8)}.part"
+    try:
+        with disk_errors(temporary.parent, str(path)), temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        sync_folder(temporary.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class _Import:
+    """The import of one archive."""
+
+    archive: Path
+    stream: BinaryIO
+    place: CachePlace
+    problems: list[str] = field(default_factory=list)
+    arrived: list[Packed] = field(default_factory=list)
+    present: list[Packed] = field(default_factory=list)
+
+    def run(self) -> ExitCode:
+        reader = ArchiveReader(self.stream)
+        files: list[Packed] = []
+        try:
+            files = read_manifest(reader.first(MANIFEST_FILE, LONGEST_MANIFEST))
+            with open_progress(sys.stderr) as progress:
+                progress.work("unpacking", sum(file.size for file in files))
+                self._unpack(reader, files, progress)
+            reader.end()
+        except DamagedArchiveError as error:
+            right = len(self.arrived) + len(self.present)
+            size = human_bytes(sum(file.size for file in (*self.arrived, *self.present)))
+            known = f"; {right} of {len(files)} files ({size}) arrived and are right" if files else ""
+            self.problems.append(f"{self.archive}: {error}{known}")
+        write_line(f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already")
+        if not self.problems:
+            return ExitCode.OK
+        lines = self.problems[:_SHOWN_PROBLEMS]
+        if len(self.problems) > len(lines):
+            lines.append(f"and {len(self.problems) - len(lines)} more")
+        what = (
+            lines[0] if len(lines) == 1 else "not all of the archive was taken:\n" + "\n".join(f"  {x}" for x in lines)
+        )
+        raise GauntletError(what, "Make the archive anew on the other machine, or copy it again.")
+
+    def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
+        self.place.root.mkdir(parents=True, exist_ok=True)
+        store, modules = self.place.store(progress, offline=True), ModuleCache(self.place.root)
+        wanted = [self._is_wanted(file, store, modules) for file in files]
+        needed = sum(file.size for file, want in zip(files, wanted, strict=True) if want)
+        # Not more than the archive can have: its manifest may be a lie.
+        require_space(self.place.root, str(self.archive), min(needed, self.archive.stat().st_size))
+        for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
+            name = member_name(index)
+            if not want:
+                reader.skip(name, file.size, self.stream)
+                progress.advance(file.size)
+                continue
+            digest = hashlib.sha256()
+            blocks = _advancing(_hashed(reader.member(name, file.size), digest), progress)
+            take = self._artifact if file.kind is PackedKind.ARTIFACT else self._module
+            problem = take(file, blocks, digest, store, modules)
+            if problem:
+                self.problems.append(problem)
+            else:
+                self.arrived.append(file)
+
+    def _is_wanted(self, file: Packed, store: ArtifactStore, modules: ModuleCache) -> bool:
+        if file.kind is PackedKind.MODULE:
+            wanted = modules.lookup(file.name).entry is None
+        else:
+            kind, pin = self.place.pins.of(file.name)
+            if pin is not None and pin.sha256 != file.sha256:
+                path = (self.place.pins.registry if kind == "registry" else self.place.pins.learnt).path
+                said = f"{file.url}: the archive has sha256 {file.sha256}, {path} says {pin.sha256}"
+                self.problems.append(f"{said}; nothing was replaced")
+                return False
+            wanted = store.verified.known(store.path(file.url)) != file.sha256
+        if not wanted:
+            self.present.append(file)
+        return wanted
+
+    def _artifact(
+        self, file: Packed, blocks: Iterator[bytes], digest: Any, store: ArtifactStore, _modules: ModuleCache
+    ) -> str:
+        """Puts an artifact into the store; what is wrong, empty for nothing."""
+        temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
+        try:
+            with disk_errors(self.place.root, file.url), temporary.open("xb") as stream:
+                for block in blocks:
+                    stream.write(block)
+            if digest.hexdigest() != file.sha256:
+                return f"{file.url}: {_differs(file, digest)}"
+            try:
+                store.adopt(file.url, temporary, file.sha256, Progress())
+            except ArtifactError as error:
+                return error.what
+            # Another file, of a hash that nobody has pinned, may have been there.
+            held = store.known_hash(file.url)
+            return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _module(
+        self, file: Packed, blocks: Iterator[bytes], digest: Any, _store: ArtifactStore, modules: ModuleCache
+    ) -> str:
+        """Puts a module into the cache; what is wrong, empty for nothing."""
+        with modules.incoming(file.name) as folder:
+            try:
+                hashes = unpack(Blocks(blocks), file.name, folder, size=file.size)
+            except DamageError as error:
+                # The files after it may be right.
+                for _ in blocks:
+                    pass
+                return f"module {file.name[:12]}: {error}"
+            if digest.hexdigest() != file.sha256:
+                return f"module {file.name[:12]}: {_differs(file, digest)}"
+            published = modules.adopt(folder, file.name, hashes)
+        return "" if published.entry else f"module {file.name[:12]}: {published.note}"
+
+
+def _differs(file: Packed, digest: Any) -> str:
+    return f"its content has sha256 {digest.hexdigest()}, the archive's {MANIFEST_FILE} says {file.sha256}; not taken"
+
+
+def _advancing(blocks: Iterator[bytes], progress: Painter) -> Iterator[bytes]:
+    for block in blocks:
+        progress.advance(len(block))
+        yield block
+
+
+def _count(files: Sequence[Packed]) -> str:
+    artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
+    size = human_bytes(sum(file.size for file in files))
+    return f"{artifacts} artifacts and {len(files) - artifacts} modules ({size})"

@@ -1,0 +1,167 @@
+"""The tasks that look at the cache: `cache.list` and `cache.where`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
+from iree_gauntlet.artifacts.publishing import human_bytes
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
+from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.progress import Progress
+from iree_gauntlet.reports.output import print_table
+from iree_gauntlet.upkeep.cache_place import age_text, open_cache, refusals_explained
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.artifacts.sources import Source
+    from iree_gauntlet.settings import Configuration
+    from iree_gauntlet.upkeep.cache_place import CachePlace
+
+__all__ = ["list_cache", "where"]
+
+_SCHEMA = 1
+
+
+def list_cache(cache_dir: str, match: str, *, as_json: bool) -> ExitCode:
+    """Prints what is in the cache, the largest first.
+
+    Args:
+        cache_dir: its folder; empty for the project's.
+        match: glob over names; empty for all.
+        as_json: for programs.
+
+    Raises:
+        NothingSelectedError: `--match` matches nothing.
+        GauntletError: the cache cannot be read.
+    """
+    place = open_cache(cache_dir)
+    with refusals_explained(place.root):
+        items = take_inventory(place.root, place.pins)
+    items.sort(key=lambda item: (-item.bytes, item.path))
+    if match:
+        items = [item for item in items if fnmatchcase(item.name, match) or fnmatchcase(item.path, match)]
+        if not items:
+            raise NothingSelectedError(
+                f"--match {match} matches nothing in {place.root}", "`cache.list` shows all names; * also matches /."
+            )
+    if as_json:
+        document = {
+            "schema": _SCHEMA,
+            "cache": str(place.root),
+            "bytes": sum(item.bytes for item in items),
+            "items": [asdict(item) for item in items],
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return ExitCode.OK
+    if not items:
+        sys.stdout.write(f"nothing is in {place.root}\n")
+        return ExitCode.OK
+    now = time.time()
+    print_table([("SIZE", "LAST USE", "KIND", "PINNED", "VERIFIED", "NAME"), *(_row(item, now) for item in items)])
+    sys.stdout.write(f"{_totals(items)} in {place.root}\n")
+    return ExitCode.OK
+
+
+def where(url: str, cache_dir: str, *, as_json: bool) -> ExitCode:
+    """Prints where the file of a URL is or will be; ERROR where it is not there.
+
+    Args:
+        url: as it stands in a spec.
+        cache_dir: folder of the cache; empty for the project's.
+        as_json: for programs.
+
+    Raises:
+        UsageError: the URL means no source.
+        GauntletError: a registry or a settings file is wrong.
+    """
+    try:
+        name, source = local_name(url), parse_source(url)
+    except ArtifactError as error:
+        raise UsageError(error.what, error.hint) from error
+    place = open_cache(cache_dir)
+    with refusals_explained(place.root):
+        return _tell_where(place, url, name, source, as_json=as_json)
+
+
+def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_json: bool) -> ExitCode:
+    store = place.store(Progress(), offline=True)
+    path, present = store.path(url), store.present(url)
+    pinned_by, entry = place.pins.of(name)
+    said_by = {"registry": place.pins.registry, "lock": place.pins.learnt}.get(pinned_by)
+    verified = present and bool(store.verified.known(path))
+    places = _places(source, place.configuration)
+    if as_json:
+        document = {
+            "schema": _SCHEMA,
+            "url": url,
+            "path": str(path),
+            "present": present,
+            "verified": verified,
+            "sha256": store.known_hash(url),
+            "pinned_in": str(said_by.path) if said_by else "",
+            "places": places,
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return ExitCode.OK if present else ExitCode.ERROR
+    sys.stdout.write(f"{path}\n")
+    sys.stdout.flush()
+    if not present:
+        wrong = path.is_file()
+        state = "there, but not what it should be: it will be fetched again" if wrong else "not there"
+    else:
+        state = "present, verified" if verified else "present, not verified yet: its next use will"
+    lines = [state]
+    if entry and said_by:
+        lines.append(f"pinned: sha256 {entry.sha256} in {said_by.path}")
+    elif isinstance(source, FileSource | RandomSource):
+        lines.append("needs no pin")
+    else:
+        lines.append("not pinned yet")
+    if not present or place.configuration.mirrors:
+        lines += ["comes from, in this order:", *(f"  {item}" for item in places)]
+    if not present and not isinstance(source, FileSource):
+        folder = f"incoming/{lock_of(place.root, url).stem}"
+        begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
+        lines[1:1] = [f"{human_bytes(item.present)} of it have arrived: the next fetch goes on" for item in begun]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    return ExitCode.OK if present else ExitCode.ERROR
+
+
+def _places(source: Source, configuration: Configuration) -> list[str]:
+    if isinstance(source, FileSource):
+        return [str(source.path)]
+    if isinstance(source, RandomSource):
+        return ["made on this machine"]
+    if isinstance(source, PypiSource):
+        return [f"the wheel {source.distribution}=={source.version}, by pip"]
+    # Brings the drivers of all stores.
+    from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415
+
+    # A folder's files by their names, as a shell takes them.
+    return [unquote(place) if place.startswith("/") else place for place in places(source.url, configuration)]
+
+
+def _row(item: Item, now: float) -> tuple[str, ...]:
+    verified = {True: "yes", False: "no", None: ""}[item.verified]
+    name = item.name
+    if item.kind is ItemKind.UNFINISHED:
+        of = f" of {human_bytes(item.total)}" if item.total else ""
+        name += f" ({human_bytes(item.present)}{of} arrived)"
+    return human_bytes(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
+
+
+def _totals(items: Sequence[Item]) -> str:
+    by_kind = []
+    for kind in ItemKind:
+        found = [item for item in items if item.kind is kind]
+        if found:
+            by_kind.append(f"{kind} {human_bytes(sum(item.bytes for item in found))} ({len(found)})")
+    return f"{human_bytes(sum(item.bytes for item in items))}: {', '.join(by_kind)}"

@@ -1,0 +1,213 @@
+"""`cache.lock`: hashes that were learnt in the cache become lines of the project's registry, to be committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.inventory import lock_of
+from iree_gauntlet.artifacts.locking import locked
+from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.relock import Relock, plan_relock, write_registry
+from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
+from iree_gauntlet.artifacts.store import ArtifactStore
+from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, UsageError
+from iree_gauntlet.progress import Progress, Recorder
+from iree_gauntlet.reports.output import open_progress
+from iree_gauntlet.upkeep.cache_place import open_cache, refusals_explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.results import Fetched
+    from iree_gauntlet.upkeep.cache_place import CachePlace
+    from iree_gauntlet.upkeep.upkeep_requests import LockRequest
+
+__all__ = ["lock_hashes"]
+# Also behind a flag's name: `--parameters=model=https://…`.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+
+
+def lock_hashes(asked: LockRequest) -> ExitCode:
+    """Writes what was learnt into the registry, and shows what changes there.
+
+    Raises:
+        UsageError: there is no project here, or a URL that needs no pin is to be refreshed.
+        SpecError: the specs say which entries are needed, and one cannot be read.
+        GauntletError: something cannot be fetched or written.
+    """
+    urls = list(dict.fromkeys(asked.refresh))
+    for url in urls:
+        _require_pinnable(url)
+    place = open_cache(asked.cache_dir)
+    if not ((place.project / "specs").is_dir() and (place.project / "suites").is_dir()):
+        raise UsageError(
+            f"there is no project here: {Path.cwd()} is not inside a folder with specs/ and suites/",
+            "Run it inside the project whose cache/registry.txt is to be written.",
+        )
+    shared = place.root.resolve() != (place.project / "cache").resolve()
+    # What other projects have learnt in a shared cache is theirs.
+    named = _named_artifacts(place.project) if asked.prune or shared else None
+    with refusals_explained(place.root), ExitStack() as stack, open_progress(sys.stderr) as progress:
+        fresh = stack.enter_context(_fetched_anew(place, urls, progress)) if urls else []
+        refreshed = [Entry(local_name(item.url), item.sha256, item.url) for item in fresh]
+        if asked.dry_run:
+            relock = plan_relock(*_read(place), refreshed, named=named, prune=asked.prune)
+        else:
+            with _both_locked(place, progress):
+                registry, learnt = _read(place)
+                relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
+                # In this order: a kill between the two leaves a hash in both, which the next time mends.
+                if relock.changes:
+                    write_registry(registry.path, relock.entries)
+                if relock.leaving:
+                    write_registry(
+                        learnt.path, [item for name, item in learnt.entries.items() if name not in relock.leaving]
+                    )
+            for item in fresh:
+                _take_over(place, item, progress)
+    _show(place, relock, refreshed, dry=asked.dry_run)
+    return ExitCode.OK
+
+
+def _require_pinnable(url: str) -> None:
+    try:
+        source = parse_source(url)
+    except ArtifactError as error:
+        raise UsageError(f"--refresh: {error.what}", error.hint) from error
+    if isinstance(source, FileSource | RandomSource):
+        raise UsageError(f"--refresh {url}: such a file has no pin", "Refresh what is fetched.")
+
+
+def _read(place: CachePlace) -> tuple[Registry, Registry]:
+    return Registry.read(place.pins.registry.path), Registry.read(place.pins.learnt.path)
+
+
+@contextmanager
+def _both_locked(place: CachePlace, progress: Progress) -> Iterator[None]:
+    """Alone with the registry, also among users of other caches, and with what was learnt here."""
+    registry, learnt = place.pins.registry.path, place.root / "locks" / "registry.lock"
+    with locked(registry.parent / "locks" / "registry.txt.lock", str(registry), progress):
+        if place.pins.learnt.path.exists():
+            with locked(learnt, str(place.pins.learnt.path), progress):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _fetched_anew(place: CachePlace, urls: list[str], progress: Progress) -> Iterator[list[Fetched]]:
+    """Files as their sources have them now, in a cache of their own, where nothing pins them."""
+    parent = place.root / "refreshing"
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        store = ArtifactStore(folder, Registry(), progress=_Unpinned(progress), configuration=place.configuration)
+        yield [store.fetch(url) for url in urls]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
+    """Put a file that was fetched anew in the place of the one in the cache; its wheel, too."""
+    path = place.root / "artifacts" / local_name(item.url)
+    with locked(lock_of(place.root, item.url), item.url, progress):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        item.path.replace(path)
+        VerifiedHashes(place.root / "verified").remember(path, item.sha256)
+    # <scratch>/artifacts/<name>
+    scratch = item.path.parents[len(Path(local_name(item.url)).parts)]
+    for wheel in (scratch / "wheels").glob("*/*/*.whl"):
+        target = place.root / wheel.relative_to(scratch)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        wheel.replace(target)
+
+
+class _Unpinned(Recorder):
+    """Progress without the notes that a hash was learnt: here, it is shown as a change."""
+
+    def note(self, url: str, message: str) -> None:
+        """Pass it on, unless it is about a pin."""
+        if "is now pinned in" not in message:
+            super().note(url, message)
+
+
+def _show(place: CachePlace, relock: Relock, refreshed: list[Entry], *, dry: bool) -> None:
+    path = place.pins.registry.path
+    for change in relock.changes:
+        sys.stdout.write(f"{change}\n")
+    changed = {change.name for change in relock.changes}
+    for entry in refreshed:
+        if entry.name not in changed:
+            sys.stdout.write(f"= {entry.name} sha256 {entry.sha256[:12]}…: as it was\n")
+    for entry in relock.overruled:
+        sys.stdout.write(
+            f"dropped: {entry.name} sha256 {entry.sha256[:12]}… was learnt, but {path} pins another, which counts\n"
+        )
+    if relock.foreign:
+        count = "1 learnt hash stays" if len(relock.foreign) == 1 else f"{len(relock.foreign)} learnt hashes stay"
+        sys.stdout.write(f"{count} in {place.pins.learnt.path}: no spec of this project names them\n")
+    if not relock.changes:
+        sys.stdout.write(f"nothing to do: {path} has {len(relock.entries)} entries, all as they should be\n")
+    elif dry:
+        sys.stdout.write(f"{path} was not changed (--dry-run)\n")
+    else:
+        added = sum(change.before is None for change in relock.changes)
+        dropped = sum(change.after is None for change in relock.changes)
+        rest = len(relock.changes) - added - dropped
+        sys.stdout.write(f"{path}: {added} added, {rest} changed, {dropped} dropped; commit it\n")
+
+
+def _named_artifacts(project: Path) -> set[str]:
+    """Local names of all URLs in the project's specs, and in those that its suites add.
+
+    Raises:
+        SpecError: a spec or suite cannot be read, and might name one.
+    """
+    folders = {project / "specs"}
+    for suite in sorted((project / "suites").glob("*.toml")):
+        folders.update(read_suite(suite).spec_dirs)
+    names: set[str] = set()
+    for folder in sorted(folders):
+        for current, _, files in os.walk(folder):
+            for file in sorted(files):
+                if file.endswith(".json"):
+                    names |= _names(Path(current, file))
+    return names
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        hint = "Mend or remove it: it might name an artifact, so nothing was changed."
+        raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
+    names = set()
+    for text in _strings(document):
+        for url in _URL.findall(text):
+            try:
+                names.add(local_name(url))
+            except ArtifactError:
+                continue  # `lint` tells
+    return names
+
+
+def _strings(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            yield str(key)
+            yield from _strings(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _strings(value)

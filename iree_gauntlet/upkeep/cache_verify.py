@@ -1,0 +1,150 @@
+"""`cache.verify`: everything is hashed again; what is damaged is fetched again, or goes to be made anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
+from iree_gauntlet.artifacts.publishing import human_bytes
+from iree_gauntlet.artifacts.verification import Condition, Finding, check_artifact, check_wheel
+from iree_gauntlet.engine.modules.module_cache import ModuleCache
+from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
+from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.reports.output import open_progress, write_line
+from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iree_gauntlet.artifacts.inventory import Item
+    from iree_gauntlet.reports.live.painter import Painter
+    from iree_gauntlet.upkeep.upkeep_requests import VerifyRequest
+
+__all__ = ["verify"]
+
+_CHECKED = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
+# Hashing leaves Python's lock alone, so that threads help; beyond a few the disk is what one waits for.
+_MOST_THREADS = 4
+
+
+def verify(asked: VerifyRequest) -> ExitCode:
+    """Hashes all artifacts, modules and wheels; ERROR where damage stays.
+
+    Raises:
+        GauntletError: the cache cannot be read.
+    """
+    place = open_cache(asked.cache_dir)
+    started = time.perf_counter()
+    with refusals_explained(place.root):
+        items = [item for item in take_inventory(place.root, place.pins) if item.kind in _CHECKED]
+        with open_progress(sys.stderr) as progress:
+            progress.work("verifying", sum(item.bytes for item in items))
+            findings = []
+            for finding in _check(place, items, progress):
+                findings.append(finding)
+                if finding.condition in (Condition.DAMAGED, Condition.UNKNOWN):
+                    said = "damaged" if finding.condition is Condition.DAMAGED else "unknown"
+                    write_line(f"{said}: {finding.item.kind} {finding.item.name}: {finding.what}")
+        seconds = time.perf_counter() - started
+        damaged = [finding for finding in findings if finding.condition is Condition.DAMAGED]
+        mended = 0
+        if damaged and asked.check_only:
+            sys.stdout.write("nothing was changed (--check-only)\n")
+        elif damaged:
+            with open_progress(sys.stderr) as progress:
+                mended = sum(_mend(place, finding, progress, offline=asked.offline) for finding in damaged)
+    _summary(findings, mended, seconds)
+    return ExitCode.ERROR if mended < len(damaged) else ExitCode.OK
+
+
+def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[Finding]:
+    verified = VerifiedHashes(place.root / "verified")
+
+    def checked(item: Item) -> Finding:
+        path = place.root / item.path
+        if item.kind is ItemKind.MODULE:
+            return _check_module(place.root, item, progress.advance)
+        if item.kind is ItemKind.WHEEL:
+            return check_wheel(path, item, progress.advance)
+        return check_artifact(path, item, place.pins, verified, progress.advance)
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+        try:
+            yield from threads.map(checked, items)
+        except BaseException:
+            # Ctrl-C: what is being read ends at its next block.
+            progress.cancel()
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bool) -> bool:
+    """Whether the damage is gone."""
+    item, path = finding.item, place.root / finding.item.path
+    if item.kind is ItemKind.MODULE:
+        ModuleCache(place.root).remove(item.key)
+        write_line(f"removed: module {item.name}; it is made anew when it is needed")
+        return True
+    if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):
+        with place.leases.collecting():
+            if item.path in place.leases.in_use():
+                write_line(f"not mended: {item.name}: another process uses it; verify again when it has ended")
+                return False
+            path.unlink(missing_ok=True)
+        write_line(f"removed: {item.kind} {item.name}; it comes anew when it is needed")
+        return True
+    if not finding.url:
+        write_line(f"not mended: {item.name}: no record says where it comes from; delete it, and fetch again")
+        return False
+    try:
+        fetched = place.store(progress, offline=offline).fetch(finding.url)
+    except GauntletError as error:
+        write_line(f"not mended: {item.name}: {error.what}")
+        return False
+    write_line(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
+    return True
+
+
+def _summary(findings: Sequence[Finding], mended: int, seconds: float) -> None:
+    counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
+    size = human_bytes(sum(finding.item.bytes for finding in findings))
+    damaged = counts[Condition.DAMAGED]
+    text = f"verified {len(findings)} items, {size} in {seconds:.1f} s: {counts[Condition.GOOD]} good"
+    if damaged:
+        text += f", {damaged} damaged ({mended} mended)"
+    if counts[Condition.UNKNOWN]:
+        text += f", {counts[Condition.UNKNOWN]} that no record knows"
+    sys.stdout.write(f"{text}\n")
+
+
+def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Finding:
+    """Check a module's files against its `entry.json`, and that against its own checksum.
+
+    Args:
+        root: the cache's folder.
+        item: the module.
+        read: is told of each block's bytes.
+    """
+    folder = root / item.path
+    try:
+        document = open_sealed((folder / ENTRY_FILE).read_bytes(), item.key)
+        for role, recorded in document["files"].items():
+            if hash_watched(folder / role, read)["sha256"] != recorded["sha256"]:
+                # Of a large file it may stand on the disk that it was checked before.
+                VerifiedHashes(root / "verified").doubt(folder / role)
+                return Finding(item, Condition.DAMAGED, f"the checksum of {role} does not match")
+    except FileNotFoundError as error:
+        if not folder.exists():
+            return Finding(item, Condition.GONE)
+        return Finding(item, Condition.DAMAGED, f"{Path(str(error.filename)).name} is missing")
+    except OSError as error:
+        return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}")
+    except DamageError as error:
+        return Finding(item, Condition.DAMAGED, str(error))
+    return Finding(item, Condition.GOOD)

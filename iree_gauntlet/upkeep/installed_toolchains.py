@@ -1,0 +1,233 @@
+"""The `toolchain` tasks: install, list, show, remove."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.leases import Leases
+from iree_gauntlet.artifacts.publishing import human_bytes
+from iree_gauntlet.dialects.configuration_file import read_configuration
+from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.reports.output import print_table
+from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.find import environment_for, find_toolchain
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
+from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
+from iree_gauntlet.upkeep.cache_place import age_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.toolchains.choice import Choice
+    from iree_gauntlet.toolchains.environments import Environment
+    from iree_gauntlet.toolchains.find import Place
+    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime, Toolchain
+
+__all__ = ["install", "list_toolchains", "remove", "show"]
+
+_INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.WHEELS)
+
+
+def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
+    """Installs releases into the cache, each into an environment of its own.
+
+    Args:
+        versions: words that name releases, ranges, nightlies; or the path of a folder of wheels.
+        cache_dir: folder of the cache; empty for the project's.
+        offline: what is not in the cache cannot be had.
+
+    Raises:
+        UsageError: a name means nothing that can be installed.
+        ToolchainError: one cannot be had; those before it stay.
+    """
+    choices = [_installable(text) for text in _names(versions, "install")]
+    place, _leases = _open(cache_dir, offline=offline)
+    for choice in choices:
+        found = environment_for(choice, place)
+        sys.stdout.write(f"{_title(found)}: {found.path} ({human_bytes(found.bytes)})\n")
+        sys.stdout.flush()
+    return ExitCode.OK
+
+
+def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
+    """Prints what is installed here, and every environment of the cache with its size and last use."""
+    place, _leases = _open(cache_dir, offline=True)
+    here: Toolchain | None = None
+    missing: ToolchainError | None = None
+    try:
+        here = find_installed()
+    except ToolchainError as error:
+        missing = error
+    rows = place.environments.all()
+    if as_json:
+        document = {
+            "installed": _flat(here) if here else None,
+            "environments": [
+                {"path": str(path), "problem": why} | (_listed(found) if found else {}) for path, found, why in rows
+            ],
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return ExitCode.OK
+    if here is not None:
+        sys.stdout.write(f"installed here: {here.compiler.release} ({here.source.partition(': ')[2]})\n")
+    else:
+        sys.stdout.write(f"installed here: none: {missing}\n")
+    now = time.time()
+    table = [("VERSION", "SIZE", "LAST USE", "PATH")]
+    table += [
+        (_title(found), human_bytes(found.bytes), age_text(now - found.last_use), str(path))
+        if found is not None
+        else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
+        for path, found, why in rows
+    ]
+    if rows:
+        print_table(table)
+    else:
+        sys.stdout.write(f"none in {place.environments.folder}; toolchain.install VERSION installs one\n")
+    return ExitCode.OK
+
+
+def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
+    """Prints what `--iree` would use; installs nothing.
+
+    Raises:
+        ToolchainError: it is not there.
+        UsageError: the value names no IREE.
+    """
+    place, _leases = _open(request.cache_dir, offline=True)
+    found = find_toolchain(*chosen(request, os.environ), place)
+    if as_json:
+        sys.stdout.write(json.dumps(_flat(found), indent=2) + "\n")
+        return ExitCode.OK
+    compiler, runtime = found.compiler, found.runtime
+    rows = (
+        ("source", found.source),
+        ("compiler", _version_text(compiler)),
+        ("  identity", compiler.identity),
+        ("  iree-compile", compiler.compile),
+        ("  iree-opt", compiler.ir_tool or "none"),
+        ("runtime", _version_text(runtime)),
+        ("  identity", runtime.identity),
+        ("  iree-run-module", runtime.run_module),
+        ("  iree-benchmark-module", runtime.benchmark_module),
+        ("ONNX importer", f"onnx {compiler.onnx_version} in {compiler.python}" if compiler.onnx_version else "none"),
+    )
+    for name, text in rows:
+        sys.stdout.write(f"{name + ':':<25} {text}\n")
+    if compiler.version != runtime.version != UNKNOWN_VERSION:
+        sys.stdout.write("note: compiler and runtime differ: modules may not load\n")
+    return ExitCode.OK
+
+
+def remove(versions: str, cache_dir: str) -> ExitCode:
+    """Deletes environments of the cache, but none that a running process uses.
+
+    Raises:
+        UsageError: there is no such environment.
+        ToolchainError: one is in use, or cannot be deleted.
+    """
+    names = _names(versions, "remove")
+    place, leases = _open(cache_dir, offline=True)
+    root = cache_folder(cache_dir)
+    chosen_paths = [_removable(name, place) for name in names]
+    for path, label, size in chosen_paths:
+        relative = path.relative_to(root).as_posix()
+        with leases.collecting():
+            if relative in leases.in_use():
+                raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
+            place.environments.remove(path, label)
+        sys.stdout.write(f"removed {label} ({human_bytes(size)})\n")
+    return ExitCode.OK
+
+
+def _open(cache_dir: str, *, offline: bool) -> tuple[Place, Leases]:
+    """The place, and the leases that must live as long as what is found in it is used."""
+    root = (cache_folder if offline else made_cache_folder)(cache_dir)
+    leases = Leases(root)
+    hashes = VerifiedHashes(root / "verified")
+    configuration = read_configuration(project_folder(), os.environ)
+    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
+
+
+def _names(text: str, task: str) -> list[str]:
+    text = text.strip()
+    # A folder's name may have spaces.
+    names = [text] if text.startswith("wheels:") else text.split()
+    if not names:
+        raise UsageError(f"toolchain.{task} needs to know which", f"Such as toolchain.{task} 3.12.0.")
+    return names
+
+
+def _installable(text: str) -> Choice:
+    choice = parse_choice(text, "toolchain.install")
+    if choice.kind not in _INSTALLABLE:
+        raise UsageError(
+            f"toolchain.install {text}: that is not installed by this toolkit, but used where it is",
+            f"Use it with --iree {text}. To install, name a release, a range, a nightly, or wheels:DIR.",
+        )
+    return choice
+
+
+def _removable(name: str, place: Place) -> tuple[Path, str, int]:
+    """Folder, label and bytes of an environment that is named by its version, its label or its folder's name."""
+    environments = place.environments
+    there = environments.all()
+    wanted = {name, environments.path_of(name).name}
+    if name[:1].isdigit():
+        wanted.add(environments.path_of(str(parse_choice(name, "toolchain.remove").version)).name)
+    for path, found, _ in there:
+        if path.name in wanted:
+            return path, found.label if found else path.name, found.bytes if found else 0
+    have = ", ".join(found.label if found else path.name for path, found, _ in there) or "none"
+    raise UsageError(f"toolchain.remove {name}: there is no such environment", f"There are: {have}.")
+
+
+def _title(found: Environment) -> str:
+    return found.label if found.label in (found.compiler, found.runtime) else f"{found.label} ({found.compiler or '-'})"
+
+
+def _listed(found: Environment) -> dict[str, Any]:
+    return {
+        "label": found.label,
+        "compiler": found.compiler,
+        "runtime": found.runtime,
+        "bytes": found.bytes,
+        "installer": found.installer,
+        "last_use": found.last_use,
+    }
+
+
+def _version_text(part: Compiler | Runtime) -> str:
+    says = "" if part.version == part.release else f" ({part.version})"
+    return f"{part.release}{says}{f' @ {part.commit}' if part.commit else ', commit unknown'}"
+
+
+def _flat(toolchain: Toolchain) -> dict[str, Any]:
+    """For `--format json`."""
+    compiler, runtime = toolchain.compiler, toolchain.runtime
+    return {
+        "source": toolchain.source,
+        "python": compiler.python,
+        "compile": compiler.compile,
+        "run_module": runtime.run_module,
+        "benchmark_module": runtime.benchmark_module,
+        "import_onnx": compiler.import_onnx,
+        "onnx_version": compiler.onnx_version,
+        "compiler_version": compiler.version,
+        "compiler_release": compiler.release,
+        "compiler_commit": compiler.commit,
+        "runtime_version": runtime.version,
+        "runtime_release": runtime.release,
+        "runtime_commit": runtime.commit,
+        "identity": compiler.identity,
+        "runtime_identity": runtime.identity,
+        "ir_tool": compiler.ir_tool,
+    }

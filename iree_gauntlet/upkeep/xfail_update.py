@@ -1,0 +1,128 @@
+"""The task `xfail.update`: a suite's expected failures, as a run has found them, as a diff of the suite."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.dialects.suite_edit import with_expected_failures
+from iree_gauntlet.dialects.toml_file import read_toml
+from iree_gauntlet.engine.workspace import suite_path
+from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.measuring.goldens.goldens import release_of
+from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
+from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.upkeep.op_xfail import is_operator_run
+from iree_gauntlet.upkeep.op_xfail_update import config_changes
+from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iree_gauntlet.dialects.load import ExpectedFailure
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.requests import RunRequest
+    from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
+
+__all__ = ["update"]
+
+# What a broken golden comes to belongs into the golden, not into a list of failures.
+_STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
+_LONGEST_REASON = 160
+# What runs are called that are no suite's.
+_NO_SUITE = "custom"
+
+
+def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
+    """Shows, and with `write` makes, the expected failures that a run speaks for.
+
+    Those of operator suites are in their configs, all others in the suite.
+
+    Args:
+        asked: which run, and what becomes of the diff.
+        request: how it is run again.
+
+    Raises:
+        UsageError: there is no such run, it did not come to its end, or it was not a suite's.
+        SpecError: the suite cannot be read.
+        GauntletError: the journal cannot be read.
+    """
+    run = run_named(asked.run, "--run") if asked.run else newest_run(runs_folder())
+    record = read_journal(run / JOURNAL)
+    if record.end is None or record.end.get("interrupted"):
+        raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
+    changes: list[FileChange] = []
+    suite = _suite_of(run, record, asked.suite)
+    if is_operator_run(record):
+        changes += config_changes(run, record, suite, asked.rerun, request)
+    elif suite is None:
+        raise UsageError(f"{shown(run)} was not a suite's", "Run a suite, or name the file with --suite.")
+    if suite is not None:
+        changes.append(_suite_change(run, record, suite))
+    hand_out(changes, asked.output, write=asked.write)
+    return ExitCode.OK
+
+
+def _suite_change(run: Path, record: JournalRecord, path: Path) -> FileChange:
+    suite = read_suite(path)
+    if suite.name != record.runs[-1]["suite"]:
+        what = f"{shown(run)} is a run of the suite {record.runs[-1]['suite']!r}, {path} is {suite.name!r}"
+        raise UsageError(what, "Name the suite of the run with --suite, or another run.")
+    removed = {index for index, entry in enumerate(suite.expected_failures) if _is_over(entry, record)}
+    release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
+    added = _new_failures(record, release)
+    text, _ = read_toml(path)
+    return FileChange(path, text, with_expected_failures(text, removed=removed, added=added))
+
+
+def _suite_of(run: Path, record: JournalRecord, suite: str) -> Path | None:
+    asked = asked_for(run)
+    named = suite or asked.selection.get("suite")
+    if not named and not (is_operator_run(record) and record.runs[-1]["suite"] == _NO_SUITE):
+        named = asked.defaults.get("suite")
+    return suite_path(str(named)) if named else None
+
+
+def _is_over(entry: ExpectedFailure, record: JournalRecord) -> bool:
+    """Whether an expected failure is one no longer; what is to be known of it is told."""
+    verdicts = [
+        record.results[step["id"]].verdict
+        for step in record.steps
+        if step["stage"] == entry.stage
+        and fnmatch.fnmatchcase(f"{step['model']}/{step['submodel']}", entry.case)
+        and step["id"] in record.results
+    ]
+    where = f"{entry.origin.file}: {entry.origin.field} ({entry.case}, {entry.stage})"
+    passed, failed = verdicts.count(Verdict.XPASSED), verdicts.count(Verdict.XFAILED)
+    if passed and not failed:
+        sys.stderr.write(f"remove   {where}: passes now; the reason was: {entry.reason}\n")
+        return True
+    if passed:
+        sys.stderr.write(f"stays    {where}: {passed} of {passed + failed} pass now: write a narrower case\n")
+    elif not failed:
+        sys.stderr.write(f"stays    {where}: was not run\n")
+    return False
+
+
+def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage, str]]:
+    found: dict[tuple[str, Stage], str] = {}
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
+            continue
+        case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
+        reason = " ".join(result.reason.split())[:_LONGEST_REASON] or "no reason was given"
+        error = result.verdict is Verdict.ERROR
+        if error or stage not in _STAGES:
+            why = "an error is no failure of the product" if error else "golden.update is for figures"
+            sys.stderr.write(f"not added {case}, {stage}: {reason} ({why})\n")
+            continue
+        if (case, stage) not in found:
+            found[case, stage] = f"{reason} (IREE {release})" if release else reason
+            sys.stderr.write(f"add      {case}, {stage}: {reason}\n")
+    return [(case, stage, reason) for (case, stage), reason in found.items()]

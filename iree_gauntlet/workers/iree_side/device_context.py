@@ -1,0 +1,185 @@
+"""A device of IREE's runtime with programs loaded on it: arrays go there, functions run, arrays come back.
+
+What a caller of several threads has to know (seen with 3.9 and 3.13): the runtime gives up Python's lock while a
+function runs and while a fence is waited for, so contexts run beside each other; copies to and from the device hold it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iree_gauntlet.workers.iree_side.plan_file import ELEMENT_TYPES, PlanError, host_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Device", "Program", "device_memory"]
+
+# How torch and ONNX programs offer a function that does not wait: it takes two fences after its arguments.
+_ASYNC = "$async"
+
+
+class Device:
+    """A device, and what is loaded once for all programs on it.
+
+    Args:
+        uri: IREE's name of it, such as local-task.
+    """
+
+    def __init__(self, uri: str) -> None:
+        from iree import runtime  # noqa: PLC0415 - the plan is checked without it
+
+        self.runtime = runtime
+        self.instance = runtime.VmInstance()
+        self.hal = runtime.get_device(uri)
+        self._indices: dict[str, Any] = {}
+        # Looked up once: in small programs, attributes of the binding are a good part of a call.
+        self._allocator = self.hal.allocator
+        self._kinds = {name: getattr(runtime.HalElementType, kind) for name, (kind, _) in ELEMENT_TYPES.items()}
+        self._types = {int(kind): (name, host_type(name)) for name, kind in self._kinds.items()}
+        self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
+        self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
+
+    def parameter_index(self, file: str) -> Any:
+        """The contents of a parameter archive; each file is opened once."""
+        if file not in self._indices:
+            index = self.runtime.ParameterIndex()
+            index.load(file)
+            self._indices[file] = index
+        return self._indices[file]
+
+    def push(self, array: NDArray[Any], type_name: str) -> Any:
+        """Copy an array to the device; a view of its buffer."""
+        return self._allocator.allocate_buffer_copy(
+            memory_type=self._local,
+            allowed_usage=self._usage,
+            device=self.hal,
+            buffer=array,
+            element_type=self._kinds[type_name],
+        )
+
+    def fetch(self, view: Any) -> NDArray[Any]:
+        """A copy of a buffer's contents on the host, as bits; the runtime's own `DeviceArray` would convert bf16."""
+        buffer = view.get_buffer()
+        if buffer.memory_type() & self._visible and buffer.allowed_usage() & self._scoped:
+            return self._mapped(view, view)
+        return self.fetch_staged(view)
+
+    def fetch_staged(self, view: Any) -> NDArray[Any]:
+        """The same through a buffer on the host, for memory that the host does not see."""
+        runtime = self.runtime
+        source = view.get_buffer()
+        staging = self._allocator.allocate_buffer(
+            memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
+            allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
+            allocation_size=source.byte_length(),
+        )
+        done = self.fence()
+        self.hal.queue_copy(source, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
+        done.wait()
+        return self._mapped(staging, view)
+
+    def _mapped(self, memory: Any, view: Any) -> NDArray[Any]:
+        # A copy, as a caller would take it: the mapping ends with the buffer.
+        return np.array(memory.map().asarray(view.shape, self._types_of(view)[1]))
+
+    def type_name(self, view: Any) -> str:
+        """The name of a buffer's element type.
+
+        Raises:
+            PlanError: for one that is not known here.
+        """
+        return self._types_of(view)[0]
+
+    def _types_of(self, view: Any) -> tuple[str, np.dtype[Any]]:
+        kind = view.element_type
+        if kind not in self._types:
+            raise PlanError(f"an output has the element type {kind:#x}, which is not known here")
+        return self._types[kind]
+
+    def fence(self) -> Any:
+        """A fence of its own, to be signalled by the device."""
+        return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
+
+
+class Program:
+    """A function of modules that are loaded on a device, in a context of their own.
+
+    Args:
+        device: where.
+        modules: files, in the order of loading.
+        parameters: scope and file.
+        function: of the last module.
+
+    Raises:
+        PlanError: where the last module has no such function.
+    """
+
+    def __init__(
+        self, device: Device, modules: Sequence[str], parameters: Iterable[Sequence[str]], function: str
+    ) -> None:
+        runtime, instance = device.runtime, device.instance
+        self.device = device
+        loaded = [runtime.create_hal_module(instance, device.hal)]
+        providers = [device.parameter_index(file).create_provider(scope=scope) for scope, file in parameters]
+        if providers:
+            loaded.append(runtime.create_io_parameters_module(instance, *providers))
+        mains = [runtime.VmModule.mmap(instance, file) for file in modules]
+        self._context = runtime.VmContext(instance, modules=[*loaded, *mains])
+        self._function = mains[-1].lookup_function(function)
+        if self._function is None:
+            raise PlanError(f"{modules[-1]} has no function {function!r}: {', '.join(mains[-1].function_names)}")
+        self._async_function = mains[-1].lookup_function(function + _ASYNC)
+        # Whoever holds a module needs what it was made with.
+        self._kept = (loaded, mains)
+
+    @property
+    def has_async(self) -> bool:
+        """Whether the function can be started without waiting for it."""
+        return self._async_function is not None
+
+    def invoke(self, arguments: Sequence[Any]) -> list[Any]:
+        """One call with arguments on the device; its outputs there, computed."""
+        return self._invoke(self._function, arguments)
+
+    def start(self, arguments: Sequence[Any], after: Any = None) -> tuple[list[Any], Any]:
+        """Begin a call, and do not wait for it.
+
+        Args:
+            arguments: on the device.
+            after: a fence that is waited for first; None for nothing.
+
+        Returns:
+            The outputs, which may be handed on with `after`, and the fence after which they may be read.
+        """
+        done = self.device.fence()
+        before = self.device.runtime.HalFence(0) if after is None else after
+        return self._invoke(self._async_function, [*arguments, before, done]), done
+
+    def _invoke(self, function: Any, arguments: Sequence[Any]) -> list[Any]:
+        runtime = self.device.runtime
+        given = runtime.VmVariantList(len(arguments))
+        for argument in arguments:
+            given.push_ref(argument)
+        results = runtime.VmVariantList(1)
+        self._context.invoke(function, given, results)
+        return [results.get_as_object(index, runtime.HalBufferView) for index in range(len(results))]
+
+
+def device_memory(devices: Iterable[Device]) -> dict[str, int]:
+    """The runtime's own statistics of memory, in bytes, of all devices together.
+
+    `device_bytes_peak` and `host_bytes_peak` are the most that was allocated at a time since the process began (of
+    several devices: the sum of their peaks). It is less than a program needs. On local-task of 3.9 and 3.13 it is what
+    was pushed, and no more: what a program allocates itself, in the order of its queue, is not in it, and neither are
+    parameters that are used from the mapped file. Empty where the runtime was built without statistics.
+    """
+    found: dict[str, int] = {}
+    for hal in {id(device.hal): device.hal for device in devices}.values():
+        for name, value in hal.allocator.statistics.items():
+            found[name] = found.get(name, 0) + value
+    return found

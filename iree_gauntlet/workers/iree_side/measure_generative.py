@@ -1,0 +1,255 @@
+"""Make tokens one after the other with two programs of one model, in the Python of the toolchain that is measured.
+
+    python measure_generative.py PLAN.json
+
+`prefill` takes the inputs and returns the logits of the next token and the state; `decode` takes the token, its
+position and the state, and returns the next logits and new values of the state's first tensors. The next token is the
+most likely one, found on the host; the state stays on the device, handed on from one call to the next. The plan:
+
+    {"device": "local-task",
+     "prefill": {"modules": ["/…/prefill.vmfb"],   in the order of loading; the last one has the function
+                 "parameters": [["model", "/…/model.irpa"]],   scope and file; a file of both programs is opened once
+                 "function": "main_graph",
+                 "inputs": [{"file": "/…/prompt.npy", "type": "i64"}]},
+     "decode": {"modules", "parameters", "function"},
+     "position": 4,            of the token that decode is given first
+     "tokens": 32,             for each sample and generation, the one that prefill gives included
+     "state": 16,              tensors that prefill returns after the logits
+     "carried": 8,             of them, those that decode returns again, the first ones
+     "generations": 5,         measured, one after the other
+     "warm_up": 1,             before them
+     "outputs": "/…/folder"}   where the first generation's logits go; empty for nowhere
+
+The answer is one JSON object on standard output:
+
+    {"load_ms", "first_token_ms", "total_s", "generations", "tokens", "samples", "prefill_ms": […],
+     "decode_ms": [[…], …], "tokens_per_s", "chosen": [[…], …], "logits": [{"file", "type", "shape"}, …],
+     "overhead_us", "peak_rss_bytes", "device_memory": {…}}
+
+`first_token_ms` is the first prefill of all, its inputs pushed and its token found; `total_s` is that of the measured
+generations, and `tokens_per_s` counts the tokens of all samples in it. Times of calls include the push of what they
+are given, the fetch of their logits, and the choice of the token. `chosen` has the tokens of the first generation
+(that of the warm-up, where there is one) by sample, `logits` the prefill's and each decode's of it. `overhead_us` is
+what the loop itself takes for a token, measured with functions that do nothing. Exit codes are those of `plan_file`.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["Generation", "Generator", "generate", "measure", "most_likely", "overhead_us"]
+
+_OVERHEAD_TOKENS = 2000
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+_NS_PER_US = 1e3
+_FLOATS = ("f64", "f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one generation gave.
+
+    Attributes:
+        tokens: those of each step, int64 [batch, 1].
+        logits: of each step, as bits.
+        call_ns: of each step; the first one is prefill's.
+    """
+
+    tokens: tuple[NDArray[np.int64], ...]
+    logits: tuple[NDArray[Any], ...]
+    call_ns: tuple[int, ...]
+
+
+def generate(
+    prefill: Callable[[], NDArray[Any]],
+    decode: Callable[[NDArray[np.int64], int], NDArray[Any]],
+    choose: Callable[[NDArray[Any]], NDArray[np.int64]],
+    position: int,
+    tokens: int,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> Generation:
+    """Make tokens, each from the logits of the step before.
+
+    Args:
+        prefill: gives the first logits.
+        decode: gives the next ones for a token and its position.
+        choose: the tokens of logits.
+        position: of the token that decode is given first.
+        tokens: how many, that of prefill included.
+        clock: in ns.
+    """
+    chosen: list[NDArray[np.int64]] = []
+    found: list[NDArray[Any]] = []
+    times: list[int] = []
+    for step in range(tokens):
+        begin = clock()
+        logits = decode(chosen[-1], position + step - 1) if step else prefill()
+        chosen.append(choose(logits))
+        times.append(clock() - begin)
+        found.append(logits)
+    return Generation(tuple(chosen), tuple(found), tuple(times))
+
+
+def most_likely(logits: NDArray[Any], type_name: str) -> NDArray[np.int64]:
+    """The tokens of the largest logits, the first of equal ones; NaN counts as the largest, as in torch.
+
+    Args:
+        logits: [batch, vocabulary], as bits.
+        type_name: their element type.
+    """
+    values = (logits.astype("<u4") << 16).view("<f4") if type_name == "bf16" else logits
+    found: NDArray[np.int64] = np.argmax(values, axis=-1, keepdims=True).astype(np.int64)
+    return found
+
+
+class Generator:
+    """Both programs on one device, and the state between their calls.
+
+    Args:
+        device: of both.
+        inputs: of prefill, with their element types.
+        plan: see the module.
+
+    Raises:
+        PlanError: where the plan contradicts itself.
+    """
+
+    def __init__(self, device: Device, inputs: list[tuple[NDArray[Any], str]], plan: dict[str, Any]) -> None:
+        self._device = device
+        self._inputs = inputs
+        self._prefill, self._decode = (
+            Program(device, plan[name]["modules"], plan[name]["parameters"], plan[name]["function"])
+            for name in ("prefill", "decode")
+        )
+        self._position, self._tokens = int(plan["position"]), int(plan["tokens"])
+        self._states, self._carried = int(plan["state"]), int(plan["carried"])
+        if self._tokens < 1 or not 0 <= self._carried <= self._states:
+            raise PlanError(
+                f"{self._tokens} tokens, {self._carried} of {self._states} tensors of the state carried: "
+                "expected 1 token or more, and no more carried than there are"
+            )
+        self._state: list[Any] = []
+        self.type_name = ""
+
+    def generate(self) -> Generation:
+        """One generation, from the inputs on.
+
+        Raises:
+            PlanError: where a program does not return what the plan says.
+            RuntimeError: where the runtime fails.
+        """
+        return generate(self.prefill, self.decode, self.choose, self._position, self._tokens)
+
+    def prefill(self) -> NDArray[Any]:
+        """The first logits, as bits; the state is a new one."""
+        self._state = []
+        views = self._prefill.invoke([self._device.push(*given) for given in self._inputs])
+        self._check("prefill", views, self._states)
+        self.type_name = self._device.type_name(views[0])
+        self._state = views[1:]
+        return self._device.fetch(views[0])
+
+    def decode(self, tokens: NDArray[np.int64], position: int) -> NDArray[Any]:
+        """The next logits, as bits."""
+        device = self._device
+        given = [device.push(tokens, "i64"), device.push(np.array([position], np.int64), "i64")]
+        views = self._decode.invoke([*given, *self._state])
+        self._check("decode", views, self._carried)
+        self._state[: self._carried] = views[1:]
+        return device.fetch(views[0])
+
+    def choose(self, logits: NDArray[Any]) -> NDArray[np.int64]:
+        """The tokens of logits."""
+        return most_likely(logits, self.type_name)
+
+    def _check(self, name: str, views: list[Any], state: int) -> None:
+        if len(views) != 1 + state:
+            raise PlanError(f"{name} returned {len(views)} tensors: expected the logits and {state} of the state")
+        type_name = self._device.type_name(views[0])
+        if type_name not in _FLOATS:
+            raise PlanError(f"{name} returned {type_name} first: expected logits, of {', '.join(_FLOATS)}")
+
+
+def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """What the loop itself takes, a token.
+
+    Args:
+        clock: in ns.
+    """
+    token, logits = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
+    begin = clock()
+    generate(lambda: logits, lambda _token, _position: logits, lambda _logits: token, 0, _OVERHEAD_TOKENS, clock)
+    return (clock() - begin) / _OVERHEAD_TOKENS / _NS_PER_US
+
+
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
+
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
+    """
+    generations, warm_up = int(plan["generations"]), int(plan["warm_up"])
+    if generations < 1 or warm_up < 0:
+        raise PlanError(f"{generations} generations after {warm_up} for warming up: expected 1 or more after 0 or more")
+    inputs = read_arrays(plan["prefill"]["inputs"])
+    begin = time.perf_counter_ns()
+    device = Device(plan["device"])
+    generator = Generator(device, inputs, plan)
+    loaded = time.perf_counter_ns()
+    first: Generation | None = None
+    for _ in range(warm_up):
+        found = generator.generate()
+        first = first or found
+    times = []
+    begin_loop = time.perf_counter_ns()
+    for _ in range(generations):
+        found = generator.generate()
+        first = first or found
+        times.append(found.call_ns)
+    total = time.perf_counter_ns() - begin_loop
+    assert first is not None
+    samples, tokens = len(first.tokens[0]), int(plan["tokens"])
+    logits: list[tuple[str, NDArray[Any] | None]] = [(generator.type_name, array) for array in first.logits]
+    return {
+        "load_ms": (loaded - begin) / _NS_PER_MS,
+        "first_token_ms": first.call_ns[0] / _NS_PER_MS,
+        "total_s": total / _NS_PER_S,
+        "generations": generations,
+        "tokens": tokens,
+        "samples": samples,
+        "prefill_ms": [values[0] / _NS_PER_MS for values in times],
+        "decode_ms": [[value / _NS_PER_MS for value in values[1:]] for values in times],
+        "tokens_per_s": generations * tokens * samples * _NS_PER_S / total,
+        "chosen": np.concatenate(first.tokens, axis=1).tolist(),
+        "logits": write_arrays(plan["outputs"], "logits", logits),
+        "overhead_us": overhead_us(),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "device_memory": device_memory([device]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, measure))

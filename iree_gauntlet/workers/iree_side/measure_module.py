@@ -1,0 +1,326 @@
+"""Push the same inputs through a module again and again, in the Python of the toolchain that is measured.
+
+    python measure_module.py PLAN.json
+
+A call is what a user of the runtime waits for: the inputs go from the host to the device, the function is invoked,
+its outputs come back. The plan says what to do:
+
+    {"devices": ["local-task"],                 one context for each, running beside each other
+     "modules": ["/…/main.vmfb"],               in the order of loading; the last one has the function
+     "parameters": [["model", "/…/model.irpa"]],  scope and file
+     "function": "main_graph",
+     "inputs": [{"file": "/…/input_0.npy", "type": "f32"}],   bf16 as a uint16 array
+     "calls": 50,                               in all; shared out over the contexts
+     "warm_up_calls": 1,                        of each context, after its first call; with in_flight, so many groups
+     "outputs": "/…/folder",                    where the outputs of the first call go; empty for nowhere
+     "in_flight": 1,                            so many calls of a context are pushed before the first is waited for
+     "fetch": null,                             indices of the outputs that each call brings to the host; null for all
+     "carry": null}                             {"outputs": k, "inputs": j, "count": m}, see below
+
+The last three may be left out. The answer is one JSON object on standard output:
+
+    {"load_ms", "first_call_ms", "total_s", "calls", "call_ms": […], "overhead_us",
+     "outputs": [{"file", "type", "shape"}], "pushed": "async" or "one by one", "peak_rss_bytes", "device_memory": {…}}
+
+`total_s` is from the first input pushed to the last output received, after warming up. `call_ms` has every call, by
+context; with one context their sum is `total_s` less what the loop itself takes, which is `overhead_us` a call
+(measured with a function that does nothing).
+
+With `in_flight` n above 1, calls come in groups of n, `call_ms` has the time of each group divided by n, and `calls`
+is a multiple of n. A group uses the module's `<function>$async`, which torch and ONNX programs have: inputs of the
+next calls are pushed while the first ones run. Without it calls run one after the other, which `pushed` says.
+
+With `carry`, the outputs k … k+m-1 of a call are the inputs j … j+m-1 of the next one of its group and stay on the
+device; each group begins with those of the plan, which are pushed once, before the first call. So gradients are
+summed up.
+
+The first call, whose outputs are for checking, is one alone, and brings all of them where `outputs` names a folder.
+Exit codes are those of `plan_file`.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Carry", "Context", "Loop", "measure", "overhead_us", "read_contexts", "run_loop"]
+
+_OVERHEAD_CALLS = 2000
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+_NS_PER_US = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What a loop over calls took.
+
+    Attributes:
+        total_ns: from the first call's begin to the last one's end.
+        call_ns: each call, by context, in order.
+    """
+
+    total_ns: int
+    call_ns: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Outputs of a call that are inputs of the next one of its group.
+
+    Attributes:
+        outputs: index of the first of them.
+        inputs: index of the input that it becomes.
+        count: how many follow each other.
+    """
+
+    outputs: int
+    inputs: int
+    count: int
+
+
+class Context:
+    """A program, called in groups with inputs from the host.
+
+    Args:
+        program: what is called.
+        inputs: arrays on the host, with their element types.
+        in_flight: calls of a group, pushed before the first one is waited for.
+        fetch: indices of the outputs that each call brings to the host; None for all.
+        carry: None for nothing.
+
+    Raises:
+        PlanError: where `carry` names inputs that there are not.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[tuple[NDArray[Any], str]],
+        in_flight: int = 1,
+        fetch: Sequence[int] | None = None,
+        carry: Carry | None = None,
+    ) -> None:
+        self.program = program
+        self.in_flight = in_flight
+        self.pushed_async = in_flight > 1 and program.has_async
+        self._device = program.device
+        self._inputs = inputs
+        self._fetch = fetch
+        self._carry = carry
+        kept = range(carry.inputs, carry.inputs + carry.count) if carry else range(0)
+        if kept and not 0 <= kept[0] <= kept[-1] < len(inputs):
+            raise PlanError(f"carry: inputs {kept[0]} to {kept[-1]}, and the function is given {len(inputs)}")
+        self._start = {index: self._device.push(*inputs[index]) for index in kept}
+
+    def first(
+        self, *, whole: bool, inputs: Sequence[tuple[NDArray[Any], str]] | None = None
+    ) -> list[tuple[str, NDArray[Any] | None]]:
+        """One call alone; the element types of all its outputs, with those that were brought to the host.
+
+        Args:
+            whole: whether all outputs are brought.
+            inputs: None for the context's own.
+
+        Raises:
+            PlanError: where `fetch` or `carry` names outputs that the function has not.
+        """
+        arguments = self._arguments(self._inputs if inputs is None else inputs, self._start)
+        if self.pushed_async:
+            views, done = self.program.start(arguments)
+            done.wait()
+        else:
+            views = self.program.invoke(arguments)
+        carried = (self._carry.outputs, self._carry.outputs + self._carry.count - 1) if self._carry else ()
+        for what, indices in (("fetch", self._fetch or ()), ("carry", carried)):
+            for index in indices:
+                if not 0 <= index < len(views):
+                    raise PlanError(f"{what}: output {index}, and the function has {len(views)}")
+        brought = range(len(views)) if whole or self._fetch is None else self._fetch
+        return [
+            (self._device.type_name(view), self._device.fetch(view) if index in brought else None)
+            for index, view in enumerate(views)
+        ]
+
+    def group(self, items: Sequence[Sequence[tuple[NDArray[Any], str]]] | None = None) -> list[list[NDArray[Any]]]:
+        """A group of calls; the outputs of each that are brought to the host, in the order of `fetch`.
+
+        Args:
+            items: the inputs of each call; None for the context's own, `in_flight` times.
+        """
+        calls = [self._inputs] * self.in_flight if items is None else items
+        return self._all_at_once(calls) if self.pushed_async else self._one_by_one(calls)
+
+    def _all_at_once(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+        started = []
+        kept, after = self._start, None
+        for inputs in calls:
+            views, done = self.program.start(self._arguments(inputs, kept), after)
+            if self._carry:
+                kept, after = self._next(self._carry, views), done
+            started.append((self._brought(views), done))
+        outputs = []
+        for views, done in started:
+            done.wait()
+            outputs.append([self._device.fetch(view) for view in views])
+        return outputs
+
+    def _one_by_one(self, calls: Sequence[Sequence[tuple[NDArray[Any], str]]]) -> list[list[NDArray[Any]]]:
+        outputs = []
+        kept = self._start
+        for inputs in calls:
+            views = self.program.invoke(self._arguments(inputs, kept))
+            if self._carry:
+                kept = self._next(self._carry, views)
+            outputs.append([self._device.fetch(view) for view in self._brought(views)])
+        return outputs
+
+    def _arguments(self, inputs: Sequence[tuple[NDArray[Any], str]], kept: dict[int, Any]) -> list[Any]:
+        return [kept[index] if index in kept else self._device.push(*given) for index, given in enumerate(inputs)]
+
+    def _brought(self, views: list[Any]) -> list[Any]:
+        return views if self._fetch is None else [views[index] for index in self._fetch]
+
+    @staticmethod
+    def _next(carry: Carry, views: Sequence[Any]) -> dict[int, Any]:
+        return {carry.inputs + index: views[carry.outputs + index] for index in range(carry.count)}
+
+
+def run_loop(
+    contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> Loop:
+    """Calls as often as asked for, shared out over contexts that run beside each other.
+
+    Args:
+        contexts: a function for each, which is one call.
+        calls: in all; at least one a context.
+        clock: in ns.
+
+    Raises:
+        BaseException: what a call raises.
+    """
+    shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
+    if len(contexts) == 1:
+        begin = clock()
+        times = _one_after_the_other(contexts[0], shares[0], clock)
+        return Loop(clock() - begin, (times,))
+    found: list[tuple[int, ...]] = [()] * len(contexts)
+    failures: list[BaseException] = []
+    begun: list[int] = []
+    # Before any of them begins: this thread may be the last one to go on.
+    start = threading.Barrier(len(contexts) + 1, action=lambda: begun.append(clock()))
+
+    def work(index: int) -> None:
+        start.wait()
+        try:
+            found[index] = _one_after_the_other(contexts[index], shares[index], clock)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(contexts))]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    for thread in threads:
+        thread.join()
+    total = clock() - begun[0]
+    if failures:
+        raise failures[0]
+    return Loop(total, tuple(found))
+
+
+def _one_after_the_other(call: Callable[[], object], count: int, clock: Callable[[], int]) -> tuple[int, ...]:
+    times = [0] * count
+    for index in range(count):
+        begin = clock()
+        call()
+        times[index] = clock() - begin
+    return tuple(times)
+
+
+def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """What the loop itself takes, a call.
+
+    Args:
+        clock: in ns.
+    """
+    loop = run_loop([lambda: None], _OVERHEAD_CALLS, clock)
+    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
+
+
+def read_contexts(plan: dict[str, Any], inputs: Sequence[tuple[NDArray[Any], str]]) -> list[Context]:
+    """The contexts of a plan, loaded.
+
+    Raises:
+        PlanError: where the plan contradicts itself or the program.
+        RuntimeError: where the runtime cannot load it.
+    """
+    uris, calls, in_flight = plan["devices"], int(plan["calls"]), int(plan.get("in_flight", 1))
+    if in_flight < 1 or calls % in_flight:
+        raise PlanError(f"{calls} calls, {in_flight} in flight: expected 1 or more, and calls a multiple of it")
+    if not uris or calls // in_flight < len(uris):
+        of = f" in groups of {in_flight}" if in_flight > 1 else ""
+        each = "group" if in_flight > 1 else "call"
+        raise PlanError(f"{calls} calls{of} on {len(uris)} devices: expected a device or more, and a {each} for each")
+    devices = {uri: Device(uri) for uri in uris}
+    said = plan.get("carry")
+    carry = Carry(said["outputs"], said["inputs"], said["count"]) if said else None
+    programs = [Program(devices[uri], plan["modules"], plan["parameters"], plan["function"]) for uri in uris]
+    return [Context(program, inputs, in_flight, plan.get("fetch"), carry) for program in programs]
+
+
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
+
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where the runtime failed.
+    """
+    inputs = read_arrays(plan["inputs"])
+    begin = time.perf_counter_ns()
+    contexts = read_contexts(plan, inputs)
+    loaded = time.perf_counter_ns()
+    outputs = contexts[0].first(whole=bool(plan["outputs"]))
+    first = time.perf_counter_ns()
+    for context in contexts[1:]:
+        context.first(whole=False)
+    for context in contexts:
+        for _ in range(int(plan["warm_up_calls"])):
+            context.group()
+    in_flight = contexts[0].in_flight
+    loop = run_loop([context.group for context in contexts], int(plan["calls"]) // in_flight)
+    return {
+        "load_ms": (loaded - begin) / _NS_PER_MS,
+        "first_call_ms": (first - loaded) / _NS_PER_MS,
+        "total_s": loop.total_ns / _NS_PER_S,
+        "calls": int(plan["calls"]),
+        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.call_ns],
+        "overhead_us": overhead_us() / in_flight,
+        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "pushed": "async" if contexts[0].pushed_async else "one by one",
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "device_memory": device_memory(context.program.device for context in contexts),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, measure))

@@ -1,0 +1,126 @@
+"""What this machine can do at best: a matrix product and a copy, in the Python of the toolchain that is measured.
+
+    python measure_roofline.py PLAN.json
+
+The plan:
+
+    {"threads": 2,                  for the copy; the matrix product takes as many as its library does
+     "matrix_sizes": [1024, 2048],  sides of the square f32 matrices
+     "copy_bytes": 268435456,       of the array that is copied; more than the caches hold
+     "seconds": 1.0}                for each of the two, at least
+
+The answer is one JSON object on standard output:
+
+    {"flops_per_s", "matrix_size", "bytes_per_s", "numpy"}
+
+Both figures are the best of all repetitions: what disturbs can only slow down. A product of n × n matrices has 2 n³
+operations; a copy of n bytes moves 2 n, n read and n written, as STREAM counts it (McCalpin, IEEE TCCA Newsletter,
+December 1995). Exit codes are those of `plan_file`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["best_seconds", "copy_rate", "measure", "product_rate"]
+
+_FEWEST = 3
+
+
+def best_seconds(call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The shortest time of a call, after one that warms up.
+
+    Args:
+        call: what is timed.
+        seconds: that the calls take together, at least; there are three or more.
+        clock: in seconds.
+    """
+    call()
+    best, count, begin = float("inf"), 0, clock()
+    while count < _FEWEST or clock() - begin < seconds:
+        start = clock()
+        call()
+        best = min(best, clock() - start)
+        count += 1
+    return best
+
+
+def product_rate(
+    sizes: Sequence[int], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, int]:
+    """Operations a second of an f32 matrix product, and the side of the matrices that reached it.
+
+    Args:
+        sizes: sides of the matrices.
+        seconds: for all sizes together, at least.
+        clock: in seconds.
+    """
+    found = []
+    for size in sizes:
+        chance = np.random.default_rng(size)
+        left, right = (chance.random((size, size), dtype=np.float32) for _ in range(2))
+        out = np.empty_like(left)
+        best = best_seconds(partial(np.matmul, left, right, out=out), seconds / len(sizes), clock)
+        found.append((2 * size**3 / best, size))
+    return max(found)
+
+
+def copy_rate(size: int, threads: int, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes a second that threads move between memory and memory, read and written ones counted.
+
+    Args:
+        size: bytes of the array, which is shared out.
+        threads: each copies its own part; NumPy gives up Python's lock meanwhile.
+        seconds: at least.
+        clock: in seconds.
+    """
+    source = np.ones(size // 8, np.float64)
+    target = np.zeros_like(source)
+    parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
+    if threads == 1:
+        best = best_seconds(lambda: np.copyto(target, source), seconds, clock)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            best = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)), seconds, clock)
+    return 2 * source.nbytes / best
+
+
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
+
+    Raises:
+        PlanError: for a plan that cannot be used; also KeyError.
+    """
+    sizes, threads = [int(size) for size in plan["matrix_sizes"]], int(plan["threads"])
+    copied, seconds = int(plan["copy_bytes"]), float(plan["seconds"])
+    if not sizes or min(sizes) < 1 or threads < 1 or copied < 8 * threads or seconds < 0:
+        raise PlanError("expected a size or more, a thread or more, and 8 bytes or more to copy for each")
+    flops, size = product_rate(sizes, seconds)
+    return {
+        "flops_per_s": flops,
+        "matrix_size": size,
+        "bytes_per_s": copy_rate(copied, threads, seconds),
+        "numpy": np.__version__,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, measure))

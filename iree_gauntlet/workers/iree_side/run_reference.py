@@ -1,0 +1,137 @@
+"""Run an ONNX model on made-up inputs in onnxruntime, and keep both for iree-run-module.
+
+    python run_reference.py MODEL.onnx -o REFERENCE.zip
+
+The archive holds every input and output as raw values, and `arguments.txt`, a flagfile that names them with their
+types: `--input=1x3x224x224xf32=@input_0.bin`, `--expected_output=…`. It is the same, byte for byte, whenever it is
+made with the same onnxruntime and NumPy.
+
+Inputs are those of iree-test-suites' `onnx_models/utils.py`: dynamic dimensions are 1, f32 values are uniform in
+[0, 1). There, one `numpy.random.default_rng(0)` serves all tests of a process; here each model has its own, so that
+its inputs do not depend on which others run. For i32 and i64 upstream calls `rng.integers(shape)`, which makes an array
+of another shape than the model's for all but one element; here they are uniform in [0, last dimension), which are the
+same values for that one. Upstream makes no inputs of other types, and neither does this.
+
+Integers are signless (`i64`), since that is what a module computes, where upstream writes `si64`.
+
+Exit codes: 0 made, 1 onnxruntime failed, 2 the model takes or gives what cannot be passed; the reason is one line on
+stderr, and nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.record_golden import InferenceFailedError, RefusedError, run_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["main", "make_inputs"]
+
+_EXIT_INFERENCE_FAILED = 1
+_EXIT_REFUSED = 2
+# onnxruntime's names of the types that upstream makes inputs of.
+_INTEGERS = {"tensor(int32)": np.int32, "tensor(int64)": np.int64}
+
+
+def make_inputs(inputs: Sequence[Any]) -> list[Array]:
+    """Make up a value for each input of a session, in order.
+
+    Raises:
+        RefusedError: upstream makes none of its type.
+    """
+    generator = np.random.default_rng(0)
+    arrays: list[Array] = []
+    for value in inputs:
+        shape = tuple(size if isinstance(size, int) else 1 for size in value.shape)
+        if value.type == "tensor(float)":
+            arrays.append(generator.random(shape, dtype=np.float32))
+        elif value.type in _INTEGERS:
+            below = max(1, shape[-1]) if shape else 1
+            arrays.append(generator.integers(below, size=shape, dtype=_INTEGERS[value.type]))
+        else:
+            known = ", ".join(["tensor(float)", *_INTEGERS])
+            raise RefusedError(f"input {value.name!r} is a {value.type}: inputs are made up for {known} only")
+    return arrays
+
+
+def _tensor_type(name: str, array: Any) -> str:
+    """The type in IREE's notation: `1x64xi64`."""
+    kind = {"b": "i1", "f": "f", "i": "i", "u": "i"}.get(array.dtype.kind if isinstance(array, np.ndarray) else "")
+    if kind is None:
+        found = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        raise RefusedError(f"output {name!r} is {found}: only tensors of numbers can be compared")
+    element = kind if kind == "i1" else f"{kind}{array.dtype.itemsize * 8}"
+    return "x".join([*map(str, array.shape), element])
+
+
+def _members(inputs: Sequence[Array], outputs: Mapping[str, Any]) -> dict[str, bytes]:
+    """Contents of the archive by name."""
+    named = [("input", f"input_{index}", "", array) for index, array in enumerate(inputs)]
+    named += [("expected_output", f"output_{i}", name, array) for i, (name, array) in enumerate(outputs.items())]
+    members = {}
+    lines = []
+    for flag, file, name, array in named:
+        lines.append(f"--{flag}={_tensor_type(name, array)}=@{file}.bin\n")
+        members[f"{file}.bin"] = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"arguments.txt": "".join(lines).encode(), **members}
+
+
+def _make(model: Path, output: Path) -> None:
+    if not model.is_file():
+        raise RefusedError(f"no file {model}")
+    inputs: list[Array] = []
+
+    def made(descriptions: Sequence[Any]) -> list[Array]:
+        inputs[:] = make_inputs(descriptions)
+        return inputs
+
+    _, outputs = run_model(model, made)
+    members = _members(inputs, outputs)
+    partial = output.with_name(f"{output.name}.partial")
+    with zipfile.ZipFile(partial, "w") as archive:
+        for name, content in members.items():
+            # Without a time, so that the bytes are the same.
+            archive.writestr(zipfile.ZipInfo(name), content)
+    with partial.open("rb") as stream:
+        os.fsync(stream.fileno())
+    partial.replace(output)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="run_reference.py", description="Run an ONNX model in onnxruntime.")
+    parser.add_argument("model", type=Path, help="the .onnx file as published")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the .zip file to write")
+    arguments = parser.parse_args(argv)
+    try:
+        _make(arguments.model, arguments.output)
+    except RefusedError as error:
+        print(f"error: {arguments.model.name}: {error}", file=sys.stderr)
+        return _EXIT_REFUSED
+    except InferenceFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _EXIT_INFERENCE_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

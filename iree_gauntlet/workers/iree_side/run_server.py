@@ -1,0 +1,411 @@
+"""Run modules and compare their outputs, one small case after the other, in the Python of the measured toolchain.
+
+    python run_server.py LIFE_FD MEMORY_BYTES
+
+Requests come as lines of JSON on standard input, and each is answered by a line on standard output:
+
+    {"id": 7, "cwd": "/…/test_abs",         where relative paths begin
+     "device": "local-sync",                made once, and kept
+     "module": "/…/module.vmfb",
+     "function": "",                        empty for the only one that the module exports
+     "inputs": ["3x4xf32=@input_0.bin"], "expected": ["3x4xf32=@output_0.bin"],
+     "limits": {"f32": [1e-4, 1e-5]},       absolute and relative tolerance by type; {} for the same bytes
+     "allclose": null,                      [rtol, atol, equal_nan]: numpy.allclose in place of that
+     "kept": ["/…/output_0.npy"]}           where outputs go that are to be looked at: of a case that fails
+
+    {"id": 7, "verdict": "mismatch", "message": "", "seconds": 0.0003, "cpu_seconds": 0.0003,
+     "peak_rss_bytes": 41000000,
+     "outputs": [{"index": 0, "type": "3x4xf32", "passed": false, "count": 12, "max_abs_error": 0.5,
+                  "file": "/…/output_0.npy"}]}
+
+Verdicts: `passed`; `mismatch` (the outputs are in the files that are named: .npy, or raw bytes for types that it
+cannot hold); `error` with IREE's status; `unsupported`, for what only iree-run-module itself can do. The verdict is the
+one that iree-run-module would come to. Outputs that all pass are not listed.
+
+`limits` lists no type that is compared by its bytes. Where `expected` is empty and `allclose` too, nothing is compared.
+`peak_rss_bytes` is the most that this process had in memory during the case.
+
+The first line is `{"ready": true}`. The process ends with standard input, and, whatever it is doing, when the other end
+of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have beside what Python and the
+runtime took at start. What a case prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
+
+from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
+from iree_gauntlet.workers.iree_side.run_arguments import (
+    ELEMENT_TYPES,
+    TYPE_NAMES,
+    UnsupportedError,
+    Value,
+    byte_count,
+    read_value,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+__all__ = ["RunServer", "serve"]
+
+_LONGEST_MESSAGE = 2000
+# The path in front of IREE's status: `Error invoking function: c/runtime/src/iree/vm/list.c:103: INVALID_ARGUMENT; …`.
+_SOURCE = re.compile(r"^.*?\S+\.(?:c|cc|cpp|h|inl):\d+: ")
+# What a .npy can hold; types below 8 bits are bytes here, and no array of their shape.
+_NPY_TYPES = re.compile(r"(?:i|si|ui)(?:1|8|16|32|64)|f(?:16|32|64)")
+# The tool aborts when it compares them, and when values of f8 differ: let it do so itself.
+_PACKED = ("i4", "si4", "ui4")
+# Contents up to this size are first compared as they are.
+_SMALL_BYTES = 1 << 16
+_SMALL_MODULE_BYTES = 1 << 18
+# The bindings turn a status into the kind of exception that is nearest to it.
+_RUNTIME_ERRORS = (OSError, RuntimeError, ValueError, TypeError, NotImplementedError, LookupError)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+
+
+class RunServer:
+    """Runs cases in this process; devices are kept, modules are not."""
+
+    def __init__(self) -> None:
+        from iree import runtime  # noqa: PLC0415 - a Python without the runtime shall say so in one line
+
+        self._runtime = runtime
+        self._instance = runtime.VmInstance()
+        self._devices: dict[str, tuple[Any, Any, Any]] = {}
+        self._no_devices: dict[str, str] = {}
+        self._local, self._usage = runtime.MemoryType.DEVICE_LOCAL, runtime.BufferUsage.DEFAULT
+        self._visible, self._scoped = int(runtime.MemoryType.HOST_VISIBLE), int(runtime.BufferUsage.MAPPING_SCOPED)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Does a case; the answer."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs: list[dict[str, Any]] = []
+        message = ""
+        try:
+            outputs = self._run(request)
+            verdict = "mismatch" if outputs else "passed"
+        except UnsupportedError as error:
+            verdict, message = "unsupported", _status(error)
+        except MemoryError:
+            verdict, message = "error", "RESOURCE_EXHAUSTED; no memory is left"
+        except _RUNTIME_ERRORS as error:
+            verdict, message = "error", _status(error)
+        return {
+            "id": request["id"],
+            "verdict": verdict,
+            "message": message,
+            "seconds": time.perf_counter() - wall,
+            "cpu_seconds": time.process_time() - cpu,
+            "outputs": outputs,
+        }
+
+    def _run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """What is to be said of the outputs; nothing where all of them pass."""
+        folder = request["cwd"]
+        inputs = [read_value(text, folder) for text in request["inputs"]]
+        expected = [read_value(text, folder) for text in request["expected"]]
+        device, hal_module, allocator = self._device(request["device"])
+        runtime = self._runtime
+        module = self._module(os.path.join(folder, request["module"]))  # noqa: PTH118 - paths are a good part of a case
+        context = runtime.VmContext(self._instance, modules=[hal_module, module])
+        function = _function(module, request["function"])
+        arguments = runtime.VmVariantList(len(inputs))
+        for value in inputs:
+            if value is None:
+                raise UnsupportedError("an input that is none")
+            arguments.push_ref(self._push(device, allocator, value))
+        results = runtime.VmVariantList(len(expected))
+        context.invoke(function, arguments, results)
+        rule = request["allclose"]
+        if not expected and rule is None:
+            return []
+        if len(expected) > len(results) and rule is None:
+            raise UnsupportedError(f"{len(expected)} expected outputs of {len(results)}")
+        actual = [self._output(results, index, device, allocator) for index in range(len(results))]
+        verdicts = [
+            _judge(mine, wanted, request["limits"], rule) for mine, wanted in zip(actual, expected, strict=False)
+        ]
+        if len(actual) == len(expected) and all(passed for passed, _ in verdicts):
+            return []
+        return _describe(actual, verdicts, len(expected), request["kept"])
+
+    def _module(self, path: str) -> Any:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise UnsupportedError(f"{path}: {error}") from error
+        try:
+            if os.fstat(file).st_size > _SMALL_MODULE_BYTES:
+                return self._runtime.VmModule.mmap(self._instance, path)
+            # Faster than a map of it.
+            return self._runtime.VmModule.copy_buffer(self._instance, os.read(file, _SMALL_MODULE_BYTES))
+        finally:
+            os.close(file)
+
+    def _output(self, results: Any, index: int, device: Any, allocator: Any) -> Value:
+        try:
+            view = results.get_as_object(index, self._runtime.HalBufferView)
+        except ValueError as error:
+            raise UnsupportedError(f"output {index} is no tensor") from error
+        number = int(view.element_type)
+        if number not in TYPE_NAMES:
+            raise UnsupportedError(f"output {index} has the element type {number:#x}")
+        shape, element_type = tuple(view.shape), TYPE_NAMES[number]
+        return Value(shape, element_type, self._contents(view, byte_count(shape, element_type), device, allocator))
+
+    def _device(self, uri: str) -> tuple[Any, Any, Any]:
+        """The device, the module that offers it to programs, and its allocator.
+
+        Raises:
+            UnsupportedError: there is none, which the tool tells of programs that need one only.
+        """
+        if uri in self._no_devices:
+            raise UnsupportedError(self._no_devices[uri])
+        if uri not in self._devices:
+            try:
+                device = self._runtime.get_device(uri)
+            except _RUNTIME_ERRORS as error:
+                self._no_devices[uri] = _status(error)
+                raise UnsupportedError(self._no_devices[uri]) from error
+            self._devices[uri] = (device, self._runtime.create_hal_module(self._instance, device), device.allocator)
+        return self._devices[uri]
+
+    def _push(self, device: Any, allocator: Any, value: Value) -> Any:
+        """Copies a value to the device; a view of its buffer."""
+        buffer = allocator.allocate_buffer_copy(
+            memory_type=self._local, allowed_usage=self._usage, device=device, buffer=value.contents
+        )
+        return self._runtime.HalBufferView(buffer, value.shape, ELEMENT_TYPES[value.element_type][0])
+
+    def _contents(self, view: Any, count: int, device: Any, allocator: Any) -> bytes | memoryview:
+        """A buffer's contents on the host; in place where the host sees them."""
+        if not count:
+            return b""
+        buffer = view.get_buffer()
+        if int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
+            return memoryview(view.map())[:count]
+        runtime = self._runtime
+        staging = allocator.allocate_buffer(
+            memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
+            allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
+            allocation_size=buffer.byte_length(),
+        )
+        done = runtime.HalFence.create_at(device.create_semaphore(0), 1)
+        device.queue_copy(buffer, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
+        done.wait()
+        return memoryview(staging.map())[:count]
+
+
+def serve(requests: Any, answers: int) -> None:
+    """Answers requests until there are no more.
+
+    Args:
+        requests: a file of lines.
+        answers: the descriptor that answers are written to.
+    """
+    server = RunServer()
+    memory = _PeakMemory()
+    _write(answers, {"ready": True})
+    for line in requests:
+        answer = server.answer(json.loads(line))
+        answer["peak_rss_bytes"] = memory.of_case()
+        _write(answers, answer)
+
+
+class _PeakMemory:
+    """The most that this process had in memory, case by case.
+
+    Linux gives the peak since the process began, unless it is told to begin anew, which is done only after a case that
+    raised it: the figure of a case is exact where it is higher than that by so much, and else is at most that.
+    """
+
+    _STEP = 1 << 24
+
+    def __init__(self) -> None:
+        # Not `getrusage`, which begins at the peak of the process that this one was forked from.
+        self._status: int | None = None
+        with contextlib.suppress(OSError):
+            self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._lowest = self._peak()
+
+    def of_case(self) -> int:
+        peak = self._peak()
+        if peak > self._lowest + self._STEP and self._status is not None:
+            with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
+                file.write(b"5")
+            self._lowest = self._peak()
+        return peak
+
+    def _peak(self) -> int:
+        if self._status is not None:
+            text = os.pread(self._status, 4096, 0)
+            found = text.find(b"VmHWM:")
+            if found >= 0:
+                return int(text[found + 6 : text.index(b"kB", found)]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _function(module: Any, name: str) -> Any:
+    """The function that is called: the named one, or the only one that is no part of IREE's own machinery."""
+    if not name:
+        names = [each for each in module.function_names if not each.startswith("__") and "$" not in each]
+        if len(names) != 1:
+            raise UnsupportedError(f"the module exports {len(names)} functions, and none is named")
+        name = names[0]
+    function = module.lookup_function(name)
+    if function is None or function.reflection.get("iree.abi.model") == "coarse-fences":
+        raise UnsupportedError(f"function {name!r}")
+    return function
+
+
+def _array(value: Value) -> NDArray[Any]:
+    dims, dtype = storage_of(value.shape, value.element_type)
+    return np.frombuffer(value.contents, dtype).reshape(dims)
+
+
+def _judge(
+    actual: Value, expected: Value | None, limits: dict[str, list[float]], rule: list[Any] | None
+) -> tuple[bool, float | None]:
+    """Whether an output passes, and its largest error; None for one that was not looked for."""
+    if expected is None:
+        return True, None
+    if rule is not None:
+        for value in (actual, expected):
+            if not _NPY_TYPES.fullmatch(value.element_type):
+                raise UnsupportedError(f"numpy.allclose of {value.element_type}")
+        if actual.shape != expected.shape:
+            return False, None
+        rtol, atol, equal_nan = rule
+        return close_values(_array(actual), _array(expected), rtol=rtol, atol=atol, equal_nan=equal_nan)
+    if expected.element_type in _PACKED:
+        raise UnsupportedError(f"comparing {expected.element_type}")
+    if actual.element_type != expected.element_type or actual.shape != expected.shape:
+        return False, None
+    if len(actual.contents) <= _SMALL_BYTES and bytes(actual.contents) == expected.contents:
+        return True, 0.0
+    pair = limits.get(actual.element_type)
+    passed, error = same_values(
+        _array(actual), _array(expected), actual.element_type, None if pair is None else (pair[0], pair[1])
+    )
+    if not passed and actual.element_type.startswith("f8"):
+        raise UnsupportedError(f"telling how {actual.element_type} differ")
+    return passed, error
+
+
+def _describe(
+    actual: Sequence[Value], verdicts: Sequence[tuple[bool, float | None]], expected: int, kept: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What is said of the outputs of a case that fails, and of those that are missing; writes the former to files."""
+    answers: list[dict[str, Any]] = []
+    for index, value in enumerate(actual):
+        passed, error = verdicts[index] if index < len(verdicts) else (False, None)
+        answers.append(
+            {
+                "index": index,
+                "type": "x".join([*map(str, value.shape), value.element_type]),
+                "passed": passed,
+                "count": math.prod(value.shape),
+                "max_abs_error": error,
+                "file": _keep(value, Path(kept[index])) if index < len(kept) else "",
+            }
+        )
+    missing = range(len(actual), expected)
+    return answers + [
+        {"index": index, "type": "", "passed": False, "count": 0, "max_abs_error": None, "file": ""}
+        for index in missing
+    ]
+
+
+def _keep(value: Value, path: Path) -> str:
+    """Writes an output; where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if _NPY_TYPES.fullmatch(value.element_type):
+        path = path.with_suffix(".npy")
+        np.save(path, _array(value))
+    else:
+        path = path.with_suffix(".bin")
+        path.write_bytes(value.contents)
+    return str(path)
+
+
+def _status(error: BaseException) -> str:
+    """IREE's status in one bounded line, without the place in its source."""
+    lines = str(error).splitlines()
+    text = _SOURCE.sub("", lines[0].strip()) if lines else type(error).__name__
+    return text[:_LONGEST_MESSAGE]
+
+
+def _write(descriptor: int, answer: dict[str, Any]) -> None:
+    data = memoryview(json.dumps(answer).encode() + b"\n")
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _end_with(life: int) -> None:
+    """Has the kernel end this process when the other end of a pipe is closed, in the midst of whatever it does."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _limit_memory(most: int) -> None:
+    """Bounds the address space to what is taken now, and so many bytes; where the former is not shown, not at all."""
+    try:
+        taken = int(_STATM.read_bytes().split()[0]) * _PAGE
+    except OSError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = taken + most
+    if hard not in (resource.RLIM_INFINITY, -1):
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def main(words: Sequence[str]) -> int:
+    """Serves until standard input ends; the exit code."""
+    if len(words) != 3:
+        sys.stderr.write(f"usage: {Path(words[0]).name} LIFE_FD MEMORY_BYTES\n")
+        return 2
+    _end_with(int(words[1]))
+    # Answers keep standard output to themselves: what a module prints goes where errors go.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        import iree.runtime  # noqa: PLC0415 - see below
+    except ImportError as error:
+        sys.stderr.write(f"{sys.executable} cannot run modules: {error}\n")
+        return 2
+    if int(words[2]) > 0:
+        _limit_memory(int(words[2]))
+    del iree
+    serve(sys.stdin.buffer, answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
