@@ -32,8 +32,8 @@ from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
-from iree_gauntlet.reports.run_reports import write_reports
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 
@@ -96,7 +96,7 @@ def _measured(count: int) -> dict[str, Any]:
                 _run(steps, folder, run_dir, jobs)
         del steps
         with _part(found, "reports"):
-            write_reports(run_dir, environ={})
+            write_reports(run_dir)
         assert len(read_journal(run_dir / "journal.jsonl").results) == 2 * count
         found["files"] = {path.name: path.stat().st_size for path in sorted(run_dir.iterdir()) if path.is_file()}
     return found

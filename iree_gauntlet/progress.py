@@ -71,7 +71,7 @@ class Presenter(Protocol):
         """A line between runs."""
 
     def ran(self, folder: Path, *, brief: bool) -> None:
-        """Writes the reports of a run, and shows what became of it; in one line where it is a part of something."""
+        """Writes the reports of what was recorded there, and shows its result; in a line for a part of something."""
 
     def to(self, stream: TextIO) -> Presenter:
         """The same on another stream."""

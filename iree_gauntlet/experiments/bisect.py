@@ -6,11 +6,10 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
@@ -21,14 +20,13 @@ from iree_gauntlet.experiments.bisect_question import question_before, question_
 from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
 from iree_gauntlet.experiments.bisect_search import BisectSearch
 from iree_gauntlet.experiments.bisect_timing import TimingSettings, timed_blocks
+from iree_gauntlet.experiments.ending import recorded_end
 from iree_gauntlet.experiments.run import run
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder
-from iree_gauntlet.reports.bisect_document import BISECT_RECORD, REPORT_NAMES, bisect_document, write_bisect_reports
-from iree_gauntlet.reports.output import Output
-from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.settings import shown
 
@@ -39,24 +37,20 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.bisect_question import Question
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
-    from iree_gauntlet.reports.bisect_document import BisectOutcome
     from iree_gauntlet.requests import BisectRequest, RunRequest
 
-__all__ = ["bisect", "report_bisection"]
+__all__ = ["bisect"]
 
 _FETCH_FOLDER = "fetch"
 
 
-def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> tuple[Path, ExitCode]:
+def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
     """Searches, records what was found as it goes, and reports.
 
     Args:
         asked: for what, and how.
         request: what is run with each candidate.
         presenter: shows it.
-
-    Returns:
-        The bisection's folder, and what it ends with.
 
     Raises:
         GauntletError: what keeps it from starting.
@@ -68,12 +62,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> t
     else:
         question = question_of(asked, request)
     folder = make_folder(named, "bisect")
-    began = time.monotonic()
-
-    with (
-        EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log,
-        presenter.progress() as progress,
-    ):
+    with EventLog(folder / BISECT_RECORD, lambda: datetime.now(UTC)) as log:
         log.write(
             "bisect",
             {
@@ -87,49 +76,15 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> t
                 **question.as_dict(),
             },
         )
-        problem, code = "", ExitCode.INTERRUPTED
         try:
-            _fetch(folder, question.chosen, presenter)
-            with _judge(question, folder, log, progress, presenter) as judge:
-                search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
-                code, problem = search.search()
-        except GauntletError as error:
-            code, problem = error.exit_code, error.what
-            raise
+            with recorded_end(log) as ending, presenter.progress() as progress:
+                _fetch(folder, question.chosen, presenter)
+                with _judge(question, folder, log, progress, presenter) as judge:
+                    search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
+                    ending.code, ending.problem = search.search()
         finally:
-            log.write(
-                "end",
-                {
-                    "exit_code": int(code),
-                    "problem": problem,
-                    "seconds": round(time.monotonic() - began, 3),
-                    "interrupted": code is ExitCode.INTERRUPTED,
-                },
-            )
-            write_bisect_reports(folder, environ=os.environ)
-    return folder, code
-
-
-def report_bisection(folder: Path, *, step_summary: bool = False) -> ExitCode:
-    """Makes the reports of a bisect, and prints them; exits as it did.
-
-    Raises:
-        GauntletError: its record cannot be read.
-    """
-    outcome = write_bisect_reports(folder, environ=os.environ)
-    output = Output(sys.stdout)
-    _print(outcome, folder, output.stream)
-    if output.lost:
-        sys.stderr.write(f"warning: standard output: {output.lost}; see {shown(folder)}\n")
-    if step_summary:
-        # Last, so that a summary file that cannot be written hides no verdict.
-        write_bisect_reports(folder, environ=os.environ, append_step_summary=True)
-    return outcome.exit_code
-
-
-def _print(outcome: BisectOutcome, folder: Path, stream: TextIO) -> None:
-    reports = f"{shown(folder)}: {', '.join(REPORT_NAMES)}"
-    print_document(bisect_document(outcome), stream, reports, environ=os.environ)
+            presenter.ran(folder, brief=False)
+    return ending.code
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.progress import Progress
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.reports.bisect_document import BISECT_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

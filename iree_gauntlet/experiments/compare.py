@@ -16,8 +16,9 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_fa
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench
-from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
+from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.comparing import Comparer, Rules
+from iree_gauntlet.experiments.ending import recorded_end
 from iree_gauntlet.experiments.run import choose
 from iree_gauntlet.experiments.session_verdicts import judge, summary_of
 from iree_gauntlet.experiments.sides import prepare_side, unready
@@ -65,16 +66,13 @@ class _Settings:
     rounds: RoundSettings
 
 
-def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) -> tuple[Path, ExitCode]:
+def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) -> ExitCode:
     """Compares two IREEs over a selection.
 
     Args:
         asked: which two, and how.
         request: what is run with each.
         presenter: shows it.
-
-    Returns:
-        The comparison's folder, and what it ends with.
 
     Raises:
         UsageError: options that make no sense.
@@ -101,21 +99,19 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
         kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
         kept["disturbed"] = request.conduct.disturbed
         log.write("comparison", _opening(names, settings, kept, resumed=resumed))
-        code = ExitCode.INTERRUPTED
         try:
-            sides: list[Side] = []
-            for name, text, machine in zip("AB", names, machines, strict=True):
-                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
-                if sides[-1].interrupted:
-                    break
-            else:
-                code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
-        except GauntletError as error:
-            code = error.exit_code
-            raise
+            with recorded_end(log) as ending:
+                sides: list[Side] = []
+                for name, text, machine in zip("AB", names, machines, strict=True):
+                    sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
+                    if sides[-1].interrupted:
+                        ending.code = ExitCode.INTERRUPTED
+                        break
+                else:
+                    ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
         finally:
-            log.write("end", {"exit_code": int(code), "interrupted": code is ExitCode.INTERRUPTED})
-    return folder, code
+            presenter.ran(folder, brief=False)
+    return ending.code
 
 
 def _measure(

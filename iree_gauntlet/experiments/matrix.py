@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
@@ -25,13 +24,9 @@ from iree_gauntlet.experiments.matrix_irees import AskedIree, asked_irees
 from iree_gauntlet.experiments.run import choose, run
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
+from iree_gauntlet.records.matrix_outcome import matrix_outcome
 from iree_gauntlet.records.matrix_record import MATRIX_RECORD, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.reports.matrix_document import matrix_document
-from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, write_matrix_reports
-from iree_gauntlet.reports.output import Output
-from iree_gauntlet.reports.presenting import ConsolePresenter
-from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, FolderRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 
@@ -42,11 +37,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.matrix_record import MatrixRecord
-    from iree_gauntlet.reports.matrix_outcome import MatrixOutcome
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["matrix", "report_matrix"]
+__all__ = ["matrix"]
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
@@ -54,12 +48,13 @@ _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 _KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime")
 
 
-def matrix(irees: Sequence[str], request: RunRequest) -> ExitCode:
+def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> ExitCode:
     """Runs a selection with each IREE in turn and reports on all.
 
     Args:
         irees: which, as for `--iree`.
         request: what is run with each.
+        presenter: shows them.
 
     Raises:
         GauntletError: what keeps the matrix from starting.
@@ -70,34 +65,13 @@ def matrix(irees: Sequence[str], request: RunRequest) -> ExitCode:
     # A mistake in the selection is told before anything is installed.
     chosen = choose(asked.request)
     folder = make_folder(named, "matrix")
-    output = Output(sys.stdout)
-    presenter = ConsolePresenter(output.stream)
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
             log.write("matrix", _opening(folder, asked, chosen.selection.name))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
-        outcome = write_matrix_reports(folder, environ=os.environ)
-        _print(outcome, folder, output.stream)
-        # Last, so that a summary file that cannot be written hides no verdict.
-        write_matrix_reports(folder, environ=os.environ, append_step_summary=True)
-    return outcome.exit_code
-
-
-def report_matrix(folder: Path) -> ExitCode:
-    """Makes the reports of a matrix again; exits as the matrix did.
-
-    Raises:
-        GauntletError: its record cannot be read.
-    """
-    outcome = write_matrix_reports(folder, environ=os.environ)
-    _print(outcome, folder, sys.stdout)
-    return outcome.exit_code
-
-
-def _print(outcome: MatrixOutcome, folder: Path, stream: TextIO) -> None:
-    reports = f"{shown(folder)}: {', '.join(MATRIX_REPORTS)}"
-    print_document(matrix_document(outcome), stream, reports, environ=os.environ)
+        presenter.ran(folder, brief=False)
+    return matrix_outcome(folder).exit_code
 
 
 class _Runs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import byte_size, milliseconds
 from iree_gauntlet.micro.report_rows import mean_ratio
-from iree_gauntlet.reports.chain_figures import NOTHING
+from iree_gauntlet.records.chain_figures import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -24,7 +24,7 @@ from iree_gauntlet.micro.results_figures import (
     time_text,
     without_empty,
 )
-from iree_gauntlet.reports.chain_figures import NOTHING
+from iree_gauntlet.records.chain_figures import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

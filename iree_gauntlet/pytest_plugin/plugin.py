@@ -18,7 +18,8 @@ from iree_gauntlet.pytest_plugin.collecting import ModelTest, SpecFile, SpecFold
 from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
 from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
 from iree_gauntlet.records.run_folder import new_folder, require_plain
-from iree_gauntlet.reports.run_reports import write_job_summary, write_reports
+from iree_gauntlet.reports.experiment_reports import write_reports
+from iree_gauntlet.reports.run_reports import write_job_summary
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -232,12 +233,12 @@ def _write_session_reports(run_dir: Path, summary_folder: Path) -> bool:
         write_atomic(run_dir / JOURNAL, "".join(f"{json.dumps(event)}\n" for event in merged))
     if not (run_dir / JOURNAL).is_file():
         return False
-    outcome = write_reports(run_dir, environ={})
+    write_reports(run_dir)
     try:
         summary_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GauntletError(f"{summary_folder}: cannot make the folder: {error.strerror}") from error
-    write_job_summary(outcome, summary_folder, run_dir)
+    write_job_summary(run_dir, summary_folder)
     return True
 
 

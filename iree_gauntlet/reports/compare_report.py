@@ -5,34 +5,34 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import junit_xml
 
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import duration
+from iree_gauntlet.records.compare_record import read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reports.junit_schema import schema_document
-from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import add_to_step_summary, write_report
+from iree_gauntlet.reports.report_files import Reports
 from iree_gauntlet.reports.slower_document import compile_blocks, dispatch_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from iree_gauntlet.records.compare_record import ComparisonRecord
     from iree_gauntlet.reports.compare_rows import TimeRow
     from iree_gauntlet.reports.document import Block
 
-__all__ = ["print_comparison", "write_comparison_reports"]
+__all__ = ["comparison_json", "comparison_reports"]
 
-REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
+_REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
 _TIME_COLUMNS = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -56,27 +56,24 @@ _CHANGE_NOTE = (
 _ERRORS = ("error", "inconclusive", "not measured")
 
 
-def write_comparison_reports(
-    record: ComparisonRecord, folder: Path, *, environ: Mapping[str, str], step_summary: bool = True
-) -> None:
-    """Write the reports beside the log; the same log and runs give the same bytes.
-
-    Args:
-        record: the comparison.
-        folder: where to.
-        environ: the environment; names GitHub's summary file in `GITHUB_STEP_SUMMARY`.
-        step_summary: append the Markdown to that file, where there is one.
+def comparison_reports(folder: Path) -> Reports:
+    """The reports of the comparison in a folder.
 
     Raises:
-        GauntletError: they cannot be written.
+        GauntletError: its log, or a journal of a side, cannot be read.
     """
+    record = read_comparison(folder)
     document = comparison_document(record)
-    text = markdown(document)
-    contents = (text, html_page(document), comparison_json(record), _comparison_junit(record))
-    for name, content in zip(REPORT_NAMES, contents, strict=True):
-        write_report(folder / name, content, folder)
-    if step_summary:
-        add_to_step_summary(environ, text)
+
+    def contents() -> Iterator[str]:
+        yield markdown(document)
+        yield html_page(document)
+        yield comparison_json(record)
+        yield _comparison_junit(record)
+
+    # One that was cut short has judged nothing.
+    code = ExitCode.ERROR if document.exit_code is None else document.exit_code
+    return Reports(_REPORT_NAMES, contents, lambda _: document, code, document.answer)
 
 
 def comparison_json(record: ComparisonRecord) -> str:
@@ -116,22 +113,6 @@ def comparison_document(record: ComparisonRecord) -> Document:
         blocks += [Heading("What else changed"), Paragraph((_CHANGE_NOTE,)), Table(_CHANGE_COLUMNS, notable)]
     code = None if record.exit_code is None else ExitCode(record.exit_code)
     return Document(_title(record), _headline(record, rows), (), tuple(blocks), exit_code=code)
-
-
-def print_comparison(
-    record: ComparisonRecord, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None
-) -> None:
-    """Print what a comparison came to.
-
-    Args:
-        record: the comparison.
-        folder: where it lies, as the user knows it.
-        stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
-        environ: the environment.
-        width: columns; None for the terminal's own, or 160 where there is none.
-    """
-    reports = f"{folder}: {', '.join(REPORT_NAMES)}"
-    print_document(comparison_document(record), stream, reports, environ=environ, width=width)
 
 
 def _title(record: ComparisonRecord) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = ["JOB_SUMMARY_NAMES", "job_summary", "job_summary_json", "job_summary_markdown"]
+__all__ = ["JOB_SUMMARY_NAMES", "Summary", "job_summary", "job_summary_json", "job_summary_markdown"]
 
 JOB_SUMMARY_NAMES = ("job_summary.md", "job_summary.json")
 _DIALECT = "torch-models"

@@ -15,8 +15,8 @@ from iree_gauntlet.figures import milliseconds, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.reports.matrix_cells import MatrixCell
-    from iree_gauntlet.reports.matrix_outcome import MatrixOutcome, MatrixRow
+    from iree_gauntlet.records.matrix_cells import MatrixCell
+    from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
 
 __all__ = ["SIZE_JUMP", "TIME_JUMP", "Change", "ChangeKind", "MeanRatio", "changes", "mean_ratios", "ratio"]
 

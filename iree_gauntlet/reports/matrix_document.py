@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import duration
+from iree_gauntlet.records.headline import version
 from iree_gauntlet.records.outcome import BAD_VERDICTS
 from iree_gauntlet.reports.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
-from iree_gauntlet.reports.headline import version
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
 from iree_gauntlet.reports.matrix_marks import FIGURES, figure_cells, ratio_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.records.matrix_outcome import MatrixOutcome
     from iree_gauntlet.reports.document import Block, Cell, Text
-    from iree_gauntlet.reports.matrix_outcome import MatrixOutcome
 
 __all__ = ["matrix_document"]
 

@@ -51,8 +51,8 @@ from iree_gauntlet.records.outcome import exit_meaning
 from iree_gauntlet.reports.matrix_changes import changes, mean_ratios, ratio
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reports.matrix_cells import MatrixCell
-    from iree_gauntlet.reports.matrix_outcome import MatrixIree, MatrixOutcome
+    from iree_gauntlet.records.matrix_cells import MatrixCell
+    from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome
 
 __all__ = ["SCHEMA", "matrix_csv", "matrix_json"]
 

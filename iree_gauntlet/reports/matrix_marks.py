@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.figures import byte_size, error_figure, mean_and_spread, whole
-from iree_gauntlet.reports.chain_figures import NOTHING
-from iree_gauntlet.reports.matrix_cells import MatrixCell
+from iree_gauntlet.records.chain_figures import NOTHING
+from iree_gauntlet.records.matrix_cells import MatrixCell
 from iree_gauntlet.reports.matrix_changes import ratio
 
 if TYPE_CHECKING:

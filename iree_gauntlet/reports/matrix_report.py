@@ -7,51 +7,44 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.records.matrix_outcome import matrix_outcome
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.junit_schema import schema_document
 from iree_gauntlet.reports.matrix_document import matrix_document
 from iree_gauntlet.reports.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reports.matrix_outcome import matrix_outcome
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.report_files import add_to_step_summary, write_report
+from iree_gauntlet.reports.report_files import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.reports.matrix_outcome import MatrixIree, MatrixOutcome
+    from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome
 
-__all__ = ["MATRIX_REPORTS", "matrix_junit", "write_matrix_reports"]
+__all__ = ["MATRIX_REPORTS", "matrix_junit", "matrix_reports"]
 
 MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
 _COUNTS = ("tests", "failures", "errors")
 
 
-def write_matrix_reports(
-    folder: Path, *, environ: Mapping[str, str], append_step_summary: bool = False
-) -> MatrixOutcome:
-    """Write the reports of a matrix beside its record.
-
-    The same record and journals give the same bytes each time.
-
-    Args:
-        folder: of the matrix.
-        environ: the environment; names GitHub's summary file in `GITHUB_STEP_SUMMARY`.
-        append_step_summary: append `matrix.md` to that file, where there is one.
+def matrix_reports(folder: Path) -> Reports:
+    """The reports of the matrix in a folder.
 
     Raises:
-        GauntletError: the record or a journal cannot be read, or the reports cannot be written.
+        GauntletError: the record or a journal cannot be read.
     """
     outcome = matrix_outcome(folder)
     document = matrix_document(outcome)
-    text = markdown(document)
-    contents = (matrix_junit(outcome), text, html_page(document), matrix_json(outcome), matrix_csv(outcome))
-    for name, content in zip(MATRIX_REPORTS, contents, strict=True):
-        write_report(folder / name, content, folder)
-    if append_step_summary:
-        add_to_step_summary(environ, text)
-    return outcome
+
+    def contents() -> Iterator[str]:
+        yield matrix_junit(outcome)
+        yield markdown(document)
+        yield html_page(document)
+        yield matrix_json(outcome)
+        yield matrix_csv(outcome)
+
+    return Reports(MATRIX_REPORTS, contents, lambda _: document, outcome.exit_code, document.answer)
 
 
 def matrix_junit(matrix: MatrixOutcome) -> str:

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.reports.headline import headline
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.run_reports import append_to_step_summary, print_run, write_reports
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
@@ -39,18 +38,18 @@ class ConsolePresenter:
         self._output.write(f"{text}\n")
 
     def ran(self, folder: Path, *, brief: bool) -> None:
-        """Writes the reports of a run, and shows what became of it."""
-        outcome = write_reports(folder, environ=os.environ)
+        """Writes the reports of what was recorded there, and shows its result."""
+        reports = write_reports(folder)
         if brief:
-            self.line(f"{headline(outcome)}; reports in {shown(folder)}")
+            self.line(f"{reports.headline}; reports in {shown(folder)}")
         else:
-            print_run(outcome, shown(folder), self._output.stream, environ=os.environ)
+            reports.print(shown(folder), self._output.stream, environ=os.environ)
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
             sys.stderr.write(f"warning: {lost}\n")
         # Last, so that a summary file that cannot be written hides no verdict.
         if not brief:
-            append_to_step_summary(outcome, os.environ)
+            reports.append_to_step_summary(os.environ)
 
     def to(self, stream: TextIO) -> ConsolePresenter:
         """The same on another stream."""

@@ -2,24 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.reports.markdown import shortened
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["STEP_SUMMARY", "STEP_SUMMARY_LIMIT", "add_to_step_summary", "append_step_summary", "write_report"]
+    from iree_gauntlet.errors import ExitCode
+    from iree_gauntlet.reports.document import Document
 
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+__all__ = ["STEP_SUMMARY_LIMIT", "Reports", "append_step_summary", "write_report"]
+
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub refuses a step's summary above 1 MiB as a whole:
 # docs.github.com, "Workflow commands for GitHub Actions", step isolation and limits.
 STEP_SUMMARY_LIMIT = 1 << 20
 _SMALLEST_USEFUL = 4096
 _CUT = "*Cut here: this page may not be longer. The whole report is in the folder of the run.*"
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The reports of an experiment, made from its record alone: the same record gives the same bytes.
+
+    Attributes:
+        names: of its files.
+        contents: what stands in them, in that order, one after the other: of ten thousand cases each is large.
+        document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
+        exit_code: what the experiment ended with.
+        headline: its result in a line.
+    """
+
+    names: tuple[str, ...]
+    contents: Callable[[], Iterator[str]]
+    document: Callable[[Path | None], Document]
+    exit_code: ExitCode
+    headline: str
+
+    def write(self, folder: Path) -> None:
+        """Write them beside the record.
+
+        Raises:
+            GauntletError: they cannot be written.
+        """
+        for name, content in zip(self.names, self.contents(), strict=True):
+            write_report(folder / name, content, folder)
+
+    def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
+        """Print what people read; commands are never broken over lines.
+
+        Args:
+            folder: of the record, as the user knows it.
+            stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
+            environ: the environment.
+            width: columns; None for the terminal's own, or 160 where there is none.
+        """
+        where = f"{folder}: {', '.join(self.names)}"
+        print_document(self.document(folder), stream, where, environ=environ, width=width)
+
+    def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
+        """Append what people read to the file that `GITHUB_STEP_SUMMARY` names, where there is one.
+
+        Raises:
+            GauntletError: it cannot be written.
+        """
+        if not (path := environ.get(_STEP_SUMMARY)):
+            return
+        try:
+            append_step_summary(Path(path), markdown(self.document(None)))
+        except OSError as error:
+            raise GauntletError(
+                f"{path}: cannot append the summary: {error.strerror}",
+                f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
+            ) from error
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:
@@ -39,24 +101,6 @@ def write_report(path: Path, content: str | bytes, folder: Path) -> None:
         raise GauntletError(
             f"{path}: cannot write the report: {error.strerror}",
             f"make room or give the right to write, then `report {folder}` makes it again",
-        ) from error
-
-
-def add_to_step_summary(environ: Mapping[str, str], markdown: str) -> None:
-    """Append to the file that `GITHUB_STEP_SUMMARY` names; nothing where it is not set.
-
-    Raises:
-        GauntletError: it cannot be written.
-    """
-    path = environ.get(STEP_SUMMARY, "")
-    if not path:
-        return
-    try:
-        append_step_summary(Path(path), markdown)
-    except OSError as error:
-        raise GauntletError(
-            f"{path}: cannot append the summary: {error.strerror}",
-            f"{STEP_SUMMARY} must name a file that can be written, or not be set",
         ) from error
 
 

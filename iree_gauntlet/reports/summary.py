@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.figures import byte_size, duration
+from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.records.headline import cache_line, headline, version
 from iree_gauntlet.records.outcome import BAD_VERDICTS
-from iree_gauntlet.reports.chain_figures import chain_figures
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
 from iree_gauntlet.reports.document import Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table
-from iree_gauntlet.reports.headline import cache_line, headline, version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

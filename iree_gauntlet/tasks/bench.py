@@ -30,9 +30,9 @@ from iree_gauntlet.figures import whole
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import make_folder
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.printing import write_text
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.run_reports import print_run, write_reports
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
@@ -153,19 +153,19 @@ def _steps(session: BenchSession, engine: Engine, journal: Journal, progress: Pr
 
 def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
     """Reports, the entry of perf.json, and what was measured."""
-    outcome = write_reports(run_dir, environ=os.environ)
-    print_run(outcome, shown(run_dir), output.stream, environ=os.environ)
+    reports = write_reports(run_dir)
+    reports.print(shown(run_dir), output.stream, environ=os.environ)
     chain = session.chain
     record = read_journal(run_dir / JOURNAL)
     lines = result_lines(record, chain, session.build)
     if chain.options.output and code is not ExitCode.INTERRUPTED:
-        entry = perf_entry(record, chain, session.build, outcome.started, session.notes)
+        entry = perf_entry(record, chain, session.build, record.runs[-1]["time"], session.notes)
         appended = append_result(chain.options.output, entry, _locks(chain.options))
         lines.append(appended.note or f"result {appended.entries} of {appended.path}")
     for line in (*session.notes, *lines):
         output.write(f"{line}\n")
-    write_reports(run_dir, environ=os.environ, append_step_summary=True)
-    return ExitCode(int(outcome.exit_code))
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
 
 
 def _locks(options: BenchOptions) -> Path:

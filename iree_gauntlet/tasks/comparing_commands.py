@@ -58,12 +58,8 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
     from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
-    from iree_gauntlet.tasks.report import show_comparison  # noqa: PLC0415
 
-    presenter = ConsolePresenter(sys.stdout)
-    folder, code = compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), presenter)
-    show_comparison(folder, step_summary=True)
-    return code
+    return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))
 
 
 _IREES = Option(
@@ -99,10 +95,12 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
               matrix --resume
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
+    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
 
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
-    return matrix(options[_IREES.name], RunRequest.of(values, Defaults(suite=DEFAULT_SUITE)))
+    request = RunRequest.of(values, Defaults(suite=DEFAULT_SUITE))
+    return matrix(options[_IREES.name], request, ConsolePresenter(sys.stdout))
 
 
 @gauntlet_task(
@@ -129,10 +127,7 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
               bisect --good 3.13.0 --bad nightly --nightlies --model rapidocr --submodel rec --metric compiles
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
-    from iree_gauntlet.experiments.bisect import bisect, report_bisection  # noqa: PLC0415
+    from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
     from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
 
-    presenter = ConsolePresenter(sys.stdout)
-    folder, code = bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), presenter)
-    report_bisection(folder, step_summary=True)
-    return code
+    return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))

@@ -15,9 +15,9 @@ from iree_gauntlet.micro.configuration import overridden, read_micro_config
 from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.micro.refused_recipes import REFUSED
 from iree_gauntlet.micro.registry import CUSTOM
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.printing import write_text
 from iree_gauntlet.reports.output import Output, open_progress
-from iree_gauntlet.reports.run_reports import print_run, write_reports
 from iree_gauntlet.settings import shown
 from iree_gauntlet.tasks.micro_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.tasks.micro_resume import earlier_micro
@@ -74,11 +74,11 @@ def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
 
 def _report(run: MicroRun, output: Output) -> ExitCode:
     """Reports, tables and files of results."""
-    outcome = write_reports(run.run_dir, environ=os.environ)
-    print_run(outcome, shown(run.run_dir), output.stream, environ=os.environ)
+    reports = write_reports(run.run_dir)
+    reports.print(shown(run.run_dir), output.stream, environ=os.environ)
     write_micro_reports(read_journal(run.run_dir / JOURNAL), run.run_dir, output.stream)
-    write_reports(run.run_dir, environ=os.environ, append_step_summary=True)
-    return ExitCode(int(outcome.exit_code))
+    reports.append_to_step_summary(os.environ)
+    return reports.exit_code
 
 
 def _print_registry(registry: Registry, stream: TextIO) -> None:

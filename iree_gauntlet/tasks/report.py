@@ -10,24 +10,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
-from iree_gauntlet.experiments.bisect import report_bisection
-from iree_gauntlet.experiments.matrix import report_matrix
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
-from iree_gauntlet.records.matrix_record import MATRIX_RECORD
 from iree_gauntlet.records.merged_runs import merged
-from iree_gauntlet.reports.bisect_document import BISECT_RECORD
-from iree_gauntlet.reports.compare_report import print_comparison, write_comparison_reports
-from iree_gauntlet.reports.run_reports import print_run, write_reports
+from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.tasks.micro_reports import write_micro_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["report", "show_comparison"]
+    from iree_gauntlet.errors import ExitCode
+
+__all__ = ["report"]
 
 _LATEST = "latest"
 
@@ -46,14 +42,19 @@ def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
     """
     named = _names(runs)
     if merge:
-        into = Path(merge)
-        _merge_runs([_folder(name) for name in named], into, lenient=lenient)
-        return _run(into)
-    if len(named) > 1:
+        folder = Path(merge)
+        _merge_runs([_folder(name) for name in named], folder, lenient=lenient)
+    elif len(named) > 1:
         raise UsageError(f"report makes the reports of one run, not of {len(named)}", "--merge DIR makes one of them.")
-    folder = _folder(named[0])
-    make = next((make for record, make in _REPORTS.items() if (folder / record).is_file()), _run)
-    return make(folder)
+    else:
+        folder = _folder(named[0])
+    reports = write_reports(folder)
+    reports.print(shown(folder), sys.stdout, environ=os.environ)
+    if (folder / JOURNAL).is_file():
+        record = read_journal(folder / JOURNAL)
+        if record.runs and "micro" in record.runs[-1]:
+            write_micro_reports(record, folder, sys.stdout)
+    return reports.exit_code
 
 
 def _names(text: str) -> list[str]:
@@ -82,36 +83,10 @@ def _age(path: Path) -> int:
 
 
 def _newest() -> Path:
-    records = [path for record in _REPORTS for path in runs_folder().glob(f"*/{record}")]
+    records = [path for record in RECORDS for path in runs_folder().glob(f"*/{record}")]
     if not records:
         raise UsageError(f"there is no run in {runs_folder()}", "Start one with `run`, or name its folder.")
     return max(records, key=lambda path: path.stat().st_mtime_ns).parent
-
-
-def _run(folder: Path) -> ExitCode:
-    outcome = write_reports(folder, environ=os.environ)
-    print_run(outcome, shown(folder), sys.stdout, environ=os.environ)
-    record = read_journal(folder / JOURNAL)
-    if record.runs and "micro" in record.runs[-1]:
-        write_micro_reports(record, folder, sys.stdout)
-    return ExitCode(int(outcome.exit_code))
-
-
-def show_comparison(folder: Path, *, step_summary: bool = False) -> ExitCode:
-    """Makes the reports of a comparison, and prints them; exits as it did."""
-    record = read_comparison(folder)
-    write_comparison_reports(record, folder, environ=os.environ, step_summary=step_summary)
-    print_comparison(record, shown(folder), sys.stdout, environ=os.environ)
-    # One that was cut short has judged nothing.
-    return ExitCode.ERROR if record.exit_code is None else ExitCode(record.exit_code)
-
-
-_REPORTS: dict[str, Callable[[Path], ExitCode]] = {
-    COMPARISON_FILE: show_comparison,
-    MATRIX_RECORD: report_matrix,
-    BISECT_RECORD: report_bisection,
-    JOURNAL: _run,
-}
 
 
 def _merge_runs(folders: Sequence[Path], into: Path, *, lenient: bool) -> None:

@@ -22,15 +22,10 @@ from iree_gauntlet.experiments.bisect_search import BisectSearch
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
+from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.reports.bisect_document import (
-    BISECT_RECORD,
-    BisectOutcome,
-    bisect_document,
-    bisect_json,
-    bisect_outcome,
-    write_bisect_reports,
-)
+from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.requests import BisectRequest, RunRequest
@@ -79,7 +74,8 @@ class Bisects:
             log.write("bisect", {"command": "bisect", "cwd": "/", "confidence": 1.0, **self.question.as_dict()})
             done = BisectSearch(self.question, judge, log, self.said.append, earlier or {}, every=every).search()
             log.write("end", {"exit_code": int(done[0]), "problem": done[1], "seconds": 1.0, "interrupted": False})
-        return write_bisect_reports(self.folder, environ={}), done
+        write_reports(self.folder)
+        return bisect_outcome(self.folder), done
 
     def exact(self, values: Sequence[float | None], name: str = "size") -> Judge:
         """A judge by values that are known; None for what cannot be judged."""

@@ -14,13 +14,14 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.reports.matrix_cells import MatrixCell
+from iree_gauntlet.records.matrix_cells import MatrixCell
+from iree_gauntlet.records.matrix_outcome import MatrixOutcome, matrix_outcome
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
 from iree_gauntlet.reports.matrix_document import matrix_document
 from iree_gauntlet.reports.matrix_json import matrix_csv, matrix_json
 from iree_gauntlet.reports.matrix_marks import FIGURES, figure_cells, ratio_text
-from iree_gauntlet.reports.matrix_outcome import MatrixOutcome, matrix_outcome
-from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_junit, write_matrix_reports
+from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_junit
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
@@ -140,7 +141,7 @@ def test_markdown_is_whole(matrix: MatrixOutcome) -> None:
 
 
 def test_the_page_has_what_the_markdown_has(tmp_path: Path) -> None:
-    write_matrix_reports(four_releases(tmp_path / "m"), environ={})
+    write_reports(four_releases(tmp_path / "m"))
     page = etree.HTML((tmp_path / "m" / "matrix.html").read_text())
     assert [len(table.xpath("tbody/tr")) for table in page.iter("table")] == [4, 16, 4]
     assert page.xpath("count(//td[contains(@class, 'failed')])") == 6
@@ -341,13 +342,13 @@ def test_the_reports_are_the_same_each_time_and_go_to_the_step_summary_once(tmp_
     folder = four_releases(tmp_path / "m")
     summary = tmp_path / "summary.md"
     environ = {"GITHUB_STEP_SUMMARY": str(summary)}
-    write_matrix_reports(folder, environ=environ, append_step_summary=True)
+    write_reports(folder).append_to_step_summary(environ)
     first = {name: (folder / name).read_bytes() for name in MATRIX_REPORTS}
-    write_matrix_reports(folder, environ=environ)
+    write_reports(folder)
     assert {name: (folder / name).read_bytes() for name in MATRIX_REPORTS} == first
     assert summary.read_bytes() == first["matrix.md"]
     with pytest.raises(GauntletError, match="cannot append the summary"):
-        write_matrix_reports(folder, environ={"GITHUB_STEP_SUMMARY": str(tmp_path)}, append_step_summary=True)
+        write_reports(folder).append_to_step_summary({"GITHUB_STEP_SUMMARY": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.live.live_progress import LiveProgress
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.reports.output import open_progress
-from iree_gauntlet.reports.run_reports import print_run
+from iree_gauntlet.reports.run_reports import reports_of_run
 from iree_gauntlet.results import CacheUse, Result
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
@@ -52,7 +52,7 @@ def result(verdict: str = "passed", reason: str = "", cache: CacheUse | None = N
 def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **options: Any) -> str:
     outcome = outcome_of(read_journal(builder.write(folder / RUN) / "journal.jsonl"))
     environ = options.pop("environ", {"TERM": "xterm"})
-    print_run(outcome, Path("runs") / RUN, stream, environ=environ, **options)
+    reports_of_run(outcome).print(Path("runs") / RUN, stream, environ=environ, **options)
     return stream.getvalue()
 
 
@@ -206,7 +206,7 @@ def test_an_encoding_that_lacks_characters_is_no_crash(tmp_path: Path) -> None:
     console.close()
     assert raw.getvalue() == b"9.10 ? 0.12 ? 2 ? ?\n"
     outcome = outcome_of(read_journal(every_verdict().write(tmp_path / RUN) / "journal.jsonl"))
-    print_run(outcome, tmp_path, stream, environ={})
+    reports_of_run(outcome).print(tmp_path, stream, environ={})
     assert b"exit code 3" in raw.getvalue()
 
 

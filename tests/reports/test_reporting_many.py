@@ -15,7 +15,7 @@ from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.run_reports import print_run
+from iree_gauntlet.reports.run_reports import reports_of_run
 from iree_gauntlet.reports.summary import run_document
 from iree_gauntlet.reports.summary_json import summary_json
 from iree_gauntlet.results import Result
@@ -152,7 +152,7 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
     assert "280 more went wrong; `junit.xml` and `summary.json` have each of them." in text
     assert text.count("### failed: ") == 200
     stream = io.StringIO()
-    print_run(outcome, Path("runs") / RUN, stream, environ={})
+    reports_of_run(outcome).print(Path("runs") / RUN, stream, environ={})
     lines = stream.getvalue().splitlines()
     assert lines[3] == "What went wrong, by diagnostic"
     assert lines[5].split()[:6] == ["300", "compile", *DIAGNOSTIC.split()[:4]]
@@ -162,7 +162,7 @@ def test_failures_of_many_are_grouped_everywhere() -> None:
 
 def test_the_end_of_many_that_came_out_as_expected_is_short() -> None:
     stream = io.StringIO()
-    print_run(operators(300, ("passed", "xfailed")), Path("runs") / RUN, stream, environ={})
+    reports_of_run(operators(300, ("passed", "xfailed"))).print(Path("runs") / RUN, stream, environ={})
     assert len(stream.getvalue().splitlines()) < 10
 
 

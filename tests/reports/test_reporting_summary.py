@@ -13,9 +13,11 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports import markdown
+from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
-from iree_gauntlet.reports.run_reports import write_reports
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
 from tests.support.places import DATA
 
@@ -30,7 +32,7 @@ spiky = st.text("`|\\*_[]()<>&#-+=!~ \n1.a$", max_size=30)
 
 
 def summary_of(builder: JournalBuilder, folder: Path) -> str:
-    write_reports(builder.write(folder / RUN), environ={})
+    write_reports(builder.write(folder / RUN))
     return (folder / RUN / "summary.md").read_text(encoding="utf-8")
 
 
@@ -175,28 +177,28 @@ def test_the_step_summary_is_written_only_when_asked(tmp_path: Path) -> None:
     folder = every_verdict().write(tmp_path / RUN)
     page = tmp_path / "page.md"
     environ = {"GITHUB_STEP_SUMMARY": str(page)}
-    write_reports(folder, environ=environ)
+    write_reports(folder)
     assert not page.exists()
-    write_reports(folder, environ=environ, append_step_summary=True)
+    write_reports(folder).append_to_step_summary(environ)
     assert page.read_bytes() == (folder / "summary.md").read_bytes()
-    write_reports(folder, environ={}, append_step_summary=True)
+    write_reports(folder).append_to_step_summary({})
 
 
 def test_a_step_summary_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = every_verdict().write(tmp_path / RUN)
     environ = {"GITHUB_STEP_SUMMARY": str(tmp_path / "no" / "page.md")}
     with pytest.raises(GauntletError, match="cannot append the summary"):
-        write_reports(folder, environ=environ, append_step_summary=True)
+        write_reports(folder).append_to_step_summary(environ)
 
 
 def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
     folders = [every_verdict().write(tmp_path / name / RUN) for name in ("a", "b")]
     for folder in folders:
-        write_reports(folder, environ={})
+        write_reports(folder)
     names = ("junit.xml", "summary.md", "summary.html", "summary.json")
     first, second = ([(folder / name).read_bytes() for name in names] for folder in folders)
     assert first == second
-    write_reports(folders[0], environ={})
+    write_reports(folders[0])
     assert [(folders[0] / name).read_bytes() for name in names] == first
 
 
@@ -224,7 +226,7 @@ def test_summary_json_is_strict_and_says_what_its_description_says(tmp_path: Pat
     builder = every_verdict()
     builder.lines[-2]["outputs"] = [comparison(passed=False, max_abs_error="nan", max_rel_error="inf")]
     folder = builder.write(tmp_path / RUN)
-    write_reports(folder, environ={})
+    write_reports(folder)
 
     def refuse(name: str) -> float:
         raise AssertionError(name)
@@ -254,7 +256,7 @@ def test_summary_json_is_strict_and_says_what_its_description_says(tmp_path: Pat
 
 def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(GauntletError, match="there is no journal"):
-        write_reports(tmp_path, environ={})
+        write_reports(tmp_path)
 
 
 def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
@@ -264,7 +266,8 @@ def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
     first_end = whole.index(b"\n")
     for cut in (0, first_end // 2, first_end, *range(first_end + 1, len(whole), 997)):
         journal.write_bytes(whole[:cut])
-        outcome = write_reports(folder, environ={})
+        write_reports(folder)
+        outcome = outcome_of(read_journal(folder / JOURNAL))
         assert outcome.exit_code == 3
         assert outcome.remarks
         assert len(outcome.steps) == (18 if cut > first_end else 0)
@@ -272,7 +275,7 @@ def test_a_journal_cut_anywhere_still_gives_reports(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = every_verdict().write(tmp_path / RUN)
-    write_reports(folder, environ={})
+    write_reports(folder)
     before = (folder / "junit.xml").read_bytes()
 
     def full(descriptor: int) -> None:
@@ -280,7 +283,7 @@ def test_a_full_disk_keeps_the_old_report_and_says_what_to_do(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(GauntletError, match="No space left on device") as caught:
-        write_reports(folder, environ={})
+        write_reports(folder)
     assert "report" in caught.value.hint
     assert (folder / "junit.xml").read_bytes() == before
 

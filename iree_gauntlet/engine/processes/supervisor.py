@@ -247,7 +247,7 @@ class Supervisor:
             # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
             # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("warden.py"))],
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

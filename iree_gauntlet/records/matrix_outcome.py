@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.records.headline import headline
+from iree_gauntlet.records.matrix_cells import matrix_cell
 from iree_gauntlet.records.matrix_record import read_matrix
 from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports.headline import headline
-from iree_gauntlet.reports.matrix_cells import matrix_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.records.matrix_cells import MatrixCell
     from iree_gauntlet.records.matrix_record import MatrixRecord
     from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.reports.matrix_cells import MatrixCell
 
 __all__ = ["MatrixIree", "MatrixOutcome", "MatrixRow", "matrix_outcome"]
 

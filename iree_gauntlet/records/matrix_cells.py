@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.recorded import number
+from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.outcome import BAD_VERDICTS
-from iree_gauntlet.reports.chain_figures import chain_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
