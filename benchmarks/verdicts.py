@@ -18,6 +18,7 @@ import numpy as np
 from iree_gauntlet.cases import Statistic
 from iree_gauntlet.measuring.goldens.golden_confirmation import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare_log_ratios
+from iree_gauntlet.measuring.statistics.false_discovery import student_quantile
 from iree_gauntlet.measuring.statistics.noise import (
     Recording,
     blocks_from_rounds,
@@ -28,7 +29,6 @@ from iree_gauntlet.measuring.statistics.noise import (
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
 from iree_gauntlet.measuring.statistics.rounds import Round
 from iree_gauntlet.measuring.statistics.sequential import sequential_plan
-from iree_gauntlet.measuring.statistics.student import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,12 @@ quotes, bare keys, other numbers) no config was seen to use: it is refused, with
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["comments_of", "plain_json", "without_comments"]
+__all__ = ["Container", "Member", "comments_of", "is_blank", "plain_json", "read_spans", "without_comments"]
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = r"//[^\n]*|/\*.*?(?:\*/|\Z)"
@@ -18,6 +21,14 @@ _WORDS = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})", re.DOTALL)
 _TOKEN = re.compile(rf"{_STRING}|\S")
 _CLOSING = re.compile(r"\s*[\]}]")
 _NOT_SPACE = re.compile(r"[^\n\r]")
+_SPAN = re.compile(
+    r"""(?P<space>[ \t\r\n\ufeff]+)
+    |(?P<comment>//[^\n]*?(?=\r?\n|\Z)|/\*.*?\*/)
+    |(?P<string>"(?:[^"\\\n]|\\.)*")
+    |(?P<mark>[{}\[\]:,])
+    |(?P<word>[^\s"{}\[\]:,/]+)""",
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def plain_json(text: str) -> str:
@@ -66,3 +77,121 @@ def _without_last_commas(text: str) -> str:
         value = word not in (",", "[", "{", ":")
     pieces.append(text[done:])
     return "".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a container.
+
+    Attributes:
+        start, end: of `value`, or of `"key": value`.
+        comma: position of the comma behind it; None where there is none.
+        text: of a value that is a string; None for any other.
+        key: of an object's member, else empty.
+        container: the value's own members, where it has any.
+    """
+
+    start: int
+    end: int
+    comma: int | None
+    text: str | None
+    key: str = ""
+    container: Container | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An array or an object: positions of its brackets, and its members."""
+
+    opening: int
+    closing: int
+    members: tuple[Member, ...]
+
+
+class _Token(NamedTuple):
+    kind: str
+    start: int
+    end: int
+
+
+def read_spans(text: str) -> Container:
+    """The places of a document that is an array or an object.
+
+    Raises:
+        ValueError: it is none, by this grammar.
+    """
+    reader = _Reader(text)
+    member = reader.value("")
+    reader.expect_end()
+    if member.container is None:
+        raise ValueError("the document is neither an object nor an array")
+    return member.container
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text between tokens is space alone, without comments."""
+    return not text.strip(" \t\n\r\ufeff")
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._scan(text)
+        self._next = 0
+
+    @staticmethod
+    def _scan(text: str) -> list[_Token]:
+        tokens = []
+        position = 0
+        while position < len(text):
+            match = _SPAN.match(text, position)
+            if match is None or match.lastgroup is None:
+                raise ValueError(f"unexpected {text[position]!r}")
+            if match.lastgroup not in ("space", "comment"):
+                tokens.append(_Token(match.lastgroup, match.start(), match.end()))
+            position = match.end()
+        return tokens
+
+    def value(self, key: str, start: int | None = None) -> Member:
+        token = self._take()
+        start = token.start if start is None else start
+        word = self._text[token.start : token.end]
+        if token.kind != "mark":
+            return Member(start, token.end, None, json.loads(word) if token.kind == "string" else None, key)
+        if word not in ("[", "{"):
+            raise ValueError(f"unexpected {word!r}")
+        container = self._container(token.start, "]" if word == "[" else "}")
+        return Member(start, container.closing + 1, None, None, key, container)
+
+    def expect_end(self) -> None:
+        if self._next < len(self._tokens):
+            raise ValueError("more text behind the end of the document")
+
+    def _container(self, opening: int, closing: str) -> Container:
+        members: list[Member] = []
+        while self._peek() != closing:
+            if members and members[-1].comma is None:
+                raise ValueError("a comma is missing")
+            start, key = self._key() if closing == "}" else (None, "")
+            member = self.value(key, start)
+            comma = self._take().start if self._peek() == "," else None
+            members.append(Member(member.start, member.end, comma, member.text, key, member.container))
+        return Container(opening, self._take().start, tuple(members))
+
+    def _key(self) -> tuple[int, str]:
+        token = self._take()
+        if token.kind != "string" or self._peek() != ":":
+            raise ValueError("a key is missing")
+        self._take()
+        return token.start, json.loads(self._text[token.start : token.end])
+
+    def _peek(self) -> str:
+        if self._next == len(self._tokens):
+            raise ValueError("the text ends too early")
+        token = self._tokens[self._next]
+        return self._text[token.start : token.end] if token.kind == "mark" else ""
+
+    def _take(self) -> _Token:
+        self._peek()
+        self._next += 1
+        return self._tokens[self._next - 1]

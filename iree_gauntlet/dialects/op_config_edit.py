@@ -11,14 +11,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json5_spans import is_blank, read_spans
-from iree_gauntlet.dialects.json5_text import plain_json
+from iree_gauntlet.dialects.json5_text import is_blank, plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.dialects.json5_spans import Container, Member
+    from iree_gauntlet.dialects.json5_text import Container, Member
 
 __all__ = ["EXPECTED_LISTS", "Addition", "Removal", "with_changes"]
 

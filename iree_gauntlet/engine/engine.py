@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import with_expectation
 from iree_gauntlet.engine.modules.modules import ModuleMaker
-from iree_gauntlet.engine.ready_queue import Limits
 from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
-from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.measuring.machine.machine_memory import free_memory
 from iree_gauntlet.results import CacheUse, Result

@@ -1,28 +1,42 @@
 """Runs the steps of a plan on a few threads: a graph of steps, and exclusive steps alone afterwards.
 
-Knows nothing of what a step does: `work` does it and returns its verdict. What may run when, the agenda knows. A thread
-that is done with a step takes the next one itself, so that thousands of small steps need no hand-over.
+Knows nothing of what a step does: `work` does it and returns its verdict. `ReadyQueue` knows what may run when. A
+thread that is done with a step takes the next one itself, so that thousands of small steps need no hand-over.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.engine.ready_queue import FETCHES_AT_ONCE, Agenda
+from iree_gauntlet.cases import Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iree_gauntlet.cases import Verdict
-    from iree_gauntlet.engine.ready_queue import Limits
     from iree_gauntlet.steps import Step
 
-__all__ = ["Scheduler"]
+__all__ = ["Limits", "ReadyQueue", "Scheduler"]
 
 # How often it is looked whether there is memory now for a step that waits for it.
 _POLL_SECONDS = 0.5
+FETCHES_AT_ONCE = 4
+# Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
+# asked anew whenever a step ends, and thousands may wait.
+_PASSED_OVER = 64
+_GOOD = (Verdict.PASSED, Verdict.XPASSED)
+_BAD = (Verdict.FAILED, Verdict.ERROR, Verdict.XPASSED)
+_PAST = {
+    Verdict.FAILED: "failed",
+    Verdict.ERROR: "ended in an error",
+    Verdict.SKIPPED: "was skipped",
+    Verdict.XFAILED: "failed as expected",
+    Verdict.INCONCLUSIVE: "was inconclusive",
+}
 
 
 class Scheduler:
@@ -48,13 +62,13 @@ class Scheduler:
         abort: Callable[[], None],
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._agenda = Agenda(steps, finished, limits)
+        self._queue = ReadyQueue(steps, finished, limits)
         self._jobs = limits.jobs
         self._work = work
         self._skip = skip
         self._abort = abort
         self._pause = pause
-        # Guards the agenda.
+        # Guards the queue.
         self._mutex = threading.Lock()
         self._cancelled = threading.Event()
         # Nothing is left to do, or to wait for.
@@ -90,7 +104,7 @@ class Scheduler:
                 with self._mutex:
                     pass
         self._raise_error()
-        return self._agenda.verdicts
+        return self._queue.verdicts
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -116,7 +130,7 @@ class Scheduler:
     def _next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
         """Notes what a step came to; of the steps that may run now, one for this thread, and threads for the rest."""
         with self._mutex:
-            self._agenda.finish(step, verdict)
+            self._queue.finish(step, verdict)
             steps = self._taken()
             for other in steps[1:]:
                 pool.submit(self._chain, other, pool)
@@ -126,9 +140,199 @@ class Scheduler:
         """Steps to start now, after those were skipped that cannot run."""
         if self._cancelled.is_set():
             return []
-        while (found := self._agenda.next_skip()) is not None:
-            self._agenda.settle(found[0], self._skip(*found))
-        steps = self._agenda.take()
-        if not self._agenda.running:
+        while (found := self._queue.next_skip()) is not None:
+            self._queue.settle(found[0], self._skip(*found))
+        steps = self._queue.take()
+        if not self._queue.running:
             self._over.set()
         return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may run at once.
+
+    Attributes:
+        jobs: steps that use cores.
+        fail_fast: start nothing more after the first failure or error.
+        fits: whether the memory for one more step is free while others run.
+    """
+
+    jobs: int
+    fail_fast: bool
+    fits: Callable[[Step], bool]
+
+
+class ReadyQueue:
+    """The steps of a plan that are yet to be done.
+
+    Args:
+        steps: in any order; of those that could start, the earlier one starts first.
+        finished: verdicts of steps that are not to be run again, by id.
+        limits: what may run at once.
+
+    Attributes:
+        verdicts: of all steps that have come to something, by id.
+        running: how many steps run.
+    """
+
+    def __init__(self, steps: Sequence[Step], finished: Mapping[str, Verdict], limits: Limits) -> None:
+        self.verdicts = dict(finished)
+        self.running = 0
+        self._limits = limits
+        self._steps = list({step.id: step for step in steps if step.id not in finished}.values())
+        self._known = {step.id for step in steps}
+        self._stopped_by = ""
+        # A step is known by its place in the plan: whether it waits, and how many of its needs are not settled.
+        self._waiting = [True] * len(self._steps)
+        self._unmet = [0] * len(self._steps)
+        self._dependants: dict[str, list[int]] = {}
+        # (pass, place) of steps that cannot run any more, as if the plan were gone through from its beginning
+        # again and again until nothing is found: the order decides which of several bad needs a reason names.
+        self._hopeless: list[tuple[int, int]] = []
+        self._at = (0, -1)
+        # Places of steps that wait for nothing but room; those that use cores by device, empty for the CPU's.
+        self._fetches: list[int] = []
+        self._coreless: list[int] = []
+        self._exclusive: list[int] = []
+        self._lanes: dict[str, list[int]] = {}
+        # What runs.
+        self._fetching = self._busy = 0
+        self._alone = False
+        self._devices: Counter[str] = Counter()
+        for place in range(len(self._steps)):
+            self._enter(place)
+
+    def next_skip(self) -> tuple[Step, str] | None:
+        """A step that cannot run, and why, or None; `settle` it before asking for the next one."""
+        while self._hopeless:
+            self._at = heapq.heappop(self._hopeless)
+            place = self._at[1]
+            if self._waiting[place]:
+                self._waiting[place] = False
+                return self._steps[place], self._obstacle(self._steps[place])
+        self._at = (0, -1)
+        return None
+
+    def take(self) -> list[Step]:
+        """Steps to start now: what fits beside what runs, and an exclusive one only when nothing else is left.
+
+        Ask for skips first, until there is none.
+        """
+        if self._alone:
+            return []
+        places = _popped(self._coreless, len(self._coreless))
+        places += _popped(self._fetches, FETCHES_AT_ONCE - self._fetching)
+        places += self._with_cores()
+        if not places and not self.running:
+            places = _popped(self._exclusive, 1)
+        places.sort()
+        for place in places:
+            self._waiting[place] = False
+            self._count(self._steps[place], 1)
+        return [self._steps[place] for place in places]
+
+    def finish(self, step: Step, verdict: Verdict) -> None:
+        """Notes that a step that was taken has come to an end, and what it came to."""
+        self._count(step, -1)
+        self.settle(step, verdict)
+        if self._limits.fail_fast and verdict in _BAD and not self._stopped_by:
+            self._stopped_by = step.id
+            for ready in (self._fetches, self._coreless, self._exclusive, self._lanes):
+                ready.clear()
+            for place in range(len(self._steps)):
+                self._give_up(place)
+
+    def settle(self, step: Step, verdict: Verdict) -> None:
+        """Notes what a step came to that was skipped."""
+        self.verdicts[step.id] = verdict
+        for place in self._dependants.pop(step.id, ()):
+            self._unmet[place] -= 1
+            if verdict not in _GOOD:
+                self._give_up(place)
+            elif self._unmet[place] == 0:
+                self._ready(place)
+
+    def _enter(self, place: int) -> None:
+        for need in dict.fromkeys(self._steps[place].needs):
+            verdict = self.verdicts.get(need)
+            if verdict is None and need in self._known:
+                self._dependants.setdefault(need, []).append(place)
+                self._unmet[place] += 1
+            elif verdict not in _GOOD:
+                self._give_up(place)
+        if self._unmet[place] == 0:
+            self._ready(place)
+
+    def _give_up(self, place: int) -> None:
+        if self._waiting[place]:
+            turn, at = self._at
+            heapq.heappush(self._hopeless, (turn if place > at else turn + 1, place))
+
+    def _ready(self, place: int) -> None:
+        step = self._steps[place]
+        if not self._waiting[place] or self._obstacle(step):
+            return
+        resources = step.resources
+        if resources.exclusive:
+            ready = self._exclusive
+        elif step.stage is Stage.FETCH:
+            ready = self._fetches
+        elif resources.cores == 0:
+            ready = self._coreless
+        else:
+            device = "" if resources.device.startswith("local-") else resources.device
+            ready = self._lanes.setdefault(device, [])
+        heapq.heappush(ready, place)
+
+    def _with_cores(self) -> list[int]:
+        """Places of steps to start that use cores: in plan order, as far as cores, devices and memory go."""
+        chosen: list[int] = []
+        passed_over: list[tuple[list[int], int]] = []
+        devices: set[str] = set()
+        busy = self._busy
+        while busy < self._limits.jobs and len(passed_over) < _PASSED_OVER:
+            open_lanes = (
+                (lane[0], device)
+                for device, lane in self._lanes.items()
+                if lane and not (device and (device in devices or self._devices[device]))
+            )
+            place, device = min(open_lanes, default=(-1, ""))
+            if place < 0:
+                break
+            heapq.heappop(self._lanes[device])
+            if busy == 0 or self._limits.fits(self._steps[place]):
+                busy += 1
+                devices.add(device)
+                chosen.append(place)
+            else:
+                passed_over.append((self._lanes[device], place))
+        for lane, place in passed_over:
+            heapq.heappush(lane, place)
+        return chosen
+
+    def _count(self, step: Step, one: int) -> None:
+        """Counts what a step takes up while it runs: `one` is 1 at its start, and -1 at its end."""
+        self.running += one
+        self._fetching += one * (step.stage is Stage.FETCH)
+        self._busy += one * (step.resources.cores > 0)
+        self._devices[step.resources.device] += one
+        if step.resources.exclusive:
+            self._alone = one > 0
+
+    def _obstacle(self, step: Step) -> str:
+        """Why a step cannot run; empty where nothing is known that keeps it from running."""
+        if self._stopped_by:
+            return f"stopped by --fail-fast after {self._stopped_by}"
+        for need in step.needs:
+            verdict = self.verdicts.get(need)
+            if verdict is not None and verdict not in _GOOD:
+                return f"{need} {_PAST[verdict]}"
+            if verdict is None and need not in self._known:
+                return f"{need} is not part of this run"
+        return ""
+
+
+def _popped(heap: list[int], count: int) -> list[int]:
+    """The smallest of a heap, at most `count`, taken from it."""
+    return [heapq.heappop(heap) for _ in range(min(count, len(heap)))]

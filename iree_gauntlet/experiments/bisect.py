@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
+from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
 from iree_gauntlet.experiments.bisect_question import question_before, question_of
 from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
-from iree_gauntlet.experiments.bisect_search import BisectSearch
 from iree_gauntlet.experiments.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.experiments.ending import recorded_end
 from iree_gauntlet.experiments.run import run
+from iree_gauntlet.measuring.statistics.bisection import Search, Side
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
@@ -31,15 +33,16 @@ from iree_gauntlet.requests import FolderRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from iree_gauntlet.experiments.bisect_probe import Judge, Judged
     from iree_gauntlet.experiments.bisect_question import Question
     from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.requests import BisectRequest, RunRequest
+    from iree_gauntlet.toolchains.candidates import Candidate
 
-__all__ = ["bisect"]
+__all__ = ["BisectSearch", "bisect"]
 
 _FETCH_FOLDER = "fetch"
 
@@ -122,3 +125,141 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:
         raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
+
+
+class BisectSearch:
+    """A search under way.
+
+    Args:
+        question: what is looked for.
+        judge: decides on candidates.
+        log: where everything goes.
+        say: is told a line at a time how it goes.
+        earlier: what an earlier part of this bisect has judged, by label.
+        every: judge every candidate, also where the search needs none.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        judge: Judge,
+        log: EventLog,
+        say: Callable[[str], None],
+        earlier: Mapping[str, Judged],
+        *,
+        every: bool,
+    ) -> None:
+        self._question = question
+        self._judge = judge
+        self._log = log
+        self._say = say
+        self._earlier = earlier
+        self._every = every
+        self._sides: dict[int, Side] = {}
+        # The bad end with the good one.
+        self._compared = 1
+
+    def search(self) -> tuple[ExitCode, str]:
+        """The exit code, and what kept it from an answer; empty where nothing did."""
+        question = self._question
+        row = question.row
+        self._say(
+            f"{question.chain} by {question.metric}: {len(row)} candidates from {row[0].label} "
+            f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
+            f"({'bad' if question.good_is_older else 'good'})"
+        )
+        ends: dict[bool, Judged] = {}
+        for bad, candidate in ((False, question.good), (True, question.bad)):
+            word = "bad" if bad else "good"
+            judged = self._earlier.get(candidate.label)
+            if judged is None:
+                self._say(f"{candidate.label} ({word} end) …")
+                judged = self._judge.end(candidate, bad=bad)
+                self._record(candidate, judged)
+            ends[bad] = judged
+            if judged.value is None:
+                return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
+            self._say(f"{candidate.label} ({word} end): {judged.text}")
+        nothing = self._judge.begin(ends[False], ends[True])
+        if nothing:
+            return ExitCode.FAILED, nothing
+        self._sides = {0: Side.OLD, len(row) - 1: Side.NEW}
+        for index, candidate in enumerate(row[1:-1], start=1):
+            judged = self._earlier.get(candidate.label)
+            if judged is not None:
+                self._sides[index] = self._side(judged)
+                self._compared += 1
+        self._log.write("ends", {"search": self._found()})
+        place = self._next()
+        while place is not None and not self._spent:
+            self._step(place)
+            place = self._next()
+        return (ExitCode.INCONCLUSIVE, "") if self._state.between else (ExitCode.OK, "")
+
+    @property
+    def _state(self) -> Search:
+        return Search(len(self._question.row), self._sides)
+
+    @property
+    def _spent(self) -> bool:
+        """Whether one more comparison could cost the stated confidence."""
+        most = self._judge.most_comparisons
+        return most is not None and self._compared >= most
+
+    def _next(self) -> int | None:
+        state = self._state
+        if state.next is not None or not self._every:
+            return state.next
+        return next(iter(state.untried_anywhere), None)
+
+    def _step(self, place: int) -> None:
+        candidate = self._question.row[place]
+        state = self._state
+        if state.untried:
+            count, left = len(state.untried), state.tries_left
+            self._say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
+        else:
+            count = len(state.untried_anywhere)
+            self._say(f"trying the other {count} {_plural('candidate', count)} too")
+        judged = self._judge.judge(candidate)
+        self._compared += judged.value is not None
+        self._sides[place] = self._side(judged)
+        self._record(candidate, judged)
+        if judged.bad is None:
+            self._say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
+        else:
+            third = ", a third value" if judged.third else ""
+            self._say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
+
+    def _side(self, judged: Judged) -> Side:
+        if judged.bad is None:
+            return Side.NEITHER
+        return Side.NEW if judged.bad == self._question.good_is_older else Side.OLD
+
+    def _record(self, candidate: Candidate, judged: Judged) -> None:
+        fields = {name: _plain(value) for name, value in asdict(judged).items()}
+        fields["seconds"] = round(judged.seconds, 3)
+        self._log.write("judged", {"candidate": candidate.label, **fields, "search": self._found()})
+
+    def _found(self) -> dict[str, Any]:
+        """What is known of the change; empty before both ends are."""
+        if not self._sides:
+            return {}
+        state = self._state
+        label = [candidate.label for candidate in self._question.row]
+        return {
+            "last_old": label[state.last_old],
+            "first_new": label[state.first_new],
+            "between": [label[place] for place in state.between],
+            "over": state.next is None,
+            "changes": [[label[before], label[after]] for before, after in state.changes],
+        }
+
+
+def _plain(value: Any) -> Any:
+    """As a log takes it: NaN and infinity as text."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.offline import missing_files, missing_text
-from iree_gauntlet.engine.operator_servers import OperatorRun, batched, operator_performers, started_runs
+from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.rounds.confirming import confirm_rules
 from iree_gauntlet.engine.run_event import run_event, without_missing_devices

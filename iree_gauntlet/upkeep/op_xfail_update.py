@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.op_config_edit import with_changes
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.dialects.op_config_edit import Addition, Removal, with_changes
+from iree_gauntlet.dialects.op_tests import DIALECT
+from iree_gauntlet.dialects.op_trees import OpSpec
+from iree_gauntlet.dialects.suite import read_suite
+from iree_gauntlet.dialects.trees import read_specs
+from iree_gauntlet.engine.modules.batches import BATCH_MODEL
+from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import asked_for
 from iree_gauntlet.records.run_folder import free_folder
+from iree_gauntlet.reports.diagnostic_groups import diagnostic_of
 from iree_gauntlet.requests import Defaults, FolderRequest
-from iree_gauntlet.settings import shown
-from iree_gauntlet.upkeep.op_xfail import changes_of, found_in, listed_cases
+from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.upkeep.proposed_changes import FileChange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
 
-    from iree_gauntlet.dialects.op_config_edit import Addition, Removal
+    from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.records.earlier_runs import Asked
     from iree_gauntlet.requests import RunRequest
-    from iree_gauntlet.upkeep.op_xfail import Found, Listed
+    from iree_gauntlet.results import Result
 
-__all__ = ["config_changes"]
+__all__ = ["config_changes", "is_operator_run"]
 
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
+_RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
+_LISTS = {
+    ("compile", False): "expected_compile_failures",
+    ("compile", True): "expected_compile_crashes",
+    ("run", False): "expected_run_failures",
+    ("run", True): "expected_run_crashes",
+}
+_LONGEST_DIAGNOSTIC = 120
+# What `--lenient` leaves of an unexpected pass.
+_LENIENT = "passed although expected to fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +187,178 @@ def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChang
         return FileChange(path, text, with_changes(text, changes))
     except GauntletError as error:
         raise GauntletError(f"{path}: {error.what}", error.hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a case came to under one config.
+
+    Attributes:
+        stage: at which it failed, `compile` or `run`; empty where it did not.
+        crash: whether it was a crash of the tool.
+        passed: what it got through before.
+        reason: why it failed.
+        unjudged: what kept it from being judged; empty where nothing did.
+        unexpected: whether something came out otherwise than its config says.
+    """
+
+    stage: str = ""
+    crash: bool = False
+    passed: frozenset[str] = frozenset()
+    reason: str = ""
+    unjudged: str = ""
+    unexpected: bool = False
+
+    @property
+    def words(self) -> str:
+        """`passed`, `failed at compile`, `crashed at run`, `error`."""
+        if self.unjudged:
+            return "error"
+        if not self.stage:
+            return "passed"
+        return f"{'crashed' if self.crash else 'failed'} at {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A case as a config has it.
+
+    Attributes:
+        config: its file.
+        entry: the name under which the config lists it, or would.
+        lists: the lists of expected failures in which it stands, with the reason that is given there.
+    """
+
+    config: Path
+    entry: str
+    lists: Mapping[str, str]
+
+
+def is_operator_run(record: JournalRecord) -> bool:
+    """Whether there are cases of operator suites in a run."""
+    return any(step["dialect"] == DIALECT for step in record.steps)
+
+
+def found_in(record: JournalRecord) -> dict[str, Found]:
+    """What each case of operator suites came to, by chain."""
+    chains: dict[str, list[dict[str, Any]]] = {}
+    for step in record.steps:
+        if step["dialect"] == DIALECT and step["model"] != BATCH_MODEL:
+            chains.setdefault(step["chain"], []).append(step)
+    return {chain: _found(steps, record.results) for chain, steps in chains.items()}
+
+
+def _found(steps: Sequence[Mapping[str, Any]], results: Mapping[str, Result]) -> Found:
+    passed: set[str] = set()
+    unexpected = False
+    for step in steps:
+        stage = Stage(step["stage"])
+        name = "compile" if stage is Stage.COMPILE else "run" if stage in _RUNS else ""
+        result = results.get(step["id"])
+        if result is None:
+            return Found(unjudged="it was not finished", unexpected=True)
+        verdict, reason = result.verdict, result.reason
+        if verdict is Verdict.SKIPPED:
+            continue
+        if verdict in (Verdict.PASSED, Verdict.XPASSED, Verdict.INCONCLUSIVE):
+            lenient = any(note.startswith(_LENIENT) for note in result.notes)
+            unexpected = unexpected or lenient or verdict is Verdict.XPASSED
+            passed.add(name)
+            continue
+        crash = _crashed(result)
+        if verdict is Verdict.ERROR and not crash:
+            return Found(unjudged=f"{reason} (an error is no failure of the product)", unexpected=True)
+        if not name:
+            return Found(unjudged=reason, unexpected=True)
+        if any(check.passed is False for check in result.checks):
+            return Found(unjudged=f"{reason} (golden.update is for figures)", unexpected=True)
+        return Found(name, crash, frozenset(passed), reason, unexpected=unexpected or verdict is not Verdict.XFAILED)
+    return Found(passed=frozenset(passed), unexpected=unexpected)
+
+
+def _crashed(result: Result) -> bool:
+    """Whether the tool's own fault ended it, by the rule of the run itself."""
+    # The journal has it in words.
+    full, short = (words in result.reason for words in ("ran out of disk space", "ran into its limit of memory"))
+    return replace(result, disk_full=full, out_of_memory=short).crashed
+
+
+def listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+    """The cases that a run was asked for as their configs have them now, by chain.
+
+    Args:
+        asked: what the run was asked for.
+        suite: file of its suite; None where it was none's.
+
+    Raises:
+        UsageError: the folders of the run are not there from here.
+        SpecError: the run's suite, or a config, cannot be read.
+    """
+    named = read_suite(suite) if suite else None
+    default = list(named.spec_dirs) if named else [shown(project_folder() / "specs")]
+    folders = [Path(folder) for folder in asked.selection["spec_dir"]] or default
+    configs = [Path(config) for config in asked.selection.get("config") or ()] or list(named.configs if named else ())
+    specs = [spec for spec in read_specs(folders, configs=configs) if isinstance(spec, OpSpec)]
+    used = {config.path: config for spec in specs for config in spec.suite.configs}
+    unread = [problem for config in used.values() if config.document is None for problem in config.problems]
+    if unread:
+        raise SpecError(unread, "configs")
+    prefixed = {path: _is_prefixed(config) for path, config in used.items()}
+    cases: dict[str, Listed] = {}
+    for spec in specs:
+        for config in spec.suite.configs:
+            listed = _listed(spec, config, long=prefixed[config.path])
+            cases[f"{spec.model}/{spec.stem}@{config.target.name}"] = listed
+    return cases
+
+
+def _listed(spec: OpSpec, config: SuiteConfig, *, long: bool) -> Listed:
+    lists = {}
+    entry = spec.keys[0 if long else -1]
+    for key in spec.keys:
+        for name in _LISTS.values():
+            if key in getattr(config.document, name):
+                entry = key
+                reasons = [item.reason for item in config.expected.get(key, ()) if item.origin.field.startswith(name)]
+                lists[name] = next((reason for reason in reasons if reason != f"in {name}"), "")
+    return Listed(config.path, entry, lists)
+
+
+def _is_prefixed(config: SuiteConfig) -> bool:
+    """Whether a config writes the torch variant's folder before its entries."""
+    entries = (entry for name in _LISTS.values() for entry in getattr(config.document, name))
+    return any(entry.startswith("generated/") for entry in entries)
+
+
+def changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+    """What a case's lists are to become, and what is done in a few words; nothing where they are right.
+
+    Args:
+        listed: the case in its config.
+        found: what it came to.
+        release: of the IREE that it came to that with.
+    """
+    if found.unjudged:
+        return [], ""
+    wanted = _LISTS[found.stage, found.crash] if found.stage else ""
+    keep = {wanted}
+    if found.crash:
+        # Where it stands in both lists of a stage, that of crashes counts.
+        keep.add(_LISTS[found.stage, False])
+    known = found.passed | ({"compile", "run"} if found.stage == "compile" else {found.stage})
+    gone = [name for (stage, _), name in _LISTS.items() if name in listed.lists and stage in known and name not in keep]
+    changes: list[Removal | Addition] = [Removal(name, listed.entry) for name in gone]
+    said = "; ".join(
+        f"no longer in {name}" + (f" ({listed.lists[name]})" if listed.lists[name] else "") for name in gone
+    )
+    if not wanted or wanted in listed.lists:
+        return changes, f"remove   {listed.entry}: {found.words}, {said}" if gone else ""
+    diagnostic = _bounded(diagnostic_of(found.reason) or "no reason was given")
+    reason = f"{found.stage}: {diagnostic}" + (f" (IREE {release})" if release else "")
+    changes.append(Addition(wanted, listed.entry, reason))
+    verb = "move    " if gone else "add     "
+    return changes, f"{verb} {listed.entry}: {wanted}: {diagnostic}" + (f"; {said}" if gone else "")
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"

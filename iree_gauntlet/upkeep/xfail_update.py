@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
-from typing import TYPE_CHECKING
+import tomllib
+from typing import TYPE_CHECKING, cast
+
+import tomlkit
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.suite import read_suite
-from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.engine.workspace import suite_path
 from iree_gauntlet.errors import ExitCode, UsageError
@@ -17,25 +20,31 @@ from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
 from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.upkeep.op_xfail import is_operator_run
-from iree_gauntlet.upkeep.op_xfail_update import config_changes
+from iree_gauntlet.upkeep.op_xfail_update import config_changes, is_operator_run
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from pathlib import Path
+
+    from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
-__all__ = ["update"]
+__all__ = ["update", "with_expected_failures"]
 
 # What a broken golden comes to belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 _LONGEST_REASON = 160
 # What runs are called that are no suite's.
 _NO_SUITE = "custom"
+_NAME = "expect_failure"
+_HEADER = re.compile(r"\s*\[\[\s*expect_failure\s*\]\]")
+_ANY_HEADER = re.compile(r"\s*\[")
+_REMARK = re.compile(r"\s*(#|$)")
 
 
 def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
@@ -126,3 +135,63 @@ def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage,
             found[case, stage] = f"{reason} (IREE {release})" if release else reason
             sys.stderr.write(f"add      {case}, {stage}: {reason}\n")
     return [(case, stage, reason) for (case, stage), reason in found.items()]
+
+
+def with_expected_failures(text: str, *, removed: Collection[int], added: Sequence[tuple[str, Stage, str]]) -> str:
+    """The text of a suite with other expected failures.
+
+    An entry goes with the comment that stands directly above it.
+
+    Args:
+        text: of a suite that reads without problems.
+        removed: indices of entries of `expect_failure` that go.
+        added: case, stage and reason of new ones; they come last.
+    """
+    # From the last one on, so that the indices hold.
+    for index in sorted(removed, reverse=True):
+        text = _without(text, index)
+    for case, stage, reason in added:
+        table = tomlkit.table()
+        table["case"], table["stage"], table["reason"] = case, str(stage), reason
+        tables = tomlkit.aot()
+        tables.append(table)
+        addition = tomlkit.document()
+        addition[_NAME] = tables
+        text = f"{text.rstrip()}\n\n{tomlkit.dumps(addition)}"
+    return text
+
+
+def _without(text: str, index: int) -> str:
+    """Line by line, which keeps every comment; by tomlkit where lines do not tell what is a table."""
+    expected = tomllib.loads(text)
+    del expected[_NAME][index]
+    if not expected[_NAME]:
+        del expected[_NAME]
+    lines = text.splitlines(keepends=True)
+    headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
+    if index < len(headers):
+        first = last = headers[index]
+        for number in range(first + 1, len(lines)):
+            if _ANY_HEADER.match(lines[number]):
+                break
+            last = last if _REMARK.match(lines[number]) else number
+        while first and lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        # One of the two blank lines that then meet.
+        blank = first > 0 and not lines[first - 1].strip() and not "".join(lines[last + 1 : last + 2]).strip()
+        shorter = "".join(lines[: first - 1 if blank else first] + lines[last + 1 :])
+        if _reads_as(shorter, expected):
+            return shorter
+    document = tomlkit.parse(text)
+    tables = cast("AoT", document[_NAME])
+    del tables[index]
+    if not len(tables):
+        del document[_NAME]
+    return tomlkit.dumps(document)
+
+
+def _reads_as(text: str, expected: dict[str, object]) -> bool:
+    try:
+        return tomllib.loads(text) == expected
+    except tomllib.TOMLDecodeError:
+        return False

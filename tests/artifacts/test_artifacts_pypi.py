@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from uv import find_uv_bin
 
-from iree_gauntlet.artifacts import pip_download
-from iree_gauntlet.artifacts.pip_download import pip_command
+from iree_gauntlet.artifacts import pypi
+from iree_gauntlet.artifacts.pypi import pip_command
 from iree_gauntlet.artifacts.registry import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
@@ -73,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def copying(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The index, and in place of pip what copies all of it to `--dest`."""
     script = f'while [ "$1" != --dest ]; do shift; done; cp {index}/*.whl "$2"'
-    monkeypatch.setattr(pip_download, "pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
+    monkeypatch.setattr(pypi, "pip_command", lambda: ("/bin/sh", "-c", script, "pip"))
     return index
 
 
@@ -232,10 +232,10 @@ def test_offline_without_a_wheel(index: Path, tmp_path: Path) -> None:
 def test_a_pip_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = marked_hang()
     script = f"{child} & echo thinking; wait"
-    monkeypatch.setattr(pip_download, "pip_command", lambda: ("/bin/sh", "-c", script))
+    monkeypatch.setattr(pypi, "pip_command", lambda: ("/bin/sh", "-c", script))
     for seconds in growing_times():
         with pytest.raises(ArtifactError, match=f"longer than {seconds:g} s") as caught:
-            pip_download.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=seconds)
+            pypi.download_wheel("pypi://x==1/y", "x", "1", tmp_path, timeout=seconds)
         if "thinking" in caught.value.hint:
             break
     wait_until(lambda: not running(child))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.ready_queue import Limits
-from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.steps import Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -98,7 +97,7 @@ class Run:
             self.changed.notify_all()
             met = self.meets.get(work.id, set())
             assert self.changed.wait_for(lambda: met <= set(self.ran), LIMIT_SECONDS), f"{work.id} waits for {met}"
-            self.given_out[work.id] = self.scheduler._agenda.running
+            self.given_out[work.id] = self.scheduler._queue.running
         try:
             self.hook(work)
         finally:

@@ -15,10 +15,10 @@ import pytest
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.experiments.bisect import BisectSearch
 from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged, Reading, Run
 from iree_gauntlet.experiments.bisect_question import Question
 from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
-from iree_gauntlet.experiments.bisect_search import BisectSearch
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.experiments.matrix_irees import asked_irees
+from iree_gauntlet.experiments.matrix import asked_irees
 
 
 def labels(*texts: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from iree_gauntlet.engine import operator_servers
+from iree_gauntlet.engine import operator_suites
 from iree_gauntlet.measuring.machine.cpu_times import read_cpu_times
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_memory import free_memory, total_memory, used_swap
@@ -109,9 +109,9 @@ def test_a_run_on_a_machine_that_hides_itself_measures_all_the_same(
 
 
 def test_a_limit_of_memory_that_cannot_be_computed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert operator_servers._share_of_memory(1) > 0
-    monkeypatch.setattr(operator_servers, "total_memory", lambda: None)
-    assert operator_servers._share_of_memory(1) == 0
+    assert operator_suites._share_of_memory(1) > 0
+    monkeypatch.setattr(operator_suites, "total_memory", lambda: None)
+    assert operator_suites._share_of_memory(1) == 0
     monkeypatch.setattr(run_server, "_STATM", tmp_path / "statm")
     before = resource.getrlimit(resource.RLIMIT_AS)
     run_server._limit_memory(1)

@@ -19,10 +19,10 @@ from iree_gauntlet.measuring.statistics.false_discovery import (
     adjusted_p_values,
     control_discoveries,
     geometric_mean,
+    student_quantile,
 )
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 from iree_gauntlet.measuring.statistics.sequential import sequential_plan
-from iree_gauntlet.measuring.statistics.student import student_quantile
 
 
 def _compared(shift: float, seed: int = 0, blocks: int = 40) -> Comparison:

@@ -18,10 +18,8 @@ from iree_gauntlet.records.matrix_cells import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, matrix_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
-from iree_gauntlet.reports.matrix_document import matrix_document
-from iree_gauntlet.reports.matrix_json import matrix_csv, matrix_json
-from iree_gauntlet.reports.matrix_marks import FIGURES, figure_cells, ratio_text
-from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_junit
+from iree_gauntlet.reports.matrix_document import FIGURES, figure_cells, matrix_document, ratio_text
+from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_csv, matrix_json, matrix_junit
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples

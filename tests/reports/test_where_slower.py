@@ -6,7 +6,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.reports.slower_document import dispatch_blocks
+from iree_gauntlet.reports.compare_report import dispatch_blocks
 from tests.support.documents import block_lines, block_markdown
 
 

@@ -10,9 +10,8 @@ from iree_gauntlet.toolchains.flag_releases import _TABLES, COMPARED_RELEASES, r
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.known_flags import KnownFlags, flag_complaints, known_flags
-from iree_gauntlet.toolchains.renames import RENAMED
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
-from iree_gauntlet.toolchains.translate import translate
+from iree_gauntlet.toolchains.translate import RENAMED, translate
 from tests.support.places import CORPUS, DATA
 
 _DATA = DATA / "toolchains"

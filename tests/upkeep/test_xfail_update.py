@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.dialects.suite_edit import with_expected_failures
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.requests import RunRequest
 from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
-from iree_gauntlet.upkeep.xfail_update import update
+from iree_gauntlet.upkeep.xfail_update import update, with_expected_failures
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:

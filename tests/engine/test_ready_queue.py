@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Origin, Stage, Verdict
-from iree_gauntlet.engine.ready_queue import Agenda, Limits
-from iree_gauntlet.engine.scheduler import Scheduler
+from iree_gauntlet.engine.scheduler import Limits, ReadyQueue, Scheduler
 from iree_gauntlet.steps import Resources, Step
 
 if TYPE_CHECKING:
@@ -133,25 +132,25 @@ def test_skips_starts_and_their_order_are_those_of_the_plain_rule(
     finished = {step.id: chance.choice(VERDICTS) for step in steps if chance.random() < 0.1}
     small = {step.id for step in steps if chance.random() < 0.7}
     limits = Limits(jobs, fail_fast, lambda step: step.id in small)
-    plainly, agenda = Plainly(steps, finished, limits), Agenda(steps, finished, limits)
+    plainly, queue = Plainly(steps, finished, limits), ReadyQueue(steps, finished, limits)
     running: list[Step] = []
     while True:
         skipped = []
-        while (found := agenda.next_skip()) is not None:
+        while (found := queue.next_skip()) is not None:
             skipped.append(found[0].id)
             assert found[1]
-            agenda.settle(found[0], Verdict.SKIPPED)
-        started = agenda.take()
+            queue.settle(found[0], Verdict.SKIPPED)
+        started = queue.take()
         assert (skipped, [step.id for step in started]) == plainly.turn()
         running += started
-        assert agenda.running == len(running)
+        assert queue.running == len(running)
         if not running:
             break
         step = running.pop(chance.randrange(len(running)))
         verdict = chance.choice(VERDICTS)
-        agenda.finish(step, verdict)
+        queue.finish(step, verdict)
         plainly.finish(step.id, verdict)
-    assert agenda.verdicts == plainly.verdicts
+    assert queue.verdicts == plainly.verdicts
 
 
 def operators(count: int) -> list[Step]:
@@ -175,18 +174,18 @@ def calls_of_an_agenda(count: int) -> int:
     before = sys.getprofile()
     sys.setprofile(counted)
     try:
-        agenda = Agenda(steps, {}, Limits(2, fail_fast=False, fits=lambda _step: True))
-        running = agenda.take()
+        queue = ReadyQueue(steps, {}, Limits(2, fail_fast=False, fits=lambda _step: True))
+        running = queue.take()
         while running:
             step = running.pop(0)
             failed = step.stage is Stage.COMPILE and int(step.id.partition(":")[0]) % 5 == 0
-            agenda.finish(step, Verdict.XFAILED if failed else Verdict.PASSED)
-            while (found := agenda.next_skip()) is not None:
-                agenda.settle(found[0], Verdict.SKIPPED)
-            running += agenda.take()
+            queue.finish(step, Verdict.XFAILED if failed else Verdict.PASSED)
+            while (found := queue.next_skip()) is not None:
+                queue.settle(found[0], Verdict.SKIPPED)
+            running += queue.take()
     finally:
         sys.setprofile(before)
-    assert len(agenda.verdicts) == 2 * count
+    assert len(queue.verdicts) == 2 * count
     return calls
 
 
