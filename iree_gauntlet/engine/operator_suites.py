@@ -275,7 +275,7 @@ def operator_performers(
         CompileServer(toolchain.compiler.python, scratch, _environment(toolchain)) as compiles,
     ):
         processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
-        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes, keeps_failures=True)
+        maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
         batches = None
         if plan.wanted:
             batches = BatchCompiler(

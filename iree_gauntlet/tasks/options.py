@@ -108,6 +108,8 @@ def gauntlet_task(
                 # Invoke takes the wish for help for the value.
                 sys.stdout.write(f"Usage: {usage}\n\nDocstring:\n  {inspect.cleandoc(function.__doc__ or '')}\n")
                 return
+            # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
+            sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
             finish(lambda: function(values))
 
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]

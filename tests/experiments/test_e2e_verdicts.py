@@ -201,6 +201,20 @@ def test_a_compile_that_fails_gives_the_first_error(project: Project) -> None:
     assert "3 skipped (3 behind a failure)" in done.out
 
 
+def test_a_compile_that_failed_is_not_tried_again_unless_asked_for(project: Project) -> None:
+    project.add("abs", "math.absent %a : tensor<4xf32>")
+    compile_step = f"{_CHAIN}:compile"
+    project.gauntlet("run", "--stages", "compile")
+    first = project.result(compile_step)
+    assert project.gauntlet("run", "--stages", "compile").code == 1
+    again = project.result(compile_step)
+    assert (first["cache"]["hit"], again["cache"]["hit"]) == (False, True)
+    assert again["cache"]["reason"] == "failed before; --force-recompile tries again"
+    assert (again["verdict"], again["reason"], again["tail"]) == ("failed", first["reason"], first["tail"])
+    project.gauntlet("run", "--stages", "compile", "--force-recompile")
+    assert project.result(compile_step)["cache"]["hit"] is False
+
+
 def test_a_changed_flag_is_why_the_cache_misses(project: Project) -> None:
     assert project.gauntlet("run", "--stages", "compile").code == 0
     project.regression(compiler_flags=[*FLAGS, "--iree-opt-level=O1"])

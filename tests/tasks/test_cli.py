@@ -152,3 +152,10 @@ def test_an_ascii_terminal(project: Project) -> None:
     done = _shell(project, "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING=ascii gauntlet run")
     assert done.code == 1
     assert "went wrong" in done.out
+
+
+def test_what_a_command_imports_is_compiled_once(project: Project, tmp_path: Path) -> None:
+    # Invoke turns bytecode off for whatever a task imports.
+    kept = f"unset PYTHONDONTWRITEBYTECODE; PYTHONPYCACHEPREFIX={tmp_path / 'pyc'}"
+    assert _shell(project, f"{kept} gauntlet list").code == 0
+    assert list((tmp_path / "pyc").rglob("sharktank_schema.*.pyc"))

@@ -36,7 +36,7 @@ __all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
-_PLACED_ERROR = re.compile(r":\d+:\d+: error: ")
+_PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # Of a linker or a machine that was out of something for a moment.
 _PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
 _TOOLS = {
@@ -58,7 +58,6 @@ class ModuleMaker:
         made_again: where it is noted what was made again although it was in the cache, each once for all processes
             of a run, and compared; None to use what is there.
         processes: start the tools, in place of the session's.
-        keeps_failures: whether a compile that fails by its own account is kept too, and not tried again.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class ModuleMaker:
         *,
         made_again: Path | None,
         processes: Processes | None = None,
-        keeps_failures: bool = False,
     ) -> None:
         self._cache = workbench.modules
         self._store = workbench.store
@@ -76,7 +74,6 @@ class ModuleMaker:
         self._processes = processes or session.processes
         self._cancelled = session.cancelled
         self._made_again = made_again
-        self._keeps_failures = keeps_failures
 
     def make(self, step: Step) -> Result:
         """Runs an import, parameters, compile or reference step."""
@@ -246,7 +243,7 @@ class ModuleMaker:
             return replace(result, verdict=Verdict.ERROR)
         if is_edited(step):
             return _edited(step)
-        if self._keeps_failures and _is_of_the_program(lines):
+        if _is_of_the_program(lines):
             notes = self._keep_failure(step, key, result, ingredients, lines, previous)
             return replace(result, notes=(*result.notes, *notes))
         return result
