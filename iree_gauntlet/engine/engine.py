@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from iree_gauntlet.measuring.machine.machine_memory import free_memory
 from iree_gauntlet.results import CacheUse, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.confirming import ConfirmRules
     from iree_gauntlet.engine.session import Session
@@ -97,7 +97,8 @@ class Engine:
         began = time.monotonic()
         interrupted = False
         try:
-            code = exit_code_of(self.perform(steps, finished).values())
+            with self._scheduler(steps, finished) as scheduler:
+                code = exit_code_of(scheduler.run().values())
         except KeyboardInterrupt:
             interrupted, code = True, ExitCode.INTERRUPTED
         self._session.log.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
@@ -112,10 +113,14 @@ class Engine:
         Raises:
             BaseException: what a signal handler raises; what runs has been ended then, and the engine with it.
         """
-        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
-        scheduler = Scheduler(steps, finished, limits, self._work, self._skip, self._abort, self._quiet.rest)
-        try:
+        with self._scheduler(steps, finished) as scheduler:
             return scheduler.run()
+
+    @contextmanager
+    def _scheduler(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> Iterator[Scheduler]:
+        limits = Limits(self._options.jobs, self._options.fail_fast, self._fits)
+        try:
+            yield Scheduler(steps, finished, limits, self._work, self._skip, self._abort, self._quiet.rest)
         finally:
             self._quiet.rest()
 
@@ -136,7 +141,12 @@ class Engine:
         self._session.log.start(step.id)
         self._progress.step_started(_told(step))
         try:
-            result = self._locked(step)
+            if step.skip or step.blocked:
+                verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
+                result = Result(verdict, step.skip or step.blocked, notes=() if step.skip else step.notes)
+            else:
+                with self._locks(step):
+                    result = self._execute(step)
         except GauntletError as error:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
@@ -161,12 +171,9 @@ class Engine:
         self._progress.step_finished(_told(step), result)
         return result.verdict
 
-    def _locked(self, step: Step) -> Result:
-        """Runs a step under the machine-wide locks that it needs."""
-        if step.skip:
-            return Result(Verdict.SKIPPED, step.skip)
-        if step.blocked:
-            return Result(Verdict.ERROR, step.blocked, notes=step.notes)
+    @contextmanager
+    def _locks(self, step: Step) -> Iterator[None]:
+        """Hold the machine-wide locks that a step needs."""
         device = step.resources.device
         with ExitStack() as stack:
             if step.resources.exclusive or not step.resources.cores:
@@ -177,7 +184,7 @@ class Engine:
                 stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
                 stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
-            return self._execute(step)
+            yield
 
     def _execute(self, step: Step) -> Result:
         performer = self._performers.get(step.stage)

@@ -88,10 +88,13 @@ class Scheduler:
         """
         with ThreadPoolExecutor(self._jobs + FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
             try:
-                self._start_all(pool)
-                # The time limit lets a signal's exception through between two waits.
-                while not self._over.wait(_POLL_SECONDS):
-                    self._start_all(pool)
+                while True:
+                    with self._mutex:
+                        for step in self._taken():
+                            pool.submit(self._chain, step, pool)
+                    # The time limit lets a signal's exception through between two waits.
+                    if self._over.wait(_POLL_SECONDS):
+                        break
                 self._raise_error()
             except BaseException:
                 # The pool waits for its threads before it lets the exception out.
@@ -109,11 +112,6 @@ class Scheduler:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def _start_all(self, pool: ThreadPoolExecutor) -> None:
-        with self._mutex:
-            for step in self._taken():
-                pool.submit(self._chain, step, pool)
 
     def _chain(self, first: Step, pool: ThreadPoolExecutor) -> None:
         """What a thread does: a step, and then whatever may run when that is done."""

@@ -143,7 +143,8 @@ def run(
             plan, shard = _planned(chosen, machine, run_dir)
         later = tuple(step for step in plan.steps if step.stage is hold)
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage is not hold))
-        code = _run(plan, shard, run_dir, machine, chosen, progress, runs)
+        with _engine(plan, shard, run_dir, machine, chosen, progress, runs) as (engine, steps, finished):
+            code = engine.run(steps, finished)
     presenter.ran(run_dir, brief=brief)
     return Ran(run_dir, code, plan.steps, later)
 
@@ -185,7 +186,8 @@ def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, d
     return plan, shard
 
 
-def _run(
+@contextmanager
+def _engine(
     plan: Plan,
     shard: dict[str, Any] | None,
     run_dir: Path,
@@ -193,7 +195,8 @@ def _run(
     chosen: Chosen,
     progress: Progress,
     runs: RunServers | None,
-) -> ExitCode:
+) -> Iterator[tuple[Engine, tuple[Step, ...], dict[str, Verdict]]]:
+    """What runs a plan, its steps with those of batches, and the verdicts of those that were run before."""
     toolchain = machine.toolchain
     selection, request = chosen.selection, chosen.request
     conduct, folder = request.conduct, request.folder
@@ -235,7 +238,7 @@ def _run(
         )
         engine = Engine(session, machine, settings, performers)
         with session.interruptible():
-            return engine.run(plan.steps, finished)
+            yield engine, plan.steps, finished
 
 
 def _jobs(conduct: ConductRequest) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit
@@ -26,7 +27,7 @@ from iree_gauntlet.requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "BATCH",
@@ -36,7 +37,7 @@ __all__ = [
     "SELECTION",
     "SHARD",
     "TOOLCHAIN",
-    "finish",
+    "ended",
     "gauntlet_task",
     "with_defaults",
 ]
@@ -110,7 +111,8 @@ def gauntlet_task(
                 return
             # Invoke turns bytecode off for all that is imported from here on: each start would compile it again.
             sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
-            finish(lambda: function(values))
+            with ended() as end:
+                end.code = function(values)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
         parameters += [
@@ -134,20 +136,33 @@ def gauntlet_task(
     return decorate
 
 
-def finish(work: Callable[[], ExitCode]) -> None:
-    """Runs a command; a mistake of the user becomes a message, and every end its exit code."""
+@dataclass
+class End:
+    """What a command ends with."""
+
+    code: ExitCode = ExitCode.OK
+
+
+@contextmanager
+def ended() -> Iterator[End]:
+    """A mistake of the user, in what stands inside, becomes a message, and every end its exit code.
+
+    Raises:
+        Exit: it ended with another exit code than 0.
+    """
+    end = End()
     try:
-        code = work()
+        yield end
     except GauntletError as error:
         sys.stderr.write(f"error: {error}\n")
-        code = error.exit_code
+        end.code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        code = ExitCode.INTERRUPTED
+        end.code = ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
+        end.code = ExitCode.OK
     sys.stdout.flush()
-    if code is not ExitCode.OK:
-        raise Exit(code=int(code))
+    if end.code is not ExitCode.OK:
+        raise Exit(code=int(end.code))

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ from iree_gauntlet.tasks.report_commands import report_task, shard_collection
 from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["main", "namespace"]
 
@@ -66,11 +67,11 @@ _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 _STAGES = options_of(RunRequest)
 
 
-def _execute(request: RunRequest) -> ExitCode:
+def _runner() -> Callable[[RunRequest], ExitCode]:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
     from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
 
-    return execute(request, ConsolePresenter(sys.stdout))
+    return partial(execute, presenter=ConsolePresenter(sys.stdout))
 
 
 @gauntlet_task("list", (*SELECTION, *SHARD, *FORMAT))
@@ -108,13 +109,13 @@ def lint_task(options: dict[str, Any]) -> ExitCode:
 @gauntlet_task("fetch", _RUN_OPTIONS)
 def fetch_task(options: dict[str, Any]) -> ExitCode:
     """Download programs, weights, inputs and expected outputs of the selection into the cache."""
-    return _execute(RunRequest.of(options, _ALL, (Stage.FETCH,)))
+    return _runner()(RunRequest.of(options, _ALL, (Stage.FETCH,)))
 
 
 @gauntlet_task("compile", _RUN_OPTIONS)
 def compile_task(options: dict[str, Any]) -> ExitCode:
     """Compile the selected models."""
-    return _execute(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
+    return _runner()(RunRequest.of(options, _ALL, (Stage.COMPILE,)))
 
 
 @gauntlet_task("threshold", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="cpu and rocm"))
@@ -123,7 +124,7 @@ def threshold_task(options: dict[str, Any]) -> ExitCode:
 
     Example: threshold --model=sdxl --submodel='clip*' --rocm-chip=gfx942 --sku=mi300
     """
-    return _execute(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
+    return _runner()(RunRequest.of(options, _THRESHOLD, (Stage.THRESHOLD,)))
 
 
 @gauntlet_task("benchmark", with_defaults(_RUN_OPTIONS, model="sdxl", sku="mi300", target="rocm (gfx942)"))
@@ -132,7 +133,7 @@ def benchmark_task(options: dict[str, Any]) -> ExitCode:
 
     Example: benchmark --model=sdxl --filename=clip_rocm --sku=mi300 --backend=gfx942
     """
-    return _execute(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
+    return _runner()(RunRequest.of(options, _BENCHMARK, (Stage.COMPSTAT, Stage.BENCHMARK)))
 
 
 @gauntlet_task("run", (*_RUN_OPTIONS, *_STAGES))
@@ -143,7 +144,7 @@ def run_task(options: dict[str, Any]) -> ExitCode:
               run --model rapidocr --submodel 'det*' --force-recompile
               run --resume
     """
-    return _execute(RunRequest.of(options, _ALL))
+    return _runner()(RunRequest.of(options, _ALL))
 
 
 @gauntlet_task("doctor", (*TOOLCHAIN, *FORMAT))

@@ -103,7 +103,11 @@ class ModuleMaker:
                 found, result = self._from_shared(shared, step, key)
             if result is not None:
                 return result
-            result = self._make(step, key, ingredients, step.cache.reason if dumps else "", forced=forced)
+            previous, reason = self._why(step, key, ingredients, dumps=dumps, forced=forced)
+            result = self._by_tool(step, key, ingredients, reason, previous)
+            if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
+                self._made_again.mkdir(parents=True, exist_ok=True)
+                (self._made_again / key).touch()
             result = _with_shared(result, found)
         if shared is not None and result.verdict is Verdict.PASSED:
             # Outside of the lock: nobody here waits for what others will use.
@@ -139,19 +143,18 @@ class ModuleMaker:
             # Somebody cleared the cache between the two lines above.
             return None
 
-    def _make(self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, *, forced: bool) -> Result:
+    def _why(
+        self, step: Step, key: str, ingredients: Mapping[str, str], *, dumps: bool, forced: bool
+    ) -> tuple[Entry | None, str]:
+        """What the cache has, and why it is made all the same."""
         found = self._cache.lookup(key)
         if forced:
-            reason = "--force-recompile"
-        elif not reason and found.reason.startswith(("damaged", "unreadable")):
-            reason = found.reason
-        elif not reason:
-            reason = self._cache.explain_miss(step.id, ingredients)
-        result = self._by_tool(step, key, ingredients, reason, found.entry)
-        if forced and self._made_again is not None and result.verdict is Verdict.PASSED:
-            self._made_again.mkdir(parents=True, exist_ok=True)
-            (self._made_again / key).touch()
-        return result
+            return found.entry, "--force-recompile"
+        if dumps:
+            return found.entry, step.cache.reason
+        if found.reason.startswith(("damaged", "unreadable")):
+            return found.entry, found.reason
+        return found.entry, self._cache.explain_miss(step.id, ingredients)
 
     def _from_cache(self, step: Step, entry: Entry, key: str, reason: str = "in the cache") -> Result:
         failure = entry.metadata.get("failure")

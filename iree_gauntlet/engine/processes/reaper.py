@@ -147,7 +147,9 @@ class _Warden:
                 elif key.fileobj == self._wake:
                     os.read(self._wake, 4096)
                 elif isinstance(key.fileobj, socket.socket):
-                    self._listen(key.fileobj)
+                    request = self._heard(key.fileobj)
+                    if request is not None:
+                        self._start(key.fileobj, request)
             self._reap()
             self._tend()
 
@@ -177,12 +179,12 @@ class _Warden:
                 self._cancel(run)
         return bool(data)
 
-    def _listen(self, connection: socket.socket) -> None:
-        """Take in a request, or notice that nobody waits for the answer any more."""
+    def _heard(self, connection: socket.socket) -> Request | None:
+        """A request that is whole; None where more of it is to come, or nobody waits for the answer any more."""
         try:
             data = connection.recv(1 << 16)
         except BlockingIOError:
-            return
+            return None
         except ConnectionResetError:
             data = b""
         buffer = self._reading.get(connection)
@@ -191,11 +193,13 @@ class _Warden:
             for run in self._runs.values():
                 if run.connection is connection:
                     self._cancel(run)
-            return
+            return None
         buffer += data
-        if buffer.endswith(b"\n"):
-            del self._reading[connection]
-            self._start(connection, json.loads(buffer))
+        if not buffer.endswith(b"\n"):
+            return None
+        del self._reading[connection]
+        request: Request = json.loads(buffer)
+        return request
 
     def _start(self, connection: socket.socket, request: Request) -> None:
         report = _report()
