@@ -29,6 +29,10 @@ STYLES = {
     "bad": "bold red",
     "faster": "green",
     "slower": "bold red",
+    "kept": "green",
+    "loose": "cyan",
+    "broken": "red",
+    "not measured": "dim",
 }
 _MINUTE = 60.0
 _HOUR = 3600.0

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.figures import milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
+from iree_gauntlet.reports.document import Column, Kind, Notes, Paragraph, Table
+from iree_gauntlet.reports.render_console import block_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
+    from iree_gauntlet.reports.document import Cell
 
 __all__ = ["TraceRow", "TraceTable", "table_lines", "trace_table"]
 
-_HEADER = ("dispatch", "shape", "a call", "ms a call", "share")
+_COLUMNS = (
+    *(Column(title, Kind.NAME) for title in ("dispatch", "shape")),
+    *(Column(title, Kind.NUMBER) for title in ("a call", "ms a call", "share")),
+)
 _OUTSIDE = "outside of dispatches (scheduling, copies, waiting)"
 _LONGEST_NAME = 80
 _NS_PER_MS = 1e6
@@ -115,16 +119,16 @@ def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
     shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
     if len(others) == 1:
         shown, others = table.rows, ()
-    cells: list[tuple[str, ...]] = [_HEADER]
+    cells: list[tuple[Cell, ...]] = []
     for row in shown:
         name, shape = _split(row.name)
-        cells.append((one_line(name, _LONGEST_NAME), shape or "–", *_figures(table, row.ns, row.count)))
+        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_figures(table, row.ns, row.count)))
     if others:
         label = f"the other {len(others)} functions"
         cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
     if table.outside_ns is not None:
-        cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, None)))
-    return [_headline(table), *_columns(cells), *(f"note: {one_line(note)}" for note in _notes(table))]
+        cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
+    return block_lines(Paragraph((_headline(table),)), Table(_COLUMNS, tuple(cells)), Notes(_notes(table)))
 
 
 def _headline(table: TraceTable) -> str:
@@ -137,16 +141,15 @@ def _headline(table: TraceTable) -> str:
     return f"{_ms(table.call_ns)} ms a call, {dispatches} ({timed})"
 
 
-def _notes(table: TraceTable) -> list[str]:
+def _notes(table: TraceTable) -> tuple[str, ...]:
     if table.outside_ns is not None and table.outside_ns < 0:
-        return [*table.notes, "dispatches run side by side: together they take longer than the call"]
-    return list(table.notes)
+        return (*table.notes, "dispatches run side by side: together they take longer than the call")
+    return table.notes
 
 
-def _figures(table: TraceTable, ns: int, count: int | None) -> tuple[str, str, str]:
+def _figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
     whole = table.call_ns or table.dispatched_ns
-    share = f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else "–"
-    return ("" if count is None else str(count), _ms(ns), share)
+    return (count, _ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -162,15 +165,3 @@ def _split(name: str) -> tuple[str, str]:
 
 def _ms(ns: int) -> str:
     return milliseconds(ns / _NS_PER_MS)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines; names and shapes to the left, figures to the right."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(_HEADER))]
-    return [
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

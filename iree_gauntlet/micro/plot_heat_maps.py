@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.micro.plot_style import (
-    INK,
     STATUS_MARKS,
     colour_of,
     figure_of,
@@ -18,6 +17,7 @@ from iree_gauntlet.micro.plot_style import (
     tick_text,
 )
 from iree_gauntlet.micro.results_figures import times
+from iree_gauntlet.reports.document import INK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.reports.document import INK, PAPER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from matplotlib.figure import Figure
 
 __all__ = [
-    "INK",
-    "PAPER",
     "STATUS_MARKS",
     "STYLE",
     "WORD_COLOURS",
@@ -24,10 +24,6 @@ __all__ = [
     "text_width",
     "tick_text",
 ]
-
-# Colours that nothing else has, so that a page can set them to its own (see `results_html.py`).
-INK = "#1b1b1b"
-PAPER = "#fefefe"
 
 # Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
 _BLUE = (0x00 / 255, 0x72 / 255, 0xB2 / 255)

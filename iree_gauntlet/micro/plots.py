@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.micro.plot_style import (
-    INK,
-    PAPER,
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
@@ -29,6 +27,7 @@ from iree_gauntlet.micro.plot_style import (
 )
 from iree_gauntlet.micro.report_rows import entries, mean_ratio
 from iree_gauntlet.micro.results_figures import times
+from iree_gauntlet.reports.document import INK, PAPER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How results are written for people, once for the console, Markdown and HTML: ratios, and what a recipe came to."""
+"""How results are written for people: ratios, and what a recipe came to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.figures import byte_size, milliseconds
 from iree_gauntlet.micro.report_rows import mean_ratio
 from iree_gauntlet.records.chain_figures import NOTHING
+from iree_gauntlet.reports.document import Judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LEGEND",
     "NOT_MEASURED",
-    "SUMMARY_COLUMNS",
     "UNREACHED",
     "RecipeSummary",
     "decibels",
@@ -27,15 +27,15 @@ __all__ = [
     "ratio_text",
     "remarks",
     "size_text",
-    "speedup_text",
+    "speedup_cell",
     "summaries",
     "time_text",
     "times",
-    "without_empty",
 ]
 
 # What a ratio says, where it is not plain from its size.
 _MARKS = {"inconclusive": " ?", "same": " ="}
+_SIGNS = {"faster": "▲ ", "slower": "▼ "}
 # Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
 NOT_MEASURED = "not measured"
 UNREACHED = {
@@ -46,13 +46,9 @@ UNREACHED = {
 LEGEND = (
     "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
     "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
-    "= is the same within 3 %, ? is inconclusive; without a sign it is faster or slower, by 1 % or more",
+    "▲ is faster and ▼ slower, by 1 % or more; = is the same within 3 %, ? is inconclusive",
     "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
     "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
-)
-SUMMARY_COLUMNS = (
-    *("recipe", "speed-up", "from … to", "faster", "slower", "neither", "missing", "SQNR", "weights"),
-    *("eager/IREE", "compile/IREE"),
 )
 
 
@@ -84,7 +80,7 @@ class RecipeSummary:
     compiled: float | None
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of `SUMMARY_COLUMNS`."""
+        """In the order of a summary's columns."""
         spread = NOTHING if self.least is None or self.most is None else f"{times(self.least)} … {times(self.most)}"
         return (
             self.recipe,
@@ -122,11 +118,12 @@ def ratio_text(ratio: Ratio | None) -> str:
     return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
 
 
-def speedup_text(row: Row | None) -> str:
-    """The speed-up of a variant, or in its place what it came to."""
-    if row is None:
-        return NOTHING
-    return row.status if row.speedup is None and row.status != "measured" else ratio_text(row.speedup)
+def speedup_cell(row: Row | None) -> Judged | str:
+    """The speed-up of a variant, with a sign where it is one; in its place what the variant came to, if anything."""
+    if row is None or row.speedup is None:
+        return NOTHING if row is None or row.status == "measured" else row.status
+    word = row.speedup.word
+    return Judged(f"{_SIGNS.get(word, '')}{ratio_text(row.speedup)}", word)
 
 
 def time_text(side: Side | None) -> str:
@@ -200,12 +197,6 @@ def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str,
     measured = len({(row.name, row.label) for row in rows})
     total = measured + sum(map(len, points.values()))
     return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume goes on with it", *said)
-
-
-def without_empty(head: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A table without the columns in which nothing stands."""
-    kept = [column for column in range(len(head)) if any(line[column] not in ("", NOTHING) for line in lines)]
-    return tuple(head[column] for column in kept), [tuple(line[column] for column in kept) for line in lines]
 
 
 def _summary(entry: Entry, recipe: str) -> RecipeSummary:

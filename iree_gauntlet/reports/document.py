@@ -10,29 +10,37 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.figures import STYLES, duration, milliseconds, whole
+from iree_gauntlet.figures import duration, milliseconds, whole
 from iree_gauntlet.records.outcome import exit_meaning
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
 __all__ = [
+    "INK",
+    "PAPER",
     "Block",
     "Cell",
     "Code",
     "Column",
     "Document",
+    "Folded",
     "Heading",
     "Items",
+    "Judged",
     "Kind",
     "Link",
     "Name",
     "Notes",
     "Paragraph",
+    "Picture",
     "Table",
     "Text",
 ]
 
+# Colours that nothing else in a picture has.
+INK = "#1b1b1b"
+PAPER = "#fefefe"
 _NOTHING = "–"
 
 
@@ -65,7 +73,15 @@ class Kind(Enum):
     SHARE = "share"
 
 
-Cell = str | float | None
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A cell that is coloured as a verdict is: by `word`, such as `faster`, which it need not hold."""
+
+    text: str
+    word: str
+
+
+Cell = str | float | Judged | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +106,11 @@ class Column:
         """What stands above it: `time ms`."""
         return f"{self.title} {self.unit}".rstrip()
 
-    def style(self, text: str) -> str:
-        """Colours of a verdict, by rich's names; what stands behind a colon says where it is from."""
-        return STYLES.get(text.partition(":")[0], "") if self.kind is Kind.VERDICT else ""
+    def word(self, cell: Cell) -> str:
+        """What gives a cell its colours; of a verdict, what stands behind a colon says where it is from."""
+        if isinstance(cell, Judged):
+            return cell.word
+        return cell.partition(":")[0] if self.kind is Kind.VERDICT and isinstance(cell, str) else ""
 
     @property
     def right(self) -> bool:
@@ -103,8 +121,8 @@ class Column:
         """A cell on one line; a dash for None, which is unknown."""
         if cell is None:
             return _NOTHING
-        if isinstance(cell, str):
-            return one_line(cell)
+        if isinstance(cell, str | Judged):
+            return one_line(cell if isinstance(cell, str) else cell.text)
         if self.kind is Kind.DURATION:
             return duration(cell)
         if self.kind is Kind.SHARE:
@@ -159,7 +177,32 @@ class Code:
     language: str = "text"
 
 
-Block = Heading | Paragraph | Items | Table | Notes | Code
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture, which a page holds and other forms name.
+
+    Attributes:
+        file: where it lies, beside the document.
+        data: SVG that was drawn here, or PNG. `INK` and `PAPER` in an SVG become the page's own colours.
+        text: what it shows, for those who do not see it.
+        caption: stands below it; empty where the picture says it itself.
+    """
+
+    file: str
+    data: bytes
+    text: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What few look up: folded below its title on a page, which alone has room for it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+Block = Heading | Paragraph | Items | Table | Notes | Code | Picture | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +210,7 @@ class Document:
     """A report.
 
     Attributes:
-        title: what it is about.
+        title: what it is about; empty for a list, which only a terminal shows.
         answer: what came of it, in a line: below the title in files, at the end of what a terminal shows.
         facts: what the answer stands on, a few words each.
         blocks: everything else, in reading order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, TextIO
 
 import rich.console
@@ -10,15 +11,30 @@ import rich.text
 
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.figures import STYLES
-from iree_gauntlet.reports.document import Code, Document, Heading, Items, Kind, Link, Notes, Paragraph, Table
+from iree_gauntlet.reports.document import (
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Kind,
+    Link,
+    Notes,
+    Paragraph,
+    Picture,
+    Table,
+)
 from iree_gauntlet.reports.live.printing import printing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.reports.document import Block, Column, Text
 
-__all__ = ["print_document", "rich_table"]
+__all__ = ["block_lines", "print_document"]
+
+# Columns for any row.
+_PLENTY = 1000
 
 # What a column of text needs: longer cells are folded.
 _LEAST_TEXT = 30
@@ -35,14 +51,16 @@ def print_document(
         stream: where to; coloured where it is a terminal and `NO_COLOR` is not set.
         reports: where it is in files, such as `runs/x: a.md, a.json`; empty for nowhere.
         environ: the environment.
-        width: columns; None for the terminal's own, or 160 where there is none.
+        width: columns; None for the terminal's own, or where there is none 160, and as many as it takes for a list.
     """
+    if not document.title and not stream.isatty():
+        width = width or _PLENTY
     facts = f" ({'; '.join(document.facts)})" if document.facts else ""
     with printing(stream, environ, width=width) as console:
-        _line(console, "")
-        _line(console, document.title, "bold")
-        before: Block | None = None
-        for block in document.blocks:
+        if document.title:
+            _line(console, f"\n{document.title}", "bold")
+        before: Block | None = None if document.title else Heading("")
+        for block in (block for block in document.blocks if not isinstance(block, Folded)):
             # Tables and what has a heading stand apart, a heading not from what it is of.
             if isinstance(before, Table) or (isinstance(block, Heading | Table) and not isinstance(before, Heading)):
                 _line(console, "")
@@ -57,31 +75,46 @@ def print_document(
             _line(console, document.ending, "bold red" if document.exit_code else "bold green")
 
 
+def block_lines(*blocks: Block) -> list[str]:
+    """Blocks as lines of plain text, one for each row of a table, with nothing between them."""
+    stream = io.StringIO()
+    with printing(stream, {}, width=_PLENTY) as console:
+        for block in blocks:
+            _print(console, block)
+    return stream.getvalue().splitlines()
+
+
 def _print(console: rich.console.Console, block: Block) -> None:
+    for text, style in _lines(block):
+        _line(console, text, style)
+    if isinstance(block, Table):
+        for part in _tables(block, console.width):
+            console.print(part)
+    if isinstance(block, Items | Table):
+        count = len(block.items if isinstance(block, Items) else block.rows)
+        if 0 < block.most < count:
+            _line(console, f"  and {count - block.most} more, in the reports")
+
+
+def _lines(block: Block) -> Iterator[tuple[str, str]]:
+    """Lines of what is no table, and their styles."""
     match block:
         case Heading(text):
             # What stands before a colon may be a verdict.
-            _line(console, text, STYLES.get(text.partition(":")[0], "bold"))
+            yield text, STYLES.get(text.partition(":")[0], "bold")
         case Paragraph(text):
-            _line(console, _plain(text))
+            yield _plain(text), ""
         case Items(items, most):
             for item in items[: most or None]:
-                _line(console, f"  {_plain(item)}")
-            _rest(console, len(items), most)
+                yield f"  {_plain(item)}", ""
         case Notes(lines):
             for line in lines:
-                _line(console, f"note: {one_line(line, 400)}", "yellow")
+                yield f"note: {one_line(line, 400)}", "yellow"
         case Code(text):
             for line in clean(text).splitlines():
-                _line(console, f"    {line}")
-        case Table():
-            console.print(rich_table(block, console.width))
-            _rest(console, len(block.rows), block.most)
-
-
-def _rest(console: rich.console.Console, count: int, most: int) -> None:
-    if 0 < most < count:
-        _line(console, f"  and {count - most} more, in the reports")
+                yield f"    {line}", ""
+        case Picture(file, _, text, caption):
+            yield f"{one_line(caption or text)}: {file}", ""
 
 
 def _plain(text: Text) -> str:
@@ -89,8 +122,8 @@ def _plain(text: Text) -> str:
     return one_line("".join(parts), 1000)
 
 
-def rich_table(table: Table, width: int) -> rich.table.Table:
-    """A table for a console of so many columns."""
+def _tables(table: Table, width: int) -> Iterator[rich.table.Table]:
+    """A table for a console of so many columns; several where it has none that may go or can be folded."""
     rows = table.rows[: table.most or None]
     cells = [[column.written(cell) for column, cell in zip(table.columns, row, strict=True)] for row in rows]
     needed = [
@@ -99,18 +132,33 @@ def rich_table(table: Table, width: int) -> rich.table.Table:
     ]
     shown = _fitting(table.columns, needed, width + _GAP)
     fits = sum(needed[index] for index in shown) <= width + _GAP
-    found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for index in shown:
-        column = table.columns[index]
-        found.add_column(
-            one_line(column.heading),
-            justify="right" if column.right else "left",
-            overflow="fold",
-            no_wrap=fits and column.kind is not Kind.TEXT,
-        )
-    for row in cells:
-        found.add_row(*(rich.text.Text(row[index], table.columns[index].style(row[index])) for index in shown))
-    return found
+    foldable = any(table.columns[index].kind is Kind.TEXT for index in shown)
+    for part in [shown] if foldable else _parts(shown, needed, width + _GAP):
+        found = rich.table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for index in part:
+            column = table.columns[index]
+            found.add_column(
+                one_line(column.heading),
+                justify="right" if column.right else "left",
+                overflow="fold",
+                no_wrap=fits and column.kind is not Kind.TEXT,
+            )
+        for row, written in zip(rows, cells, strict=True):
+            words = (table.columns[index].word(row[index]) for index in part)
+            styles = (STYLES.get(word, "") for word in words)
+            found.add_row(*(rich.text.Text(written[index], style) for index, style in zip(part, styles, strict=True)))
+        yield found
+
+
+def _parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
+    """The first column, beside as many of the others as there is room for, and so on; at least one."""
+    part = [*shown[:1]]
+    for index in shown[1:]:
+        if len(part) > 1 and sum(needed[other] for other in part) + needed[index] > width:
+            yield part
+            part = [*shown[:1]]
+        part.append(index)
+    yield part
 
 
 def _fitting(columns: tuple[Column, ...], needed: list[int], width: int) -> list[int]:

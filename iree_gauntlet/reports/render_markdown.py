@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from iree_gauntlet.reports.document import Code, Heading, Items, Kind, Link, Name, Notes, Paragraph, Table
+from iree_gauntlet.figures import STYLES
+from iree_gauntlet.reports.document import (
+    Code,
+    Heading,
+    Items,
+    Kind,
+    Link,
+    Name,
+    Notes,
+    Paragraph,
+    Picture,
+    Table,
+)
 from iree_gauntlet.reports.markdown import code, escape, fenced, table
 
 if TYPE_CHECKING:
@@ -21,25 +33,30 @@ def markdown(document: Document) -> str:
     ended = (document.ending,) if document.ending else ()
     answer = " · ".join((f"**{escape(document.answer)}**", *map(escape, (*document.facts, *ended))))
     blocks = (_block(block) for block in document.in_files)
-    return "\n\n".join((f"# {escape(document.title)}", answer, *blocks)) + "\n"
+    return "\n\n".join(filter(None, (f"# {escape(document.title)}", answer, *blocks))) + "\n"
 
 
 def _block(block: Block) -> str:
+    """Empty for what is folded on a page."""
+    found = ""
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {escape(text)}"
+            found = f"{'#' * level} {escape(text)}"
         case Paragraph(text):
-            return _text(text)
+            found = _text(text)
         case Items(items):
-            return "\n".join(f"- {_text(item)}" for item in items)
+            found = "\n".join(f"- {_text(item)}" for item in items)
         case Notes(lines):
-            return "\n\n".join(f"> {escape(line)}" for line in lines)
+            found = "\n\n".join(f"> {escape(line)}" for line in lines)
         case Code(text, language):
-            return fenced(text, language)
+            found = fenced(text, language)
+        case Picture(file, _, text, caption):
+            found = _text((Link(caption or text, file),))
         case Table(columns, rows):
             cells = ([_cell(column, cell) for column, cell in zip(columns, row, strict=True)] for row in rows)
             right = frozenset(index for index, column in enumerate(columns) if column.right)
-            return table([escape(column.heading) for column in columns], cells, right)
+            found = table([escape(column.heading) for column in columns], cells, right)
+    return found
 
 
 def _text(text: Text) -> str:
@@ -61,4 +78,4 @@ def _cell(column: Column, cell: Cell) -> str:
     text = column.written(cell)
     if column.kind is Kind.NAME and cell is not None:
         return code(text)
-    return f"**{escape(text)}**" if "bold" in column.style(text) else escape(text)
+    return f"**{escape(text)}**" if "bold" in STYLES.get(column.word(cell), "") else escape(text)

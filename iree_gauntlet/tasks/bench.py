@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
@@ -26,13 +26,13 @@ from iree_gauntlet.engine.run_event import run_event
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
-from iree_gauntlet.figures import whole
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import make_folder
+from iree_gauntlet.reports.document import Column, Document, Kind, Table
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.live.printing import write_text
 from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
@@ -46,15 +46,18 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
+    from iree_gauntlet.reports.document import Cell
 
 __all__ = ["bench"]
 
 _MODELS = "specs/models"
-_HEADER = ("model", "config", "parameters", "takes", "declared")
+_COLUMNS = (
+    *(Column(title, Kind.NAME) for title in ("model", "config")),
+    Column("parameters", Kind.NUMBER),
+    *(Column(title, Kind.NAME) for title in ("takes", "declared")),
+)
 _UNKNOWN = "not declared"
 _OPTIONS = {"force_num_layers": "layers", "microbatch": "microbatch"}
-_GAP = "  "
-_RIGHT = 2
 
 
 def bench(options: BenchOptions) -> ExitCode:
@@ -67,7 +70,7 @@ def bench(options: BenchOptions) -> ExitCode:
     passed_over: list[Problem] = []
     models = discover(folders, passed_over)
     if options.list:
-        _print_models(models, folders, sys.stdout)
+        print_document(_list(models, folders), sys.stdout, environ=os.environ)
     own = [problem for problem in passed_over if problem.field == options.model or options.list or not models]
     if own:
         raise ModelError(own)
@@ -226,23 +229,15 @@ def _toolchain(options: BenchOptions) -> ToolchainRequest:
     return ToolchainRequest(options.cache_dir, options.iree, options.iree_compiler, options.iree_runtime)
 
 
-def _print_models(models: Mapping[str, BenchmarkModel], folders: Sequence[Path], stream: TextIO) -> None:
+def _list(models: Mapping[str, BenchmarkModel], folders: Sequence[Path]) -> Document:
     """A row for each model and configuration."""
-    rows = [_HEADER]
+    rows: list[tuple[Cell, ...]] = []
     for model in models.values():
-        takes = ", ".join(option for name, option in _OPTIONS.items() if name in model.accepts) or "–"
+        takes = ", ".join(option for name, option in _OPTIONS.items() if name in model.accepts) or None
         for config in model.configs or ("",):
             count = model.parameter_count(config)
-            number = _UNKNOWN if count is None else whole(count)
-            rows.append((model.name, config or "–", number, takes, model.place))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        cells = (
-            text.rjust(width) if column == _RIGHT else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        write_text(stream, f"{_GAP.join(cells).rstrip()}\n")
+            rows.append((model.name, config or None, _UNKNOWN if count is None else count, takes, model.place))
     where = ", ".join(str(folder) for folder in folders)
-    counts = ((len(models), "model"), (len(rows) - 1, "configuration"))
+    counts = ((len(models), "model"), (len(rows), "configuration"))
     said = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-    write_text(stream, f"\n{said} in {where}\n")
+    return Document("", f"{said} in {where}", (), (Table(_COLUMNS, tuple(rows)),))

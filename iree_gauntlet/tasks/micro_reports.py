@@ -14,10 +14,12 @@ from iree_gauntlet.micro.oss_database import oss_json
 from iree_gauntlet.micro.plots import draw_plots
 from iree_gauntlet.micro.report_rows import read_rows
 from iree_gauntlet.micro.results_csv import results_csv
+from iree_gauntlet.micro.results_document import sweep_document
 from iree_gauntlet.micro.results_figures import NOT_MEASURED, UNREACHED
-from iree_gauntlet.micro.results_html import results_html
-from iree_gauntlet.micro.results_table import print_results, results_markdown
 from iree_gauntlet.records.outcome import state_of
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic
@@ -46,21 +48,22 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
     targets = read_targets(asked["targets"])
     oss = oss_json(rows, header, targets=targets)
     plots = draw_plots(rows) if importlib.util.find_spec("matplotlib") else ()
+    document = sweep_document(rows, header, plots)
     folder = run_dir / "results"
     files: dict[str, str | bytes] = {
         "results.csv": results_csv(rows, header),
-        "results.md": results_markdown(rows, header),
+        "results.md": markdown(document),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
-        "results.html": results_html(rows, header, plots),
+        "results.html": html_page(document),
         OSS_FILE: oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
     _write(folder, files)
-    print_results(rows, header, str(shown(folder)), stream, environ=os.environ)
+    names = ", ".join(name for name in files if name.startswith("results."))
+    print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
     if not plots and any(row.speedup for row in rows):
         stream.write(f"{_NO_PLOTS}\n")
-    stream.write(f"results in {shown(folder)}: {', '.join(name for name in files if name.startswith('results.'))}\n")
     here = Path(record.runs[-1]["cwd"])
     if asked["output_dir"]:
         _write(here / asked["output_dir"] / run_dir.name, files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +16,8 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
-from iree_gauntlet.reports.output import print_table
+from iree_gauntlet.reports.document import Column, Document, Kind, Table
+from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Golden
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.reports.document import Cell
     from iree_gauntlet.requests import SelectionRequest
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 
@@ -34,16 +37,16 @@ __all__ = ["show"]
 
 _SCHEMA = 1
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
-_STYLES = {
-    Verdict.KEPT: "green",
-    Verdict.LOOSE: "cyan",
-    Verdict.BROKEN: "red",
-    Verdict.INCONCLUSIVE: "yellow",
-    Verdict.NOT_MEASURED: "dim",
-}
-_HEAD = (
-    *("CASE", "METRIC", "FOR", "GOLDEN", "FACTOR", "LIMIT", "MEASURED", "RATIO", "VERDICT"),
-    *("RUN", "PLACE"),
+_RANKS = {"FACTOR": 2, "RATIO": 1}
+_COLUMNS = (
+    *(Column(title, Kind.NAME) for title in ("CASE", "METRIC", "FOR")),
+    *(
+        Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0))
+        for title in ("GOLDEN", "FACTOR", "LIMIT", "MEASURED", "RATIO")
+    ),
+    Column("VERDICT", Kind.VERDICT),
+    Column("RUN"),
+    Column("PLACE", Kind.NAME, rank=3),
 )
 
 
@@ -73,7 +76,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     elif standings:
-        _print(standings)
+        print_document(_document(standings), sys.stdout, environ=os.environ)
     return ExitCode.USAGE if selection.cases.problems else ExitCode.OK
 
 
@@ -138,61 +141,35 @@ def _record(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _print(standings: Sequence[Standing]) -> None:
-    rows = [_row(item) for item in standings]
-    if sys.stdout.isatty():
-        _print_colored(rows, standings)
-    else:
-        print_table([_HEAD, *rows])
-    remarks = Counter(item.note for item in standings if item.note and item.run)
-    for remark, count in remarks.items():
-        sys.stdout.write(f"note: {count} of them {remark}\n")
+def _document(standings: Sequence[Standing]) -> Document:
     counts = Counter(item.verdict for item in standings)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-    plural = "s" if len(standings) != 1 else ""
-    sys.stdout.write(f"{len(standings)} golden{plural}: {told}\n")
-
-
-def _print_colored(rows: Sequence[tuple[str, ...]], standings: Sequence[Standing]) -> None:
-    """The same lines, long as they are (a terminal wraps them), with the verdicts in their colours."""
-    import rich.console  # noqa: PLC0415 - nobody waits for it where the output is a file
-    from rich.text import Text  # noqa: PLC0415
-
-    console = rich.console.Console(highlight=False)
-    widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(len(_HEAD))]
-    console.print(Text("  ".join(map(str.ljust, _HEAD, widths)).rstrip(), style="bold"), soft_wrap=True)
-    verdict = _HEAD.index("VERDICT")
-    for row, item in zip(rows, standings, strict=True):
-        # As text, so that no bracket in a name is taken for markup.
-        line = Text()
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            line.append(cell, style=_STYLES[item.verdict] if place == verdict else "")
-            line.append(" " * (width - len(cell) + 2))
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-
-
-def _row(standing: Standing) -> tuple[str, ...]:
-    golden = standing.golden
-    title = _UNITS[golden.metric]
-    number = milliseconds if golden.metric is Metric.TIME_MS else whole
-    if golden.metric is Metric.TIME_MS:
-        title += " (fastest)" if golden.statistic is Statistic.MIN else " (mean)"
-    meant = " ".join(filter(None, (golden.sku, golden.release)))
-    return (
-        standing.chain,
-        title,
-        meant or "all",
-        number(golden.value),
-        f"{golden.factor:g}",
-        number(golden.limit),
-        "" if standing.measured is None else number(standing.measured),
-        "" if standing.ratio is None else f"{standing.ratio:.2f}",
-        standing.verdict.value,
-        standing.run or standing.note,
-        _place(golden),
+    remarks = Counter(item.note for item in standings if item.note and item.run)
+    return Document(
+        "",
+        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {told}",
+        (),
+        (Table(_COLUMNS, tuple(map(_row, standings))),),
+        remarks=tuple(f"{count} of them {remark}" for remark, count in remarks.items()),
     )
 
 
-def _place(golden: Golden) -> str:
-    return f"{golden.origin.file}: {golden.origin.field}"
+def _row(standing: Standing) -> tuple[Cell, ...]:
+    """In the order of `_COLUMNS`."""
+    golden = standing.golden
+    timed = golden.metric is Metric.TIME_MS
+    number = milliseconds if timed else whole
+    statistic = "fastest" if golden.statistic is Statistic.MIN else "mean"
+    return (
+        standing.chain,
+        f"{_UNITS[golden.metric]} ({statistic})" if timed else _UNITS[golden.metric],
+        " ".join(filter(None, (golden.sku, golden.release))) or "all",
+        number(golden.value),
+        f"{golden.factor:g}",
+        number(golden.limit),
+        None if standing.measured is None else number(standing.measured),
+        None if standing.ratio is None else f"{standing.ratio:.2f}",
+        standing.verdict.value,
+        standing.run or standing.note,
+        f"{golden.origin.file}: {golden.origin.field}",
+    )

@@ -17,13 +17,16 @@ from iree_gauntlet.reports.document import (
     Code,
     Column,
     Document,
+    Folded,
     Heading,
     Items,
+    Judged,
     Kind,
     Link,
     Name,
     Notes,
     Paragraph,
+    Picture,
     Table,
 )
 from iree_gauntlet.reports.render_console import print_document
@@ -44,10 +47,14 @@ COLUMNS = (
 )
 _TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "a", "code", "pre"}
 _TAGS |= {"p", "strong", "ul", "li", "div", "table", "thead", "tbody", "tr", "th", "td"}
+_TAGS |= {"figure", "figcaption", "img", "svg", "path", "use", "details", "summary"}
+_SVG = b'<?xml version="1.0"?>\n<svg><metadata><x/></metadata><path id="a"/><use href="#a"/></svg>'
+_PNG = b"\x89PNG\r\n"
 ROWS: tuple[tuple[Cell, ...], ...] = (
     ("ocr/cls@cpu", "good", 9.1, 76, 61.2, 0.031, ""),
     ("vit@cpu", "bad", None, 1234, 3720.0, 1.0, "it crashed"),
 )
+ROWS_OF_TWO: tuple[tuple[Cell, ...], ...] = tuple(row[:2] for row in ROWS)
 DOCUMENT = Document(
     "Bisect",
     "first bad: b3",
@@ -72,11 +79,11 @@ def printed(document: Document, width: int | None = None) -> list[str]:
 
 def of_text(text: str) -> Document:
     """One that has a text at every place."""
-    table = Table(tuple(Column(text, kind) for kind in Kind), ((text,) * len(Kind),))
+    table = Table(tuple(Column(text, kind) for kind in Kind), ((text,) * len(Kind), (Judged(text, text),) * len(Kind)))
     paragraph = Paragraph((text, Name(text), Link(text, "https://h.example")))
-    return Document(
-        text, text, (text,), (Heading(text), paragraph, Notes((text,)), Items(((text,),)), table), (Code(text),)
-    )
+    pictures = (Picture("a.svg", _SVG, text, text), Picture("a.png", _PNG, text, text))
+    blocks = (Heading(text), paragraph, Notes((text,)), Items(((text,),)), table, *pictures)
+    return Document(text, text, (text,), (*blocks, Folded(text, (paragraph,))), (Code(text),))
 
 
 def test_on_a_terminal_the_answer_comes_last() -> None:
@@ -177,6 +184,55 @@ def test_as_a_page() -> None:
     assert "url(" not in page.findtext(".//style")
 
 
+def test_pictures_are_part_of_a_page_and_named_elsewhere() -> None:
+    pictures = (
+        Picture("bars.svg", _SVG, "bars of times", "Times"),
+        Picture("map.png", _PNG, "a map"),
+        Picture("bars.svg", _SVG, "again"),
+    )
+    document = Document("T", "done", (), pictures)
+    assert printed(document)[2:5] == ["Times: bars.svg", "a map: map.png", "again: bars.svg"]
+    assert markdown(document).split("\n\n")[2:4] == ["[Times](bars.svg)", "[a map](map.png)"]
+    page = lxml.html.fromstring(html_page(document))
+    assert [item.get("aria-label") for item in page.findall(".//figure/svg")] == ["bars of times", "again"]
+    assert page.xpath("//svg/path/@id") == ["p0-a", "p1-a"]
+    assert page.xpath("//svg/use/@href") == ["#p0-a", "#p1-a"]
+    assert page.find(".//img").attrib == {"alt": "a map", "src": "data:image/png;base64,iVBORw0K"}
+    assert [item.text for item in page.findall(".//figcaption")] == ["Times"]
+    assert not page.xpath("//metadata")
+
+
+def test_what_is_folded_stands_on_a_page_alone() -> None:
+    table = Table(COLUMNS[:2], ROWS_OF_TWO)
+    document = Document("T", "done", (), (Heading("A"), table, Folded("All of it", (table,)), Heading("B")))
+    assert printed(document)[3:9] == ["A", *printed(Document("T", "done", (), (table,)))[3:6], "", "B"]
+    assert "All of it" not in markdown(document)
+    page = lxml.html.fromstring(html_page(document))
+    assert page.findtext(".//details/summary") == "All of it"
+    assert [len(item.findall(".//tbody/tr")) for item in (page, page.find(".//details"))] == [4, 2]
+
+
+def test_a_cell_may_be_judged_by_a_word_that_it_does_not_hold() -> None:
+    table = Table((Column("ratio", Kind.NUMBER),), ((Judged("0.50", "slower"),), (Judged("2.00", "faster"),)))
+    document = Document("T", "done", (), (table,))
+    assert printed(document)[4:6] == [" 0.50", " 2.00"]
+    assert "| **0.50** |\n| 2.00 |" in markdown(document)
+    page = lxml.html.fromstring(html_page(document))
+    assert [item.get("class") for item in page.findall(".//td")] == ["right slower", "right faster"]
+
+
+def test_a_table_without_text_goes_on_below() -> None:
+    columns = (Column("recipe", Kind.NAME), *(Column(f"{size}-{size}", Kind.NUMBER) for size in (64, 128, 256)))
+    document = Document("T", "done", (), (Table(columns, (("int8", 1.0, 2.0, 3.0), ("O3", 4.0, 5.0, 6.0)), 1),))
+    assert printed(document, 22)[3:8] == [
+        "recipe  64-64  128-128",
+        "int8        1        2",
+        "recipe  256-256",
+        "int8          3",
+        "  and 1 more, in the reports",
+    ]
+
+
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
@@ -208,4 +264,4 @@ def test_no_text_breaks_out_of_its_place(text: str) -> None:
     assert not any(token.type.startswith("html") for token in tokens)
     if text.strip():
         assert sum(token.type == "table_open" for token in tokens) == 1
-        assert sum(token.type == "td_open" for token in tokens) == len(Kind)
+        assert sum(token.type == "td_open" for token in tokens) == 2 * len(Kind)

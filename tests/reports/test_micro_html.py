@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from lxml import html
 
-from iree_gauntlet.micro.plot_style import INK, PAPER
 from iree_gauntlet.micro.plots import Plot
 from iree_gauntlet.micro.report_rows import entries, read_rows
-from iree_gauntlet.micro.results_html import results_html
+from iree_gauntlet.micro.results_document import sweep_document
+from iree_gauntlet.reports.document import INK, PAPER
+from iree_gauntlet.reports.render_html import html_page
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.micro.report_rows import Row
 
 SVG = f"""<?xml version="1.0" encoding="utf-8" standalone="no"?>
 <!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">
@@ -27,15 +33,19 @@ def plot(entry: str, title: str = "a plot") -> Plot:
     return Plot("name", entry, title, SVG.encode(), b"")
 
 
+def sweep_page(rows: Sequence[Row], header: Mapping[str, Any] | None = None, plots: Sequence[Plot] = ()) -> str:
+    return html_page(sweep_document(rows, header, plots))
+
+
 def texts(page: Any, path: str) -> list[str]:
     return ["".join(found.itertext()).strip() for found in page.xpath(path)]
 
 
 def test_the_page_has_what_the_rows_have() -> None:
     rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
-    page = html.document_fromstring(results_html(rows, HEADER))
+    page = html.document_fromstring(sweep_page(rows, HEADER))
     assert texts(page, "//h2") == [entry.title for entry in entries(rows)]
-    assert "IREE 3.13.0rc20261016" in texts(page, "//p[@class='facts']")[0]
+    assert "IREE 3.13.0rc20261016" in texts(page, "//p[@class='answer']")[0]
     # Of each entry: what its recipes came to, speed-ups, and all figures.
     assert len(page.xpath("//table")) == 6
     assert len(page.xpath("//details//tbody/tr")) == len(rows)
@@ -46,14 +56,14 @@ def test_the_page_has_what_the_rows_have() -> None:
 
 def test_faster_and_slower_are_told_by_sign_and_colour() -> None:
     found = [variant("baseline", 1.0, None), variant("int8wo", 0.5, ratio(2.0)), variant("int8dq", 2.0, ratio(0.5))]
-    page = html.document_fromstring(results_html(read_rows([record(point(8, 8, 8), found)])))
-    assert texts(page, "//td[@class='faster']") == ["▲ 2.00 (1.90–2.10)"]
-    assert texts(page, "//td[@class='slower']") == ["▼ 0.50 (0.48–0.53)"]
+    page = html.document_fromstring(sweep_page(read_rows([record(point(8, 8, 8), found)])))
+    assert texts(page, "//td[@class='right faster']") == ["▲ 2.00 (1.90–2.10)"]
+    assert texts(page, "//td[@class='right slower']") == ["▼ 0.50 (0.48–0.53)"]
 
 
 def test_the_file_needs_nothing_else() -> None:
     rows = read_rows(squares([10, 11]))
-    page = results_html(rows, HEADER, [plot(entries(rows)[0].title)])
+    page = sweep_page(rows, HEADER, [plot(entries(rows)[0].title)])
     assert "<script" not in page
     assert not re.search(r"(?:src|href)=\"(?!#)", page)
     assert "@import" not in page
@@ -68,7 +78,7 @@ def test_the_file_needs_nothing_else() -> None:
 def test_plots_stand_with_their_entries_and_share_no_identifiers() -> None:
     rows = read_rows([*squares([10, 11]), *squares([10], name="other")])
     first, second = (entry.title for entry in entries(rows))
-    page = results_html(rows, HEADER, [plot(first, "one"), plot(second, "two"), plot(first, "three")])
+    page = sweep_page(rows, HEADER, [plot(first, "one"), plot(second, "two"), plot(first, "three")])
     parsed = html.document_fromstring(page)
     assert parsed.xpath("//h2/text() | //svg/@aria-label") == [first, "one", "three", second, "two"]
     identifiers = parsed.xpath("//@id")
@@ -82,7 +92,7 @@ def test_plots_stand_with_their_entries_and_share_no_identifiers() -> None:
 
 
 def test_colours_of_the_plots_are_those_of_the_page() -> None:
-    page = results_html(())
+    page = sweep_page(())
     for colour, name in ((PAPER, "paper"), (INK, "ink")):
         assert f'[style*="fill: {colour}"] {{ fill: var(--{name})' in page
         assert f'[style*="stroke: {colour}"] {{ stroke: var(--{name})' in page
@@ -95,7 +105,7 @@ def test_text_is_escaped() -> None:
         variant(bad, 1.0, None, iree=None, status="error", reason=bad, shows=[bad]),
     ]
     rows = read_rows([record(point(8, 8, 8, name=bad, model_type=bad, shape=bad), found)])
-    page = results_html(rows, {**HEADER, "config": bad}, [plot(entries(rows)[0].title, bad)])
+    page = sweep_page(rows, {**HEADER, "config": bad}, [plot(entries(rows)[0].title, bad)])
     assert "<script" not in page
     assert "\x00" not in page
     assert "\x1b" not in page
@@ -105,5 +115,5 @@ def test_text_is_escaped() -> None:
 @given(records())
 def test_any_records_make_a_page(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    page = html.document_fromstring(results_html(rows, HEADER))
+    page = html.document_fromstring(sweep_page(rows, HEADER))
     assert len(page.xpath("//details//tbody/tr")) == len(rows)

@@ -10,24 +10,39 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from iree_gauntlet.micro.report_rows import Ratio, Row, entries, read_rows
+from iree_gauntlet.micro.results_document import speedup_table, sweep_document
 from iree_gauntlet.micro.results_figures import (
     LEGEND,
     decibels,
     doubts,
     heading_facts,
     ratio_text,
-    speedup_text,
+    speedup_cell,
     summaries,
     times,
 )
-from iree_gauntlet.micro.results_table import print_results, results_markdown, speedup_table
+from iree_gauntlet.reports.document import Judged, Table
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_markdown import markdown
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 
 def printed(rows: tuple[Row, ...], width: int = 120) -> list[str]:
     stream = io.StringIO()
-    print_results(rows, HEADER, "runs/x/results.md", stream, environ={}, width=width)
+    print_document(sweep_document(rows, HEADER), stream, "runs/x/results: results.md", environ={}, width=width)
     return stream.getvalue().splitlines()
+
+
+def lines_of(table: Table) -> list[tuple[str, ...]]:
+    columns = table.columns
+    head = tuple(column.heading for column in columns)
+    written = (tuple(column.written(cell) for column, cell in zip(columns, row, strict=True)) for row in table.rows)
+    return [head, *written]
+
+
+def text_of(row: Row | None) -> str:
+    cell = speedup_cell(row)
+    return cell if isinstance(cell, str) else cell.text
 
 
 def one(label: str, **changes: Any) -> Row:
@@ -52,23 +67,24 @@ def test_what_stands_in_the_place_of_a_speedup() -> None:
     assert ratio_text(Ratio(1.72, 1.6, 1.84, "faster")) == "1.72 (1.60–1.84)"
     assert ratio_text(Ratio(1.01, 0.9, 1.1, "inconclusive")) == "1.01 (0.90–1.10) ?"
     assert ratio_text(Ratio(1.0, None, None, "same")) == "1.00 ="
-    assert speedup_text(None) == "–"
-    assert speedup_text(one("int8dq", iree=None, status="failed")) == "failed"
-    assert speedup_text(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
+    assert speedup_cell(None) == "–"
+    assert speedup_cell(one("int8dq", iree=None, status="failed")) == "failed"
+    assert speedup_cell(one("O2", iree={"ms": 1.0, "speedup": None}, status="same module")) == "same module"
+    assert speedup_cell(one("int8wo")) == Judged("▲ 1.50 (1.43–1.58)", "faster")
     assert (decibels(math.inf), decibels(46.02), decibels(None)) == ("exact", "46.0 dB", "–")
 
 
 def test_the_longer_axis_goes_down() -> None:
     (few,) = entries(read_rows(squares([10, 11])))
-    head, lines = speedup_table(few)
+    head, *lines = lines_of(speedup_table(few))
     assert head == ("m-k-n", "1024-1024-1024", "2048-2048-2048")
     assert [line[0] for line in lines] == ["baseline, ms", *few.recipes]
     (many,) = entries(read_rows(grid([10, 11, 12])))
-    head, lines = speedup_table(many)
+    head, *lines = lines_of(speedup_table(many))
     assert head == ("m-k-n", "baseline, ms", *many.recipes)
     assert [line[0] for line in lines] == list(many.shapes)
     found = many.row("int8dq", many.shapes[3])
-    assert lines[3][3] == speedup_text(found)
+    assert lines[3][3] == text_of(found)
 
 
 def test_what_a_recipe_came_to() -> None:
@@ -102,12 +118,14 @@ def test_the_console_keeps_to_its_width_and_says_everything() -> None:
     rows = read_rows(grid([10, 11, 12]))
     for width in (60, 120):
         lines = printed(rows, width)
-        table = [line for line in lines if line not in LEGEND]
-        assert max(map(len, table)) <= width
-        text = "\n".join(lines)
+        # The last lines are sentences, which a terminal wraps.
+        tables = lines[: lines.index("How to read it")]
+        assert max(map(len, tables)) <= width
+        assert [line.strip() for line in lines[len(tables) + 1 :]][: len(LEGEND)] == list(LEGEND)
+        text = "\n".join(tables)
         for row in rows:
             assert row.label in text
-            assert speedup_text(row) in text
+            assert text_of(row) in text
 
 
 def test_long_tables_end_with_where_the_rest_is() -> None:
@@ -119,8 +137,9 @@ def test_long_tables_end_with_where_the_rest_is() -> None:
         for size in range(1, 90)
     ]
     lines = printed(read_rows(records))
-    assert "and 29 more, in runs/x/results.md" in lines
-    assert "and 77 more notes, in runs/x/results.md" in lines
+    assert "  and 29 more, in the reports" in lines
+    assert "  and 77 more, in the reports" in lines
+    assert lines[-1] == "reports in runs/x/results: results.md"
 
 
 def test_what_went_wrong_is_told_once_with_its_shapes() -> None:
@@ -144,7 +163,7 @@ def test_the_heading_says_what_it_knows() -> None:
 
 def test_markdown_has_a_table_for_each_entry() -> None:
     rows = read_rows([*squares([10, 11]), *grid([10, 11], name="sweep")])
-    parsed = MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(results_markdown(rows, HEADER))
+    parsed = MarkdownIt("gfm-like", {"linkify": False}).enable("table").parse(markdown(sweep_document(rows, HEADER)))
     assert sum(token.type == "table_open" for token in parsed) == 4
     titles = [parsed[index + 1].content for index, token in enumerate(parsed) if token.type == "heading_open"]
     assert titles == [
@@ -153,20 +172,22 @@ def test_markdown_has_a_table_for_each_entry() -> None:
         "Speed-ups",
         "sweep (linear, f32, local-task)",
         "Speed-ups",
+        "How to read it",
     ]
 
 
 @given(records())
 def test_any_records_make_a_table(found: list[dict[str, Any]]) -> None:
     rows = read_rows(found)
-    text = results_markdown(rows, HEADER)
+    text = markdown(sweep_document(rows, HEADER))
     assert text.endswith("\n")
     for entry in entries(rows):
-        head, lines = speedup_table(entry)
-        assert all(len(line) == len(head) for line in lines)
+        assert len(set(map(len, lines_of(speedup_table(entry))))) == 1
     printed(rows)
 
 
 def test_nothing_measured_is_no_error() -> None:
-    assert "0 points" in results_markdown((), HEADER)
-    assert printed(()) == []
+    document = sweep_document((), HEADER)
+    assert (document.answer, document.blocks) == ("0 points, 0 variants", ())
+    assert "0 points" in markdown(document)
+    assert len(printed(())) == 5
