@@ -45,6 +45,22 @@ class ExitCode(IntEnum):
         ]
         return next((code for code in order if code in codes), ExitCode.OK)
 
+    @property
+    def meaning(self) -> str:
+        """What it says, in a few words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.OK: "all as expected",
+    ExitCode.FAILED: "something failed",
+    ExitCode.USAGE: "usage or spec error, nothing ran",
+    ExitCode.ERROR: "an error kept something from being judged",
+    ExitCode.INCONCLUSIVE: "a measurement is inconclusive",
+    ExitCode.NOTHING_SELECTED: "nothing selected",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
 
 class GauntletError(Exception):
     """Something that the user can act on.

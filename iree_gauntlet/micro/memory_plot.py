@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.micro.plot_style import figure_of
-from iree_gauntlet.micro.plots import check_matplotlib, picture
-from iree_gauntlet.reports.document import INK
+from iree_gauntlet.document import INK
+from iree_gauntlet.reports.sweeps.plot_style import figure_of
+from iree_gauntlet.reports.sweeps.sweep_plots import check_matplotlib, picture
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

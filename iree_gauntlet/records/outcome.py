@@ -27,7 +27,6 @@ __all__ = [
     "CacheCount",
     "ChainOutcome",
     "RunOutcome",
-    "exit_meaning",
     "lock_remark",
     "outcome_of",
     "state_of",
@@ -47,16 +46,6 @@ _SURROUNDINGS = re.compile(r"shared cache .* is not|not put into the shared cach
 _MOST_SURROUNDINGS = 5
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
-
-_MEANINGS = {
-    ExitCode.OK: "all as expected",
-    ExitCode.FAILED: "something failed",
-    ExitCode.USAGE: "usage or spec error, nothing ran",
-    ExitCode.ERROR: "an error kept something from being judged",
-    ExitCode.INCONCLUSIVE: "a measurement is inconclusive",
-    ExitCode.NOTHING_SELECTED: "nothing selected",
-    ExitCode.INTERRUPTED: "interrupted",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +139,6 @@ class RunOutcome:
     def bad_steps(self) -> tuple[StepOutcome, ...]:
         """Steps that came out failed, error, xpassed or inconclusive."""
         return tuple(step for step in self.steps if step.verdict in BAD_VERDICTS)
-
-
-def exit_meaning(code: ExitCode) -> str:
-    """What an exit code says, in a few words."""
-    return _MEANINGS[code]
 
 
 def outcome_of(record: JournalRecord) -> RunOutcome:

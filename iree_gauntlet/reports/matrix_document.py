@@ -6,20 +6,20 @@ import math
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.records.headline import version
 from iree_gauntlet.records.matrix_cells import MatrixCell
 from iree_gauntlet.records.outcome import BAD_VERDICTS
-from iree_gauntlet.reports.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from iree_gauntlet.document import Block, Cell, Text
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
-    from iree_gauntlet.reports.document import Block, Cell, Text
 
 __all__ = ["FIGURES", "figure_cells", "matrix_document", "ratio_text"]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.records.matrix_outcome import matrix_outcome
-from iree_gauntlet.records.outcome import exit_meaning
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.junit_schema import schema_document
 from iree_gauntlet.reports.matrix_changes import changes, mean_ratios, ratio
@@ -106,7 +105,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
         "state": matrix.state,
         "remarks": list(matrix.remarks),
         "exit_code": int(matrix.exit_code),
-        "exit_meaning": exit_meaning(matrix.exit_code),
+        "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
         "machine": matrix.machine,

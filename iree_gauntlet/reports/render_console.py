@@ -10,8 +10,7 @@ import rich.table
 import rich.text
 
 from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.figures import STYLES
-from iree_gauntlet.reports.document import (
+from iree_gauntlet.document import (
     Code,
     Document,
     Folded,
@@ -24,12 +23,13 @@ from iree_gauntlet.reports.document import (
     Picture,
     Table,
 )
+from iree_gauntlet.figures import STYLES
 from iree_gauntlet.reports.live.printing import printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.reports.document import Block, Column, Text
+    from iree_gauntlet.document import Block, Column, Text
 
 __all__ = ["block_lines", "print_document"]
 

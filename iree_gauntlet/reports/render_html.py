@@ -13,12 +13,12 @@ import jinja2
 from markupsafe import Markup
 
 from iree_gauntlet.cleaning import clean
-from iree_gauntlet.reports.document import INK, PAPER
+from iree_gauntlet.document import INK, PAPER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.reports.document import Document, Picture
+    from iree_gauntlet.document import Document, Picture
 
 __all__ = ["html_page"]
 

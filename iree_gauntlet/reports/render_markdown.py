@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from iree_gauntlet.figures import STYLES
-from iree_gauntlet.reports.document import (
+from iree_gauntlet.document import (
     Code,
     Heading,
     Items,
@@ -18,10 +17,11 @@ from iree_gauntlet.reports.document import (
     Picture,
     Table,
 )
+from iree_gauntlet.figures import STYLES
 from iree_gauntlet.reports.markdown import code, escape, fenced, table
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reports.document import Block, Cell, Column, Document, Text
+    from iree_gauntlet.document import Block, Cell, Column, Document, Text
 
 __all__ = ["markdown"]
 

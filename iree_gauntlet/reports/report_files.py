@@ -15,8 +15,8 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from iree_gauntlet.document import Document
     from iree_gauntlet.errors import ExitCode
-    from iree_gauntlet.reports.document import Document
 
 __all__ = ["STEP_SUMMARY_LIMIT", "Reports", "append_step_summary", "write_report"]
 

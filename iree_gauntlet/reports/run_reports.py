@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from iree_gauntlet.document import Document
     from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.reports.document import Document
     from iree_gauntlet.reports.job_summary import Summary
 
 __all__ = ["reports_of_run", "run_reports", "write_job_summary"]

@@ -46,7 +46,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.outcome import exit_meaning
 
 if TYPE_CHECKING:
     from iree_gauntlet.cases import Origin
@@ -76,7 +75,7 @@ def summary_json(outcome: RunOutcome) -> str:
         "torn": outcome.torn,
         "remarks": list(outcome.remarks),
         "exit_code": int(outcome.exit_code),
-        "exit_meaning": exit_meaning(outcome.exit_code),
+        "exit_meaning": outcome.exit_code.meaning,
         "seconds": outcome.seconds,
         "tool_seconds": outcome.tool_seconds,
         "counts": {str(verdict): count for verdict, count in outcome.counts.items()},

@@ -20,6 +20,7 @@ from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.cases import exit_code_of
+from iree_gauntlet.document import Column, Document, Kind, Table
 from iree_gauntlet.engine.model_engine import model_engine, require_importer
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_event import run_event
@@ -29,7 +30,6 @@ from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.reports.document import Column, Document, Kind, Table
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
 from iree_gauntlet.reports.render_console import print_document
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.document import Cell
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.reports.document import Cell
 
 __all__ = ["bench"]
 

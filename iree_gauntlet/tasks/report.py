@@ -14,9 +14,9 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.merged_runs import merged
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
+from iree_gauntlet.reports.sweeps.sweep_reports import write_micro_reports
 from iree_gauntlet.settings import runs_folder, shown
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.tasks.micro_reports import write_micro_reports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

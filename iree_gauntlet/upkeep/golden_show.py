@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Statistic
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.document import Column, Document, Kind, Table
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
-from iree_gauntlet.reports.document import Column, Document, Kind, Table
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults
 from iree_gauntlet.settings import runs_folder
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Golden
+    from iree_gauntlet.document import Cell
     from iree_gauntlet.engine.workspace import Selection
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.reports.document import Cell
     from iree_gauntlet.requests import SelectionRequest
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from iree_gauntlet.tasks import micro_reports
+from iree_gauntlet.reports.sweeps import sweep_reports as micro_reports
 from tests.support.command_line import run_here
 from tests.support.fake_measuring import CALL_MS, FIRST_CALL_MS, FLOPS_PER_S, PEAK_RSS_BYTES
 from tests.support.micro_project import Micro, Sweep, first_sweep

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.reports.document import (
+from iree_gauntlet.document import (
     Code,
     Column,
     Document,
@@ -29,12 +28,13 @@ from iree_gauntlet.reports.document import (
     Picture,
     Table,
 )
+from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 
 if TYPE_CHECKING:
-    from iree_gauntlet.reports.document import Cell
+    from iree_gauntlet.document import Cell
 
 COLUMNS = (
     Column("model", Kind.NAME),

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from lxml import html
 
-from iree_gauntlet.micro.plots import Plot
-from iree_gauntlet.micro.report_rows import entries, read_rows
-from iree_gauntlet.micro.results_document import sweep_document
-from iree_gauntlet.reports.document import INK, PAPER
+from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.reports.render_html import html_page
+from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
+from iree_gauntlet.reports.sweeps.sweep_plots import Plot
+from iree_gauntlet.reports.sweeps.sweep_rows import entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.micro.report_rows import Row
+    from iree_gauntlet.reports.sweeps.sweep_rows import Row
 
 SVG = f"""<?xml version="1.0" encoding="utf-8" standalone="no"?>
 <!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">

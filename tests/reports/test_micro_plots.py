@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
-from iree_gauntlet.micro.plot_style import (
+from iree_gauntlet.reports.sweeps.plot_heat_maps import grid_map, is_grid, overview_map
+from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
@@ -23,9 +23,9 @@ from iree_gauntlet.micro.plot_style import (
     scale_ticks,
     tick_text,
 )
-from iree_gauntlet.micro.plots import Plot, check_matplotlib, draw_plots, speedup_bars
-from iree_gauntlet.micro.report_rows import Entry, entries, read_rows
-from iree_gauntlet.micro.results_figures import times
+from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_plots import Plot, check_matplotlib, draw_plots, speedup_bars
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
 if TYPE_CHECKING:

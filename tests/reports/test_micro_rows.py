@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.micro.report_rows import Ratio, entries, mean_ratio, read_rows
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, entries, mean_ratio, read_rows
 from tests.support.micro_records import grid, point, ratio, record, records, squares, variant
 
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from iree_gauntlet.micro.report_rows import Ratio, Row, entries, read_rows
-from iree_gauntlet.micro.results_document import speedup_table, sweep_document
-from iree_gauntlet.micro.results_figures import (
+from iree_gauntlet.document import Judged, Table
+from iree_gauntlet.reports.render_console import print_document
+from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.sweeps.sweep_document import speedup_table, sweep_document
+from iree_gauntlet.reports.sweeps.sweep_figures import (
     LEGEND,
     decibels,
     doubts,
@@ -21,9 +23,7 @@ from iree_gauntlet.micro.results_figures import (
     summaries,
     times,
 )
-from iree_gauntlet.reports.document import Judged, Table
-from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, entries, read_rows
 from tests.support.micro_records import HEADER, grid, point, ratio, record, records, squares, variant
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.reports.document import Document
+from iree_gauntlet.document import Document
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.reports.document import Block
+    from iree_gauntlet.document import Block
 
 __all__ = ["block_lines", "block_markdown"]
 

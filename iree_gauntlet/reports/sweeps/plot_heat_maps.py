@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.micro.plot_style import (
+from iree_gauntlet.document import INK
+from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
     colour_of,
     figure_of,
@@ -16,8 +17,7 @@ from iree_gauntlet.micro.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.micro.results_figures import times
-from iree_gauntlet.reports.document import INK
+from iree_gauntlet.reports.sweeps.sweep_figures import times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.micro.report_rows import Entry, Row
+    from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Row
 
 __all__ = ["grid_map", "is_grid", "overview_map"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.figures import duration, milliseconds, whole
-from iree_gauntlet.records.outcome import exit_meaning
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
@@ -231,7 +230,7 @@ class Document:
     def ending(self) -> str:
         """`exit code 0: all as expected`; empty where the command has not come to its end."""
         code = self.exit_code
-        return "" if code is None else f"exit code {int(code)}: {exit_meaning(code)}"
+        return "" if code is None else f"exit code {int(code)}: {code.meaning}"
 
     @property
     def in_files(self) -> tuple[Block, ...]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.experiments.sweep_resume import Earlier
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.micro.configuration import MicroConfig
     from iree_gauntlet.micro.lookup import Registry
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.tasks.micro_resume import Earlier
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["MicroRun"]

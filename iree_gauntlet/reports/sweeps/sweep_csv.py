@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.micro.report_rows import Ratio, Row, Side
+    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
 
 __all__ = ["CSV_COLUMNS", "csv_cells", "results_csv"]
 

@@ -14,12 +14,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.micro.oss_schema import check_oss_records, fits_float32
+from iree_gauntlet.reports.sweeps.oss_schema import check_oss_records, fits_float32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.micro.report_rows import Ratio, Row, Side
+    from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
 
 __all__ = ["SPEEDUP", "oss_json", "oss_records"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.reports.document import INK, PAPER
+from iree_gauntlet.document import INK, PAPER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

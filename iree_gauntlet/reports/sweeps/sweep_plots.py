@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from iree_gauntlet.document import INK, PAPER
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plot_heat_maps import grid_map, is_grid, overview_map
-from iree_gauntlet.micro.plot_style import (
+from iree_gauntlet.reports.sweeps.plot_heat_maps import grid_map, is_grid, overview_map
+from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
     STYLE,
     WORD_COLOURS,
@@ -25,9 +26,8 @@ from iree_gauntlet.micro.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.micro.report_rows import entries, mean_ratio
-from iree_gauntlet.micro.results_figures import times
-from iree_gauntlet.reports.document import INK, PAPER
+from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_rows import entries, mean_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.micro.report_rows import Entry, Ratio, Row
+    from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row
 
 __all__ = ["Plot", "check_matplotlib", "draw_plots", "picture", "speedup_bars"]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.micro.oss_database import oss_json
-from iree_gauntlet.micro.plots import draw_plots
-from iree_gauntlet.micro.report_rows import read_rows
-from iree_gauntlet.micro.results_csv import results_csv
-from iree_gauntlet.micro.results_document import sweep_document
-from iree_gauntlet.micro.results_figures import NOT_MEASURED, UNREACHED
 from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.sweeps.oss_database import oss_json
+from iree_gauntlet.reports.sweeps.sweep_csv import results_csv
+from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
+from iree_gauntlet.reports.sweeps.sweep_figures import NOT_MEASURED, UNREACHED
+from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots
+from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.system.atomic import write_atomic

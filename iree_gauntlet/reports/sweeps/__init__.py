@@ -1,0 +1,1 @@
+"""Reports of a sweep: tables, pictures, CSV, records of the PyTorch OSS benchmark database."""
