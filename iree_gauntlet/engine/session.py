@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -58,6 +58,23 @@ class Session(Generic[Log]):
         for end in self._ends:
             end()
         self.supervisor.cancel_all()
+
+    @contextmanager
+    def machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
+        """Hold the machine, and a GPU of it, while something is measured.
+
+        Args:
+            device: the GPU; empty for none.
+            exclusive: whether nobody else may work meanwhile; otherwise nobody else may measure.
+
+        Raises:
+            WaitCancelledError: the session was cancelled while it waited.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.locks.quiet_machine(exclusive=exclusive, on_wait=self.progress.waiting))
+            if device:
+                stack.enter_context(self.locks.device_lock(device, self.progress.waiting))
+            yield
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -185,7 +185,7 @@ class MicroRun:
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
-            with session.locks.quiet_machine(exclusive=True, on_wait=self.progress.waiting):
+            with session.machine():
                 return machine_roofline(
                     self.workbench.cache_dir / "machine", toolchain.compiler.python, machine_facts()
                 )

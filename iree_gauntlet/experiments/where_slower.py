@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +32,14 @@ def explain(
 ) -> None:
     """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
 
-    What cannot be profiled is told with its reason: a comparison does not fail for want of an explanation.
+    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation.
     """
     by_chain = {pair.chain: pair for pair in pairs}
     for verdict in different:
         pair = by_chain[verdict.chain]
         session.progress.status(f"{pair.chain}: looking for where the time went")
         a, b = sides
-        with ExitStack() as stack:
-            stack.enter_context(session.locks.quiet_machine(exclusive=True, on_wait=session.progress.waiting))
-            if pair.a.device:
-                stack.enter_context(session.locks.device_lock(pair.a.device, session.progress.waiting))
+        with session.machine(pair.a.device):
             dispatches = _dispatches(a, b, pair, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
         session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,11 +149,7 @@ class BlockTaker:
         sides = {"A": pair.a, "B": pair.b if kind == AB else pair.a}
         rounds: list[tuple[str, TakenRound]] = []
         began = time.monotonic()
-        with ExitStack() as stack:
-            locks, waiting = self._session.locks, self._session.progress.waiting
-            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=waiting))
-            if pair.a.device:
-                stack.enter_context(locks.device_lock(pair.a.device, waiting))
+        with self._session.machine(pair.a.device):
             self.waited += time.monotonic() - began
             for side in order:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.
