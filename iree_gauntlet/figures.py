@@ -29,6 +29,7 @@ STYLES = {
     "bad": "bold red",
     "faster": "green",
     "slower": "bold red",
+    "not slower": "green",
     "kept": "green",
     "loose": "cyan",
     "broken": "red",

@@ -348,6 +348,7 @@ class CompareRequest:
     )
     least: float = option(1.0, "The least difference that matters, in per cent.")
     band: float = option(3.0, "Within so many per cent two times are the same.")
+    allow: float = option(0.0, "A slowdown of so many per cent is allowed: `not slower` (default: --band).")
     budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
     repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")
     min_time: float = option(0.05, "Seconds that a repetition takes at least.", unit="seconds")

@@ -48,6 +48,8 @@ __all__ = ["compare"]
 
 # What a resumed comparison may be given anew: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
+# What stays as it was unless a resumed comparison is told otherwise: blocks that count stay as they are.
+_MAY_CHANGE = ("disturbed",)
 _LONGEST_REPETITION = 3600.0
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
@@ -80,13 +82,13 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
     """
     named, resumed = asked_folder("compare", request.folder, COMPARISON_FILE)
     if named and resumed:
-        before = read_comparison(named).options
         now = given((asked, request.selection, request.toolchain, request.conduct))
+        before = read_comparison(named).options | {name: now[name] for name in _MAY_CHANGE if name in now}
         require_as_begun("comparison", shown(named), now, before)
         asked, request = read(CompareRequest, asdict(asked) | before), request.with_kept(before)
     names = _sides(asked.sides)
     settings = _settings(asked, request.conduct)
-    # A slip of the keyboard is told, and what is missing installed, before hours of work.
+    # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
     machines = [
         open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
@@ -216,6 +218,7 @@ def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any
             "looks": list(rules.plan.looks),
             "least": rules.least,
             "band": rules.band,
+            "allow": rules.allow,
             "budget_seconds": rules.budget,
             "seed": rules.seed,
         },
@@ -242,6 +245,8 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
             f"--least {asked.least:g} and --band {asked.band:g} (per cent): expected 0 < least ≤ band < 100",
             "The defaults are 1 and 3.",
         )
+    if asked.allow < 0:
+        raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
     if asked.min_time >= _LONGEST_REPETITION:
         raise UsageError(f"--min-time {asked.min_time:g}: expected less than an hour", "Leave it out for 0.05.")
     if asked.seed < 0:
@@ -250,6 +255,7 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
         plan=sequential_plan(DEFAULT_ALPHA),
         least=least,
         band=band,
+        allow=(asked.allow or asked.band) / 100,
         budget=60 * asked.budget,
         seed=asked.seed,
         replace_disturbed=conduct.replaces_disturbed,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
+    from iree_gauntlet.measuring.statistics.rounds import Block
 
 __all__ = ["CONTROL_BLOCKS", "Comparer", "Rules"]
 
@@ -32,6 +34,7 @@ class Rules:
         plan: when to look, and the false-alarm rate of all looks together.
         least: the least difference that matters; 0.01 is 1 %.
         band: within which two times are the same.
+        allow: the slowdown below which `not slower` will do.
         budget: seconds for all rounds of all models.
         seed: of the coins that choose the order of each block.
         replace_disturbed: whether a block with a disturbed round is taken again.
@@ -40,6 +43,7 @@ class Rules:
     plan: SequentialPlan
     least: float
     band: float
+    allow: float
     budget: float
     seed: int
     replace_disturbed: bool
@@ -48,6 +52,10 @@ class Rules:
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
         return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
+
+    def judged(self, blocks: Sequence[Block]) -> Comparison:
+        """B against A, by these rules."""
+        return compare(blocks, self.plan, self.least, self.band, allow=self.allow)
 
 
 class Comparer:
@@ -106,7 +114,7 @@ class Comparer:
             return None
         if len(evidence.blocks) < self._rules.plan.looks[0]:
             return self._rules.plan.looks[0]
-        return compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band).next_look
+        return self._rules.judged(evidence.blocks).next_look
 
     def _take_until(self, pair: Pair, evidence: Evidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
@@ -127,7 +135,7 @@ class Comparer:
         if evidence.failure or not evidence.blocks:
             self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return
-        so_far = compare(evidence.blocks, self._rules.plan, self._rules.least, self._rules.band)
+        so_far = self._rules.judged(evidence.blocks)
         more = "" if so_far.next_look is None or so_far.verdict is not Verdict.INCONCLUSIVE else "; more rounds follow"
         change = f"{100 * (so_far.ratio - 1):+.1f} %"
         self._progress.message(f"{pair.chain}: {so_far.verdict} ({change}) after {len(evidence.blocks)} blocks{more}")

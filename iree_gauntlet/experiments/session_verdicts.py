@@ -53,7 +53,7 @@ class ModelVerdict:
 
     @property
     def verdict(self) -> str:
-        """One of the four, or `error` where a process failed: that is never a verdict on times."""
+        """One of the five, or `error` where a process failed: that is never a verdict on times."""
         if self.evidence.failure:
             return "error"
         return str(self.comparison.verdict if self.comparison else Verdict.INCONCLUSIVE)
@@ -104,7 +104,7 @@ def judge(evidence: Mapping[str, Evidence], rules: Rules, why_over: str = "the t
         if not found.blocks:
             failures[chain] = _nothing(found, why_over)
             continue
-        comparison = compare(found.blocks, rules.plan, rules.least, rules.band)
+        comparison = rules.judged(found.blocks)
         if rules.replace_disturbed and found.too_disturbed:
             reason = (
                 f"{found.replaced} blocks were disturbed and replaced; such as: {found.main_disturbance}"

@@ -49,8 +49,8 @@ _CHANGE_COLUMNS = (
     *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work; "
-    "--metric compile-time compares in rounds."
+    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work. "
+    "Compile times are compared in rounds alone: --metric compile-time."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _DISPATCH_COLUMNS = (
@@ -155,10 +155,11 @@ def _rule_lines(record: ComparisonRecord) -> list[str]:
     cpus = rounds.get("cpus") or []
     where = f"on CPU {', '.join(map(str, cpus))}" if cpus else "on all CPUs"
     looks = ", ".join(map(str, rules["looks"]))
+    allowed = f"not slower: below +{100 * rules['allow']:g} %; " if "allow" in rules else ""
     return [
         *lock_remark(record.opening),
         (
-            f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; "
+            f"slower or faster: beyond ±{100 * rules['least']:g} %; same: within ±{100 * rules['band']:g} %; {allowed}"
             f"wrong in at most {100 * rules['alpha']:g} % of comparisons"
         ),
         (

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds, whole
+from iree_gauntlet.figures import byte_size, error_figure, milliseconds, whole
 from iree_gauntlet.records.matrix_cells import matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FIGURES", "Change", "TimeRow", "changes", "ratio_text", "span_text", "time_rows", "verdict_counts"]
 
-_ORDER = ("slower", "error", "inconclusive", "faster", "same", "not measured")
+_ORDER = ("slower", "error", "inconclusive", "faster", "not slower", "same", "not measured")
 # Beyond this a figure that one measurement gave is pointed out.
 _NOTABLE = 0.25
 
@@ -140,7 +140,6 @@ def verdict_counts(rows: list[TimeRow]) -> dict[str, int]:
 
 # Name of a figure, how to read it, how it is written, whether any change of it is pointed out.
 FIGURES: tuple[tuple[str, Callable[[MatrixCell], float | None], Callable[[float], str], bool], ...] = (
-    ("compile time", lambda cell: cell.compile_seconds, duration, False),
     ("compile memory", lambda cell: cell.compile_peak_bytes, byte_size, False),
     ("module size", lambda cell: cell.binary_size_bytes, whole, True),
     ("dispatches", lambda cell: cell.dispatch_count, whole, True),
@@ -154,7 +153,7 @@ def changes(record: ComparisonRecord) -> list[Change]:
         return []
     a, b = (_cells(side) for side in record.sides)
     # Rounds of compiles have measured these, and better.
-    measured = ("compile time", "compile memory") if record.options.get("metric") == "compile-time" else ()
+    measured = ("compile memory",) if record.options.get("metric") == "compile-time" else ()
     found: list[Change] = _round_memory(record) if measured else []
     for model in dict.fromkeys([*a, *b]):
         one, other = a.get(model), b.get(model)

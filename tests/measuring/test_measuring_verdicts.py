@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
+    _judge,
     against_control,
     compare,
     compare_log_ratios,
@@ -27,7 +28,7 @@ from iree_gauntlet.measuring.statistics.noise import (
     read_recording,
     simulated_rounds,
 )
-from iree_gauntlet.measuring.statistics.paired import log_ratios
+from iree_gauntlet.measuring.statistics.paired import Interval, log_ratios
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 from tests.support.places import DATA, ROOT
@@ -48,10 +49,10 @@ def _recording(condition: str) -> Recording:
     return read_recording(_RECORDED / f"{condition}.json")
 
 
-def _sequential(ratios: NDArray[np.float64], plan: SequentialPlan = _PLAN) -> Comparison:
-    comparison = compare_log_ratios(ratios[: plan.looks[0]], plan)
+def _sequential(ratios: NDArray[np.float64], plan: SequentialPlan = _PLAN, allow: float | None = None) -> Comparison:
+    comparison = compare_log_ratios(ratios[: plan.looks[0]], plan, allow=allow)
     while comparison.next_look is not None:
-        comparison = compare_log_ratios(ratios[: comparison.next_look], plan)
+        comparison = compare_log_ratios(ratios[: comparison.next_look], plan, allow=allow)
     return comparison
 
 
@@ -236,6 +237,42 @@ def test_bad_ratios_are_an_error_and_no_verdict(ratios: list[float]) -> None:
         compare_log_ratios(np.array(ratios, dtype=np.float64), _PLAN)
     with pytest.raises(EvidenceError):
         compare([], _PLAN)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "allow", "verdict"),
+    [
+        ((0.90, 1.02), None, Verdict.INCONCLUSIVE),
+        ((0.90, 1.02), 0.03, Verdict.NOT_SLOWER),
+        ((0.90, 1.02), 0.015, Verdict.INCONCLUSIVE),
+        ((0.90, 0.999), 0.0, Verdict.NOT_SLOWER),
+        ((0.90, 1.04), 0.03, Verdict.INCONCLUSIVE),
+        # A difference is one although it would be allowed, and what is the same is not less than that.
+        ((1.012, 1.02), 0.03, Verdict.SLOWER),
+        ((0.90, 0.95), 0.03, Verdict.FASTER),
+        ((0.99, 1.01), 0.03, Verdict.SAME),
+    ],
+)
+def test_not_slower_is_enough_where_a_slowdown_is_allowed(
+    ratios: tuple[float, float], allow: float | None, verdict: Verdict
+) -> None:
+    found, reason = _judge(Interval(*map(math.log, ratios)), 0.01, 0.03, allow)
+    assert found is verdict, reason
+    if verdict is Verdict.NOT_SLOWER:
+        assert reason.startswith(f"not slower by more than {max(0, 100 * (ratios[1] - 1)):.1f} %: the interval, ")
+
+
+@pytest.mark.parametrize("condition", _CONDITIONS)
+def test_a_slowdown_of_all_that_is_allowed_is_hardly_ever_called_not_slower(condition: str) -> None:
+    verdicts = [_sequential(ratios + math.log(1.03), allow=0.03).verdict for ratios in _noise(condition, 100)]
+    level = _PLAN.alpha / 2
+    share = _share(verdicts, Verdict.SAME) + _share(verdicts, Verdict.NOT_SLOWER)
+    assert share <= level + 3 * math.sqrt(level / len(verdicts))
+
+
+def test_an_allowance_that_is_none_is_an_error() -> None:
+    with pytest.raises(EvidenceError, match="allowed slowdown"):
+        compare_log_ratios(np.zeros(10), _PLAN, allow=-0.01)
 
 
 @pytest.mark.parametrize(("least", "band"), [(0.0, 0.03), (-0.01, 0.03), (0.01, 1.0), (math.nan, 0.03), (0.03, 0.01)])

@@ -1,10 +1,11 @@
-"""Is B slower than A? Four verdicts from blocks of rounds, against a band of what counts as the same.
+"""Is B slower than A? Verdicts from blocks of rounds, against margins of what counts as a difference, and as none.
 
 With δ, the least difference that matters, and ε ≥ δ, the width of the equivalence band (both on the log scale, so that
 A against B and B against A agree):
 
 - `slower`: the whole interval of the ratio B/A lies above 1 + δ; `faster`: below 1/(1 + δ);
 - `same`: it lies between 1/(1 + ε) and 1 + ε;
+- `not slower`, where a pull request asks for no more: it lies below 1 + the slowdown that is allowed;
 - `inconclusive`: anything else, with the reason and the number of blocks at which to look again.
 
 Two margins, because they are paid for differently: δ costs nothing where B is much slower, while an interval within
@@ -60,6 +61,7 @@ class Verdict(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     SAME = "same"
+    NOT_SLOWER = "not slower"
     INCONCLUSIVE = "inconclusive"
 
 
@@ -68,7 +70,7 @@ class Comparison:
     """B against A, for one model.
 
     Attributes:
-        verdict: one of four.
+        verdict: one of five.
         reason: one line, why it is that and not more.
         ratio: estimate of time B / time A; 1.05 is 5 % slower.
         low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
@@ -105,6 +107,7 @@ def compare(
     least: float = DEFAULT_LEAST,
     band: float = DEFAULT_BAND,
     location: Location = Location.MIN,
+    allow: float | None = None,
 ) -> Comparison:
     """Judges blocks in the order in which they were taken.
 
@@ -114,21 +117,29 @@ def compare(
         least: δ, above which a difference matters; 0.01 is 1 %.
         band: ε, within which two times are the same for all that one cares.
         location: which figure of the repetitions stands for a round.
+        allow: the slowdown below which `not slower` will do; None where that is no answer.
 
     Raises:
-        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1.
+        EvidenceError: no blocks, margins that are not 0 < least ≤ band < 1, or an allowance below 0.
     """
-    return compare_log_ratios(log_ratios(blocks, location), plan, least, band)
+    return compare_log_ratios(log_ratios(blocks, location), plan, least, band, allow)
 
 
 def compare_log_ratios(
-    ratios: NDArray[np.float64], plan: SequentialPlan, least: float = DEFAULT_LEAST, band: float = DEFAULT_BAND
+    ratios: NDArray[np.float64],
+    plan: SequentialPlan,
+    least: float = DEFAULT_LEAST,
+    band: float = DEFAULT_BAND,
+    allow: float | None = None,
 ) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.
 
     Raises:
-        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1.
+        EvidenceError: no ratios, one that is not finite, margins that are not 0 < least ≤ band < 1, or an allowance
+            below 0.
     """
+    if allow is not None and not allow >= 0:
+        raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
     if not 0 < least <= band < 1:
         raise EvidenceError(
             f"least difference {least!r} and equivalence band {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
@@ -144,7 +155,7 @@ def compare_log_ratios(
         share = level / plan.alpha
         p_slower = min(p_slower, rank_p_above(walsh, edge) / share)
         p_faster = min(p_faster, rank_p_above(-walsh[::-1], edge) / share)
-    verdict, reason = _judge(interval, least, band)
+    verdict, reason = _judge(interval, least, band, allow)
     next_look = plan.next_look(ratios.size) if verdict == Verdict.INCONCLUSIVE else None
     if not looks:
         reason = f"{ratios.size} blocks, and {plan.looks[0]} are needed for the first verdict"
@@ -206,7 +217,7 @@ def without_verdict(comparison: Comparison, reason: str) -> Comparison:
     )
 
 
-def _judge(interval: Interval, least: float, band: float) -> tuple[Verdict, str]:
+def _judge(interval: Interval, least: float, band: float, allow: float | None) -> tuple[Verdict, str]:
     low, high = interval.low, interval.high
     if math.isinf(low) or math.isinf(high):
         return Verdict.INCONCLUSIVE, "too few blocks for an interval at such a false-alarm rate"
@@ -214,12 +225,14 @@ def _judge(interval: Interval, least: float, band: float) -> tuple[Verdict, str]
     edge, same = math.log1p(least), math.log1p(band)
     if low > high:
         return Verdict.INCONCLUSIVE, "earlier and later blocks contradict each other: the machine or a side has changed"
-    if low > edge:
-        return Verdict.SLOWER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
-    if high < -edge:
-        return Verdict.FASTER, f"the interval, {span}, lies beyond ±{100 * least:g} %"
+    if low > edge or high < -edge:
+        verdict = Verdict.SLOWER if low > edge else Verdict.FASTER
+        return verdict, f"the interval, {span}, lies beyond ±{100 * least:g} %"
     if -same <= low and high <= same:
         return Verdict.SAME, f"the interval, {span}, lies within ±{100 * band:g} %"
+    if allow is not None and high <= math.log1p(allow):
+        most = f"not slower by more than {100 * max(0.0, math.exp(high) - 1):.1f} %"
+        return Verdict.NOT_SLOWER, f"{most}: the interval, {span}, lies below +{100 * allow:g} %"
     wide = f"is neither beyond ±{100 * least:g} % nor within ±{100 * band:g} %"
     return Verdict.INCONCLUSIVE, f"the interval, {span}, {wide}"
 
