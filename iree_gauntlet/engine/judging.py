@@ -84,7 +84,7 @@ def with_expectation(step: Step, result: Result, *, lenient: bool) -> Result:
     """Turns the verdict of a step that is expected to fail.
 
     A failure, or a crash of the tool, is what was expected, or one of them only where the expectation says which; a
-    time-out or an error of our own surroundings is not. A pass is an unexpected one, which fails the run unless
+    time-out or an error of our own environment is not. A pass is an unexpected one, which fails the run unless
     `lenient`.
     """
     if not step.expect_failure:

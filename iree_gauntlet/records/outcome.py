@@ -42,8 +42,8 @@ _WORST_FIRST = (
     Verdict.PASSED,
     Verdict.SKIPPED,
 )
-_SURROUNDINGS = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
-_MOST_SURROUNDINGS = 5
+_ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
+_MOST_ENVIRONMENT = 5
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
@@ -326,14 +326,14 @@ def _remarks(record: JournalRecord, state: str) -> tuple[str, ...]:
     if lost and record.runs:
         noun = "a step" if len(lost) == 1 else f"{len(lost)} steps"
         remarks.append(f"results of {noun} that the last plan no longer has are left out: {lost[0]}…")
-    return (*remarks, *_of_the_surroundings(record))
+    return (*remarks, *_of_the_environment(record))
 
 
-def _of_the_surroundings(record: JournalRecord) -> list[str]:
+def _of_the_environment(record: JournalRecord) -> list[str]:
     """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
     notes = dict.fromkeys(
-        note for result in record.results.values() for note in result.notes if _SURROUNDINGS.search(note)
+        note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)
     )
-    shown = list(notes)[:_MOST_SURROUNDINGS]
+    shown = list(notes)[:_MOST_ENVIRONMENT]
     left = len(notes) - len(shown)
     return [*shown, f"{left} more of this kind are in the journal"] if left else shown

@@ -295,12 +295,12 @@ def test_death_of_the_toolkit_leaves_no_process(tmp_path: Path, never: Path, num
 
 
 @linux
-def test_death_of_the_warden_is_reported_and_leaves_no_process(
+def test_death_of_the_reaper_is_reported_and_leaves_no_process(
     supervisor: Supervisor, run: Callable[..., Outcome], never: Path, ready: Path
 ) -> None:
     assert run("true").exit_code == 0
-    assert supervisor._warden is not None
-    thread = when(ready.exists, supervisor._warden.kill)
+    assert supervisor._reaper is not None
+    thread = when(ready.exists, supervisor._reaper.kill)
     with pytest.raises(GauntletError, match="killed from outside"):
         run("sh", "-c", f"cat {never} & : > ready; cat {never}; true")
     thread.join()
@@ -419,11 +419,11 @@ def test_many_at_once_from_threads(run: Callable[..., Outcome], tmp_path: Path) 
 @linux
 def test_nothing_leaks(supervisor: Supervisor, run: Callable[..., Outcome]) -> None:
     run("true")
-    assert supervisor._warden is not None
-    folders = [Path("/proc/self/fd"), Path(f"/proc/{supervisor._warden.pid}/fd")]
+    assert supervisor._reaper is not None
+    folders = [Path("/proc/self/fd"), Path(f"/proc/{supervisor._reaper.pid}/fd")]
 
     def idle() -> bool:
-        # The warden reports first, and hangs up then: what stays is the connection that it gets its orders by.
+        # The reaper reports first, and hangs up then: what stays is the connection that it gets its orders by.
         with contextlib.suppress(FileNotFoundError):
             names = {str(path.readlink()) for path in folders[1].iterdir()}
             return sum(name.startswith("socket:") for name in names) == 1

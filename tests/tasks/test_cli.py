@@ -1,4 +1,4 @@
-"""Mistakes and surroundings that the command line must survive with a message, and never with a traceback."""
+"""Mistakes and environments that the command line must survive with a message, and never with a traceback."""
 
 from __future__ import annotations
 

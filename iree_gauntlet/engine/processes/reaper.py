@@ -1,12 +1,12 @@
-"""The warden: a small process that starts, times and ends the processes of one run.
+"""The reaper: a small process that starts, times and ends the processes of one run.
 
 It is a program of its own, run by `supervisor.py` with the toolkit's Python, and imports nothing but the
 standard library. That it is a process apart has four reasons:
 
-- If the toolkit dies, by whatever signal, the warden reads the end of its control socket and kills all that
+- If the toolkit dies, by whatever signal, the reaper reads the end of its control socket and kills all that
   it has started, grandchildren included, on every system. Linux's `PR_SET_PDEATHSIG` would reach direct
   children only, fires when the *thread* that forked exits, and must be set between fork and exec, which
-  doubles the cost of a start. If the warden is killed, the toolkit knows the groups and kills them.
+  doubles the cost of a start. If the reaper is killed, the toolkit knows the groups and kills them.
 - The kernel starts a child's `ru_maxrss` at the peak of the process that forked it (`exec_mmap` in Linux's
   fs/exec.c). Forked from a toolkit that holds arrays, every tool would seem to need as much memory.
 - Deadlines are kept while the toolkit's interpreter is busy or stuck.
@@ -115,7 +115,7 @@ class _Run:
         return self.process.pid
 
 
-class _Warden:
+class _Reaper:
     """One run's processes. Single-threaded: all is done between two waits of the selector.
 
     Args:
@@ -394,7 +394,7 @@ def _become_subreaper() -> bool:
 def main() -> None:
     """Serve the socket that is standard input."""
     # Handlers, not SIG_IGN: an ignored signal stays ignored in the tools, a handled one does not. Who
-    # wants to stop the run tells the toolkit, which tells the warden.
+    # wants to stop the run tells the toolkit, which tells the reaper.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     wake, woken = os.pipe()
@@ -404,7 +404,7 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     # Nothing that is started may keep a folder busy, or the control socket open.
     os.chdir("/")
-    _Warden(control, wake).serve()
+    _Reaper(control, wake).serve()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every process of a run is started, timed and ended here.
 
-The work is done by the warden, a small process of its own (`warden.py` says why); this is the toolkit's
+The work is done by the reaper, a small process of its own (`reaper.py` says why); this is the toolkit's
 side of it. Each process gets a session and a group of its own, no standard input, files for its streams and
 a private TMPDIR. When `Supervisor.run` returns, no member of its group is alive.
 """
@@ -58,7 +58,7 @@ class Outcome:
         seconds: wall time from start to the end of the process.
         cpu_seconds: user and system time, with the descendants that it waited for.
         peak_rss_bytes: largest resident set of it or of one such descendant (not their sum). Never below
-            the few MB of the warden, which it was forked from.
+            the few MB of the reaper, which it was forked from.
         tail: last lines of its output, at most 20, fit to print: standard output first, then error.
         truncated: whether there is more output than the tail shows.
         output_bytes: size of both streams.
@@ -86,7 +86,7 @@ class Supervisor:
     """Owns the child processes of a run; `run` may be called from several threads at once.
 
     Use it as a context manager: leaving it kills whatever is left. If the toolkit itself is killed, the
-    warden does the same. (It notices when the last copy of its control socket is closed: do not fork the
+    reaper does the same. (It notices when the last copy of its control socket is closed: do not fork the
     toolkit without exec while a supervisor is open.)
 
     Args:
@@ -106,7 +106,7 @@ class Supervisor:
         self._kill_patience = kill_patience
         self._environment = environment
         self._lock = threading.Lock()
-        self._warden: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._cancels = 0
         self._closed = False
@@ -143,7 +143,7 @@ class Supervisor:
 
         Raises:
             ToolchainError: the executable is missing or cannot be run.
-            GauntletError: its folder is missing, a log cannot be written, or the warden was killed.
+            GauntletError: its folder is missing, a log cannot be written, or the reaper was killed.
         """
         if self._cancels:
             return Outcome(None, cancelled=True)
@@ -174,20 +174,20 @@ class Supervisor:
         self._cancels += 1
         control = self._control
         if control is not None:
-            # A warden that is gone has nothing left to cancel.
+            # A reaper that is gone has nothing left to cancel.
             with contextlib.suppress(OSError):
                 control.send(b"c")
 
     def close(self) -> None:
-        """Kill what is left and end the warden; `run` may not be called afterwards."""
+        """Kill what is left and end the reaper; `run` may not be called afterwards."""
         with self._lock:
             self._closed = True
             control, self._control = self._control, None
-            warden, self._warden = self._warden, None
+            reaper, self._reaper = self._reaper, None
         if control is not None:
             control.close()
-        if warden is not None:
-            warden.wait()
+        if reaper is not None:
+            reaper.wait()
 
     def _request(self, command: Command, stdout: Path, stderr: Path, timeout: float, private: Path) -> Request:
         environment = dict(os.environ if self._environment is None else self._environment)
@@ -224,29 +224,29 @@ class Supervisor:
         if answer.endswith(b"}\n"):
             return cast("Report", json.loads(lines[-1]))
         if lines:
-            # The warden was killed and cannot do it any more.
+            # The reaper was killed and cannot do it any more.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
-        raise _warden_lost()
+        raise _reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the supervisor is closed")
             if self._control is None:
-                self._start_warden()
+                self._start_reaper()
             control = self._control
             try:
                 socket.send_fds(cast("socket.socket", control), [b"r"], [connection.fileno()])
             except (BrokenPipeError, ConnectionResetError):
-                raise _warden_lost() from None
+                raise _reaper_lost() from None
 
-    def _start_warden(self) -> None:
+    def _start_reaper(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # -I -S: neither the user's environment nor their packages have a say in it, and it starts in
             # a few milliseconds. A session of its own: Ctrl-C in the terminal is not for it.
-            self._warden = subprocess.Popen(
+            self._reaper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py"))],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -350,7 +350,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
     return ToolchainError(f"{program}: cannot be started: {text}", "")
 
 
-def _warden_lost() -> GauntletError:
+def _reaper_lost() -> GauntletError:
     return GauntletError(
         "the process that watches over this run's processes was killed from outside",
         "see the kernel's log for a lack of memory (dmesg), then resume the run",

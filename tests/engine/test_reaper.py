@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.engine.processes import reaper as warden
+from iree_gauntlet.engine.processes import reaper
 from tests.support.clocks import Clock
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ GROUP = 7
 
 
 class Processes:
-    """A process that leads a group, as the system shows it to the warden."""
+    """A process that leads a group, as the system shows it to the reaper."""
 
     def __init__(self) -> None:
         self.signals: list[int] = []
@@ -50,16 +50,16 @@ class Processes:
 
 
 class Watched:
-    """A warden with one process, which has 10 s, 2 s after SIGTERM and 15 s after SIGKILL."""
+    """A reaper with one process, which has 10 s, 2 s after SIGTERM and 15 s after SIGKILL."""
 
     def __init__(self, folder: Path, control: socket.socket, wake: int) -> None:
         self.clock = Clock()
         self.began = self.clock.now
-        self.warden = warden._Warden(control, wake, self.clock)
+        self.reaper = reaper._Reaper(control, wake, self.clock)
         self._answers, connection = socket.socketpair()
-        self.warden._start(
+        self.reaper._start(
             connection,
-            warden.Request(
+            reaper.Request(
                 argv=["tool"],
                 cwd="/",
                 env={},
@@ -75,18 +75,18 @@ class Watched:
     def at(self, seconds: float) -> float | None:
         """What is due after so many seconds is done; in how many it wakes again by itself."""
         self.clock.now = self.began + seconds
-        self.warden._reap()
-        self.warden._tend()
-        return self.warden._patience()
+        self.reaper._reap()
+        self.reaper._tend()
+        return self.reaper._patience()
 
     def cancel(self, seconds: float) -> None:
         self.clock.now = self.began + seconds
-        self.warden._cancels += 1
-        for run in self.warden._runs.values():
-            self.warden._cancel(run)
+        self.reaper._cancels += 1
+        for run in self.reaper._runs.values():
+            self.reaper._cancel(run)
 
     def report(self) -> dict[str, Any]:
-        assert not self.warden._runs, "it is still watched"
+        assert not self.reaper._runs, "it is still watched"
         with self._answers as stream:
             first, last = stream.recv(1 << 16).splitlines()
         assert int(first) == GROUP
@@ -95,16 +95,16 @@ class Watched:
 
     def close(self) -> None:
         self._answers.close()
-        for run in self.warden._runs.values():
+        for run in self.reaper._runs.values():
             run.connection.close()
-        self.warden._selector.close()
+        self.reaper._selector.close()
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     made = Processes()
-    monkeypatch.setattr(warden, "_become_subreaper", lambda: False)
-    monkeypatch.setattr(warden, "_kill_children", lambda: None)
+    monkeypatch.setattr(reaper, "_become_subreaper", lambda: False)
+    monkeypatch.setattr(reaper, "_kill_children", lambda: None)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=GROUP, returncode=None))
     monkeypatch.setattr(os, "killpg", made.killpg)
     monkeypatch.setattr(os, "wait4", made.wait4)
@@ -156,7 +156,7 @@ def test_members_outlive_a_leader_no_longer_than_the_grace(watched: Watched, pro
     processes.end(int(TERM), members=True)
     for seconds in (10.25, 11.75):
         # Nobody tells when the last member is gone: it is looked for often.
-        assert watched.at(seconds) == warden._DRAIN_SECONDS
+        assert watched.at(seconds) == reaper._DRAIN_SECONDS
         assert processes.signals == [TERM]
     watched.at(12)
     assert processes.signals == [TERM, KILL]
@@ -208,7 +208,7 @@ def test_a_report_has_the_figures_of_the_process(watched: Watched, processes: Pr
 
 def test_without_a_limit_it_wakes_for_nothing(processes: Processes, tmp_path: Path) -> None:
     with watched_in(tmp_path) as watched:
-        for run in watched.warden._runs.values():
+        for run in watched.reaper._runs.values():
             run.deadline = float("inf")
         assert watched.at(1e9) is None
         assert processes.signals == []
