@@ -116,6 +116,13 @@ class OutputComparison(Recorded):
     actual_path: str = ""
     expected_path: str = ""
 
+    @property
+    def allowed(self) -> str:
+        """How far a value may be off: `0.0001 + 1e-05·|expected|`, `0.0001`; 0 where values must be equal."""
+        parts = [f"{self.atol:.3g}"] if self.atol or not self.rtol else []
+        parts += [f"{self.rtol:.3g}·|expected|"] if self.rtol else []
+        return " + ".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Samples(Recorded):

@@ -64,13 +64,13 @@ class ChainFigures:
 
     @property
     def quality_cell(self) -> str:
-        """`max error 1.2e-05 ≤ 0.0001`, `12 of 384 differ (3.1 %)`, or a dash."""
+        """`max error 1.2e-05 (≤ 0.0001 + 1e-05·|expected|)`, `12 of 384 differ (3.1 %)`, or a dash."""
         output = self.worst_output
         if output is None:
             return NOTHING
         error = "" if output.max_abs_error is None else f"max error {error_figure(output.max_abs_error)}"
         if output.passed:
-            return f"{error} (atol {error_figure(output.atol)})" if error else "equal"
+            return f"{error} (≤ {output.allowed})" if error else "equal"
         if not output.mismatches:
             # Nothing was compared value by value.
             return "another type or shape than expected"

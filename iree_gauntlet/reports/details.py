@@ -66,7 +66,7 @@ def comparison_line(output: OutputComparison) -> str:
         error = f"max absolute error {error_figure(output.max_abs_error)}"
         if output.max_rel_error is not None:
             error += f", max relative error {error_figure(output.max_rel_error)}"
-        parts.append(f"{error} (allowed {error_figure(output.atol)} + {error_figure(output.rtol)}·|expected|)")
+        parts.append(f"{error} (allowed {output.allowed})")
     if not output.passed and (output.worst_actual or output.worst_expected):
         where = ", ".join(map(str, output.worst_index or ()))
         worst = f"{one_line(output.worst_actual, 60)} where {one_line(output.worst_expected, 60)} was expected"
