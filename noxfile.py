@@ -123,7 +123,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def docs_commands(session: nox.Session) -> None:
-    """Run the command lines of README and docs (`-- docs/pytest.md`) in fresh environments; all that load no models."""
+    """Run the command lines of README and docs (`-- docs/how-to/run.md`) in fresh environments, but for models."""
     session.install("markdown-it-py>=3.0")
     session.run("python", "tools/docs_commands.py", *session.posargs)
 

@@ -1,7 +1,7 @@
 """Operator suites against pytest: `python benchmarks/operators.py SUITE [--config FILE] [--every N] [--rounds R]`.
 
-SUITE is a folder of operator cases with its `configs` (docs/operator-suites.md). The peer is what the suites' own
-README runs: pytest with xdist on two processes, and for each case the wrapper scripts `iree-compile` and
+SUITE is a folder of operator cases with its `configs` (docs/reference/operator-suites.md). The peer is what the
+suites' own README runs: pytest with xdist on two processes, and for each case the wrapper scripts `iree-compile` and
 `iree-run-module` one after the other, started by a shell in the case's folder. Needs pytest-xdist.
 
 The ways alternate, round by round, each with caches of its own:

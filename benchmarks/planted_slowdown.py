@@ -2,7 +2,7 @@
 
 Lays out seven builds of the installed IREE, b0 to b6; from b3 on `iree-benchmark-module` reports times that are longer
 by the factor (1.07 without one). Then `gauntlet bisect` looks for the first of them, by time. It takes some five
-minutes, and prints what `docs/bisect.md` shows.
+minutes, and prints what `docs/how-to/bisect.md` shows.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ _NEIGHBOUR_CPU = 0
 _PRIORITY = 5
 _DIGITS = 5
 _CONDITIONS = {
-    "quiet": "one worker thread pinned to one CPU at real-time priority; other work goes on, on the other CPU",
+    "quiet": "one worker thread pinned to one CPU at real-time priority; other work runs on the other CPU",
     "neighbour": "as quiet, while a process on the other CPU copies memory in bursts of 0.1 to 3 s",
-    "shared": "as many worker threads as CPUs, unpinned, ordinary priority, beside other work that comes and goes",
+    "shared": "as many worker threads as CPUs, unpinned, ordinary priority, with changing other work",
 }
 # Bursts of the neighbour, from a fixed sequence so that two recordings see the same kind of disturbance.
 _NEIGHBOUR = """

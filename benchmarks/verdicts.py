@@ -1,4 +1,4 @@
-"""How often is which rule right? `python benchmarks/verdicts.py` prints the tables of docs/statistics.md.
+"""How often is which rule right? `python benchmarks/verdicts.py` prints the tables of docs/explanation/statistics.md.
 
 Sessions are simulated from the recordings in tests/data/noise: A and B are the same program, B's times multiplied by
 1 (every alarm is false), 1.02, 1.03, 1.05 and 1.10. The rules of other tools get the same machine time: as many

@@ -139,7 +139,7 @@ class SelectionRequest:
     submodel: str = option("", "Submodels to select (glob).")
     filename: str = option("", "Spec files to select (glob over file stems, such as clip_rocm).")
     markers: str = option("", "Marker expression, such as 'cpu and not slow'.")
-    suite: str = option("", "Suite file; the options beside it narrow it down.")
+    suite: str = option("", "Suite: a file, or its name in suites/; the other options narrow it down.")
     spec_dir: tuple[str, ...] = option((), "Folder of specs, in place of specs/ or the suite's (repeatable).")
     external_file_directory: str = option(
         "", "Folder of the files that specs name without a URL (tuner files, pipelines)."
@@ -231,7 +231,7 @@ class ConductRequest:
         0, "Steps at once before benchmarks (default: the cores of this machine).", short="j", unit="a number"
     )
     fail_fast: bool = option(False, "Stop at the first failure.")
-    keep_going: bool = option(True, "Go on after failures (the default).")
+    keep_going: bool = option(True, "Continue after failures (the default).")
     force_recompile: bool = option(False, "Compile again even what is in the cache, and compare.")
     lenient: bool = option(False, "An unexpected pass does not fail the run.")
     verdict: str = option(
@@ -347,13 +347,13 @@ class CompareRequest:
         "time", "What is compared: time (of benchmarks) or compile-time.", choices=("time", "compile-time")
     )
     least: float = option(1.0, "The least difference that matters, in per cent.")
-    band: float = option(3.0, "Within so many per cent two times are the same.")
+    band: float = option(3.0, "Two times are the same within so many per cent.")
     allow: float = option(0.0, "A slowdown of so many per cent is allowed: `not slower` (default: --band).")
     budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
     repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")
     min_time: float = option(0.05, "Seconds that a repetition takes at least.", unit="seconds")
     cpus: str = option("", "Logical CPUs that rounds run on, such as 2 or 4-7 (default: all).")
-    seed: int = option(1, "Of the coins that choose the order of rounds.")
+    seed: int = option(1, "Seed of the random order of rounds.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,9 @@ class BisectRequest:
 class MicroRequest:
     """A sweep of recipes over shapes."""
 
-    config: str = option("", "The YAML file: recipes, model types, shapes (torchao's dialect; docs/micro.md).")
+    config: str = option(
+        "", "The YAML file: recipes, model types, shapes (torchao's dialect; docs/reference/micro.md)."
+    )
     output: str = option("", "File for the results as records of the PyTorch OSS benchmark database.")
     list: bool = option(False, "List the recipes, model types and shape sets that a configuration can name.")
     plugin: tuple[str, ...] = option(
@@ -391,7 +393,7 @@ class MicroRequest:
     dtype: str = option("", "Element type in place of the configuration's: float32, float16, bfloat16.")
     against: str = option(
         "torch",
-        "What runs beside IREE, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
+        "What IREE is compared with, on a CPU: torch (eager and torch.compile), torch-eager, or none.",
         choices=("torch", "torch-eager", "none"),
     )
     disturbed: str = option(

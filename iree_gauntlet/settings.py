@@ -1,6 +1,6 @@
 """Where a project keeps what, and what a user sets once for all commands: mirrors, stores, the shared module cache.
 
-`dialects/configuration_file.py` reads `gauntlet.toml`; docs/artifacts.md describes it.
+`dialects/configuration_file.py` reads `gauntlet.toml`; docs/how-to/artifacts.md describes it.
 """
 
 from __future__ import annotations

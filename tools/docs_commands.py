@@ -2,9 +2,9 @@
 
     python tools/docs_commands.py [PAGE …]
 
-Each page has a clone of the checkout and an empty home; its environment is what its own `pip install` lines make of
-an empty one, or the README's first where it has none. What is not run stands in `NOT_RUN`, with the reason. Exits
-with 1 where a command fails.
+Each page has a clone of the checkout and an empty home; the pages of docs/start share one, since they are one example.
+Its environment is what its own `pip install` lines make of an empty one, or the README's first where it has none. What
+is not run is in `NOT_RUN`, with the reason. Exits with 1 where a command fails.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
 __all__ = ["CHECKOUT", "NOT_RUN", "PAGES", "Command", "commands_of", "why_not_run"]
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((CHECKOUT / "docs").glob("*.md"))))
+# One example, in this order.
+_START = ("docs/start/first-run.md", "docs/start/own-model.md", "docs/start/goldens-and-ci.md")
+_DOCS = sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "docs").rglob("*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", *_START, *(page for page in _DOCS if page not in _START))
 _MODELS = "downloads models"
-_EARLIER = "goes on with what an earlier run left"
-_BESIDE = "names what lies beside the checkout"
+_EARLIER = "needs an earlier run"
+_OUTSIDE = "names files outside of the checkout"
 _TORCH = "needs torch, gigabytes of it"
 # Pages, commands, and why they are not run; the first that fits counts.
 NOT_RUN = (
     ("*", r"\bnox\b", "nox sessions are run by themselves"),
-    ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _BESIDE),
-    ("docs/add-a-model.md", r"gauntlet cache.lock", "finds nothing to record there"),
-    ("docs/add-a-recipe.md", "", _TORCH),
-    ("docs/add-a-transformers-model.md", "", _TORCH),
-    ("docs/add-an-architecture.md", "", _TORCH),
-    ("docs/add-a-benchmark-model.md", "", _TORCH),
-    ("docs/bench*.md", "", _TORCH),
-    ("docs/from-pybuda.md", "", _TORCH),
-    ("README.md", r"gauntlet (bench|micro)\b|\bmodels\]", _TORCH),
+    ("docs/reference/options.md", "", "is made of the commands' own examples"),
+    ("*", r"\.\./|/big/disk|\bonnx_ops\b|\bruns/", _OUTSIDE),
+    ("docs/how-to/bench*.md", "", _TORCH),
+    ("docs/how-to/micro.md", "", _TORCH),
+    ("docs/how-to/recipes.md", "", _TORCH),
     (
         "*",
         r"gauntlet (run|matrix) (--resume|--last-failed)|gauntlet (report|xfail\.update)|gauntlet compare --resume",
         _EARLIER,
     ),
-    ("docs/add-a-model.md", r"gauntlet", ""),
+    ("docs/start/first-run.md", r"^gauntlet run", _MODELS),
+    ("docs/start/*.md", r"gauntlet", ""),
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
     ("*", r"^pytest (?!.*--collect-only)", _MODELS),
     ("*", r"^gauntlet toolchain\.(install|remove)", "downloads IREEs"),
     ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that are made up"),
-    ("docs/locks.md", r"^(install|export)", "is for a machine's administrator"),
+    ("docs/explanation/disturbance.md", r"^(install|export)", "is for a machine's administrator"),
 )
 _INSTALL = re.compile(r"^pip install ")
 _HEREDOC = re.compile(r"<<'(\w+)'")
@@ -77,7 +77,7 @@ class Command:
 
 
 def commands_of(page: str) -> Iterator[Command]:
-    """The commands of a page's blocks of `bash` and `console`, in their order."""
+    """The commands of a page's blocks of `bash` and `console`, in order."""
     for token in MarkdownIt().parse((CHECKOUT / page).read_text(encoding="utf-8")):
         if token.type == "fence" and token.info.strip() in ("bash", "console"):
             assert token.map is not None
@@ -119,13 +119,13 @@ def main(pages: Sequence[str]) -> int:
     """Runs the commands and says what came of them; the exit code."""
     unknown = [page for page in pages if page not in PAGES]
     if unknown:
-        sys.stderr.write(f"error: there is no page {unknown[0]}\n  Pages are README.md, docs/run.md, …\n")
+        sys.stderr.write(f"error: there is no page {unknown[0]}\n  Pages are README.md, docs/how-to/run.md, …\n")
         return 2
     run = lost = 0
     with tempfile.TemporaryDirectory(prefix="docs-commands-") as folder:
         environments = _Environments(Path(folder))
-        for page in pages or PAGES:
-            commands = [command for command in commands_of(page) if not why_not_run(command)]
+        for together in _together(pages or PAGES):
+            commands = [command for page in together for command in commands_of(page) if not why_not_run(command)]
             installs = [command for command in commands if _INSTALL.match(command.text)]
             others = [command for command in commands if command not in installs]
             if not others:
@@ -135,6 +135,14 @@ def main(pages: Sequence[str]) -> int:
             run, lost = run + done, lost + len(others) - done
     sys.stdout.write(f"{run} commands of {run + lost} did what they should\n")
     return 1 if lost or not run else 0
+
+
+def _together(pages: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Pages by the clone that they share; a later page of an example brings those before it along."""
+    last = max((_START.index(page) for page in pages if page in _START), default=-1)
+    if last >= 0:
+        yield _START[: last + 1]
+    yield from ((page,) for page in pages if page not in _START)
 
 
 class _Environments:

@@ -207,6 +207,6 @@ def _made(
         store: ObjectStore = kind(name, config=dict(config), **client, **extra)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
-        hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/artifacts.md)."
+        hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/how-to/artifacts.md)."
         raise ArtifactError(url, f"{reason}: needed for {url}", hint) from error
     return store

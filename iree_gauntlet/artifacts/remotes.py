@@ -75,7 +75,7 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
     elif scheme == "hf":
         yield _hub(place, rest, configuration, stall_timeout)
     else:
-        raise ArtifactError(place, f"not a place that files are fetched from: {place}", "See docs/artifacts.md.")
+        raise ArtifactError(place, f"not a place that files are fetched from: {place}", "See docs/how-to/artifacts.md.")
 
 
 def _inside_mirror(place: str) -> Path:

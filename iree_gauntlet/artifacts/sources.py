@@ -210,7 +210,7 @@ def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
     if _SIGNATURE.search(url):
         # Not repeated in the message: it would carry the secret into logs.
         bare = url.partition("?")[0]
-        hint = "Write the URL without its query; docs/artifacts.md says where credentials go."
+        hint = "Write the URL without its query; docs/how-to/artifacts.md says where credentials go."
         raise ArtifactError(bare, f"URL with a signature in it, which is a secret and expires: {bare}", hint)
     components = parts.path.split("/")[1:]
     if not components or not components[-1]:
@@ -287,7 +287,9 @@ def _components(url: str, scheme: str, hint: str) -> list[str]:
         # Not repeated whole in the message: a query may carry a signature, a host a password.
         bare = f"{scheme}://…/{re.split('[?#]', url)[0].rpartition('/')[2]}"
         what = f"{scheme}: URL with a query, a fragment or a user: {bare}"
-        hint = "Credentials do not belong into a URL (docs/artifacts.md); a ? or # of a name is written %3F or %23."
+        hint = (
+            "Credentials do not belong into a URL (docs/how-to/artifacts.md); a ? or # of a name is written %3F or %23."
+        )
         raise ArtifactError(bare, what, hint)
     rest = url[len(scheme) + 1 :]
     components = rest.removeprefix("//").split("/")

@@ -1,6 +1,6 @@
 """What optimisation level and math fidelity are to the IREE compiler: flags, and what there is to say about them.
 
-Read off and tried with the compilers of releases 3.5 to 3.13 on llvm-cpu; `docs/bench-options.md` has the findings.
+Tried with the compilers of releases 3.5 to 3.13 on llvm-cpu; `docs/explanation/numerics.md` has the findings.
 """
 
 from __future__ import annotations

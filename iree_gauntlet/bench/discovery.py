@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["discover", "find_model", "sources"]
 
 _PREFIX = "_gauntlet_models_"
-_EXAMPLE = "a model is a function under @benchmark_model, see docs/add-a-benchmark-model.md"
+_EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
 _LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"
 
 

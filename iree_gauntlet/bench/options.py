@@ -1,6 +1,6 @@
 """The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
 
-Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE stands beside it. The
+Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. The
 argparse front and the Invoke task are both made of `OPTIONS`, and both hand what they found, as text, to
 `read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
 """
@@ -78,14 +78,14 @@ class BenchOptions:
     dataformat: DataFormat = _option(
         DataFormat.FP32,
         "Set data format",
-        "Element type of weights and activations; block formats are emulated by rounding weights (see below).",
+        "Element type of weights and activations; block formats are emulated by rounding weights.",
         short="df",
         choices=tuple(form.value for form in DataFormat),
     )
     math_fidelity: str = _option(
         "HiFi4",
         "Set math fidelity",
-        "Width of the inputs of f32 matrix products, through the compiler's demotion flags (see below).",
+        "Width of the inputs of f32 matrix products, through the compiler's demotion flags.",
         short="mf",
         choices=("LoFi", "HiFi2", "HiFi3", "HiFi4"),
     )
@@ -131,7 +131,7 @@ class BenchOptions:
     trace: str = _option(
         "none",
         "Performance trace to be generated during the run.",
-        "A run beside the measured one: light is a table of times by dispatch, verbose adds a file for Perfetto.",
+        "A run after the measured one: light is a table of times by dispatch, verbose adds a file for Perfetto.",
         choices=("none", "light", "verbose"),
     )
     list: bool = _option(
@@ -146,7 +146,7 @@ class BenchOptions:
     output: str = _option(
         "",
         "Output json file to write results to, optionally. If file already exists, results will be appended.",
-        "The document's fields with ours beside them; `.json` is added where it is missing.",
+        "The document's fields and ours; `.json` is added where it is missing.",
         short="o",
     )
     models_dir: tuple[str, ...] = _option(
@@ -163,7 +163,7 @@ class BenchOptions:
     disturbed: str = _option(
         "replace",
         "What becomes of rounds of --against that other work on the machine disturbed.",
-        "As for `compare`: [what disturbs](disturbance.md).",
+        "As for `compare`.",
         choices=("replace", "count"),
     )
     device: str = _option(

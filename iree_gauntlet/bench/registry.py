@@ -1,7 +1,7 @@
 """Benchmark models: the decorator that declares one, its record, and the checks of how it is declared.
 
 The form is that of the document of PyBuda's `benchmark.py`; its own model files are brought over by hand
-(docs/from-pybuda.md). A file of a models folder is imported for `--list` too, in a Python that may lack torch:
+(docs/how-to/bench-models.md). A file of a models folder is imported for `--list` too, in a Python that may lack torch:
 nothing here imports more than the standard library.
 """
 
@@ -41,9 +41,9 @@ PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 # Of what stands in PyBuda's own model files alone.
-FROM_PYBUDA = "docs/from-pybuda.md says what becomes of a model file of PyBuda"
+FROM_PYBUDA = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
 _PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
-_DOCUMENTED = "see docs/add-a-benchmark-model.md"
+_DOCUMENTED = "see docs/how-to/bench-models.md"
 _DECLARED: ContextVar[list[BenchmarkModel] | None] = ContextVar("_DECLARED", default=None)
 
 Function = TypeVar("Function", bound="Callable[..., Any]")

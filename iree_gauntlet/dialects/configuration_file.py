@@ -91,7 +91,7 @@ def _require_public(text: str) -> None:
     """Nothing secret stands in a URL; it is not repeated either."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
-            "a URL with a user, a password or a query: docs/artifacts.md says where credentials go; write it without"
+            "a URL with a user, a password or a query: leave it out (docs/how-to/artifacts.md: where credentials go)"
         )
 
 

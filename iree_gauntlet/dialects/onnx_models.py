@@ -134,7 +134,7 @@ def read_model_specs(
         configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
         base = base_of(root / "conftest.py") if read else DEFAULT_BASE
         read = read or [(config.name, *_named_tests(config)) for config in configs]
-        hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/onnx-models.md)."
+        hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
         without = Problem(str(root).removeprefix(prefix), 0, "", "this suite of ONNX models has no config", hint)
         specs += _specs(
             ModelsSuite(tuple(configs), () if paths else (without,)),

@@ -31,7 +31,7 @@ _RAISED = {
     "IreeCompileException": Stage.COMPILE,
     "IreeRunException": Stage.THRESHOLD,
 }
-_HINT = "What is read is described in docs/onnx-models.md."
+_HINT = "What is read is described in docs/reference/onnx-models.md."
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
 
 def _parse(text: str) -> dict[str, Any]:
     if not text.strip():
-        raise _BadFileError(0, "is empty: expected a JSON object", "See docs/specs.md for the fields.")
+        raise _BadFileError(0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
     except json.JSONDecodeError as error:

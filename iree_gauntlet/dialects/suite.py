@@ -114,7 +114,9 @@ def read_suite(path: Path) -> Suite:
     name = str(path)
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/suites.md."
+        hint = (
+            f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/reference/suites.md."
+        )
         raise UsageError(f"suite {name} does not exist", hint)
     text, content = read_toml(path)
     try:

@@ -42,8 +42,8 @@ _OWN_FIELDS = {
     kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
     for kind in _SHARKTANK
 }
-_DOCS_HINT = "docs/specs.md lists the fields of each format."
-_TORCH_HINT = "docs/torch-models.md lists the fields of tests and module definitions."
+_DOCS_HINT = "docs/reference/specs.md lists the fields of each format."
+_TORCH_HINT = "docs/reference/torch-models.md lists the fields of tests and module definitions."
 
 
 def read_specs(

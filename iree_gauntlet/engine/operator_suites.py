@@ -53,7 +53,7 @@ __all__ = [
     "started_runs",
 ]
 
-# From here on the compiler's own threads win over a core of one's own: see docs/operator-suites.md.
+# From here on the compiler's own threads win over a core of one's own: see docs/reference/operator-suites.md.
 MOST_PROGRAM_BYTES = 64 << 10
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8

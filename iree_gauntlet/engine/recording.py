@@ -153,7 +153,7 @@ def _run(what: str, argv: list[str], supervisor: Supervisor, logs: Path) -> str:
     if outcome.exit_code != 0:
         lines = err.read_text(encoding="utf-8", errors="replace").splitlines()
         why = next((line for line in reversed(lines) if line.strip()), f"exit code {outcome.exit_code}")
-        raise GauntletError(f"{what}: {why}", "docs/add-a-model.md shows each step.")
+        raise GauntletError(f"{what}: {why}", "docs/start/own-model.md shows each step.")
     return out.read_text(encoding="utf-8")
 
 

@@ -59,8 +59,8 @@ Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _KINDS = ("quantization", "sparsity")
-_RECIPES = "see docs/add-a-recipe.md"
-_ARCHITECTURES = "see docs/add-an-architecture.md"
+_RECIPES = "see docs/how-to/recipes.md"
+_ARCHITECTURES = "see docs/how-to/recipes.md"
 
 
 class PluginError(SpecError):

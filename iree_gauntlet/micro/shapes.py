@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shape", "custom_shapes", "shapes_of"]
 
-_DOCUMENTED = "see docs/add-an-architecture.md"
+_DOCUMENTED = "see docs/how-to/recipes.md"
 
 
 @dataclass(frozen=True, slots=True, order=True)

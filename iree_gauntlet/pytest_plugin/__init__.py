@@ -18,7 +18,7 @@ _FOLDERS = ("module_directory", "external_file_directory")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Define the options, under the names of iree-test-suites."""
-    group = parser.getgroup("iree-gauntlet", "suites of torch models (docs/pytest.md)")
+    group = parser.getgroup("iree-gauntlet", "suites of torch models (docs/how-to/run.md)")
     group.addoption(
         "--test-file-directory", metavar="DIR", help="Run the model tests (JSON files) anywhere below this folder."
     )
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--external-file-directory",
         metavar="DIR",
-        help="Folder of files without a URL; IREE's tools run there (default: test_suite_files beside the tests).",
+        help="Folder of files without a URL; IREE's tools run there (default: test_suite_files next to the tests).",
     )
     group.addoption(
         "--artifact-directory",

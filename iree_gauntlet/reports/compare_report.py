@@ -89,7 +89,7 @@ def comparison_reports(folder: Path) -> Reports:
 
 
 def comparison_json(record: ComparisonRecord) -> str:
-    """Everything of it as one document (`docs/compare.md` has the fields)."""
+    """Everything of it as one document (`docs/how-to/compare.md` has the fields)."""
     document: dict[str, Any] = {
         "schema": 1,
         "sides": {side.name: {"asked": side.asked, "toolchain": side.toolchain} for side in record.sides},

@@ -88,7 +88,7 @@ _IREES = Option(
     ),
 )
 def matrix_task(options: dict[str, Any]) -> ExitCode:
-    """Run the same selection with several IREEs, one after the other, and put the results beside each other.
+    """Run the same selection with several IREEs, one after the other, and report on all of them.
 
     Examples: matrix --iree 3.5.0 --iree 3.9.0 --iree 3.12.0 --iree 3.13.0 --suite releases
               matrix --iree installed --iree build:../iree-build --model minilm

@@ -22,7 +22,7 @@ _AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_be
 
 @gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
 def record_task(options: dict[str, Any]) -> ExitCode:
-    """Record expected outputs of ONNX models with onnxruntime, beside their specs, with provenance."""
+    """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
     from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
 
     return record(RunRequest.of(options, Defaults()))
@@ -79,7 +79,7 @@ def xfail_update_task(options: dict[str, Any]) -> ExitCode:
 
 @gauntlet_task("show", (*SELECTION, *options_of(GoldenShowRequest)))
 def golden_show_task(options: dict[str, Any]) -> ExitCode:
-    """Show every golden of the selection, beside the newest figure that was measured for it.
+    """Show every golden of the selection, with the newest figure that was measured for it.
 
     Example: golden.show --model 'dtln*' --target cpu
     """

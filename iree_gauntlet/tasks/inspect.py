@@ -226,7 +226,7 @@ def _line(document: object) -> str:
 
 
 def _step_record(step: Step) -> dict[str, Any]:
-    """A step as `plan --format json` gives it; docs/plan.md describes the fields."""
+    """A step as `plan --format json` gives it; docs/reference/results.md describes the fields."""
     return {
         "id": step.id,
         "case": step.chain,

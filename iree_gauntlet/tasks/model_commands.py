@@ -32,8 +32,8 @@ BENCH_OPTIONS = tuple(_option(option) for option in OPTIONS)
 def bench_task(options: dict[str, Any]) -> ExitCode:
     """Benchmark a model that is a Python function (PyBuda's benchmark.py): built by torch, compiled by IREE, checked.
 
-    The outputs are held against torch eager once, then the same inputs are pushed again and again; no speed is
-    reported of what is not right. Exit codes: 0 measured, 1 wrong or does not compile, 2 usage, 3 an error.
+    The outputs are compared with torch eager once, then the same inputs are pushed again and again; no speed is
+    reported for wrong numbers. Exit codes: 0 measured, 1 wrong or does not compile, 2 usage, 3 an error.
 
     Examples: bench --list
               bench -m bert -c tiny -o perf.json
@@ -56,8 +56,8 @@ def bench_task(options: dict[str, Any]) -> ExitCode:
 def micro_task(options: dict[str, Any]) -> ExitCode:
     """Measure recipes (quantisation, sparsity, compiler options) on small models over many shapes (torchao's dialect).
 
-    Each recipe is made by torch, compiled by IREE, held against torch eager, shown to change what it says it changes,
-    and measured beside the baseline in interleaved rounds. Exit codes: 0 measured, 1 wrong or does not compile,
+    Each recipe is made by torch, compiled by IREE, compared with torch eager, shown to change what it says it changes,
+    and measured with the baseline in interleaved rounds. Exit codes: 0 measured, 1 wrong or does not compile,
     2 usage, 3 an error, 4 too disturbed.
 
     Examples: micro --list

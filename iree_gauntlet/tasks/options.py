@@ -37,6 +37,7 @@ __all__ = [
     "SELECTION",
     "SHARD",
     "TOOLCHAIN",
+    "GauntletTask",
     "ended",
     "gauntlet_task",
     "with_defaults",
@@ -80,14 +81,22 @@ def _help(option: Option) -> str:
     return f"{option.help.removesuffix('.')} (default: {f'{option.default:g}' if number else option.default})."
 
 
-class _GauntletTask(Task):  # type: ignore[type-arg]
-    """A task whose short flags are those that its options name, and no others."""
+class GauntletTask(Task):  # type: ignore[type-arg]
+    """A task whose short flags are those that its options name, and no others.
 
-    shorts: dict[str, str] = {}  # noqa: RUF012 - set for each task when it is made
+    Attributes:
+        options: as they were declared; set for each task when it is made.
+        usage: how it is typed, where an option is given without `--`; empty for none.
+    """
+
+    options: tuple[Option, ...] = ()
+    usage = ""
 
     def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
+        """An option as Invoke's parser has it."""
         opts = super().arg_opts(name, default, taken_names)
-        opts["names"] = tuple(filter(None, (*opts["names"], self.shorts.get(name))))
+        short = next((option.short for option in self.options if option.name == name), "")
+        opts["names"] = tuple(filter(None, (*opts["names"], short)))
         return opts
 
 
@@ -122,7 +131,7 @@ def gauntlet_task(
         body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         body.__doc__ = function.__doc__
         body.__name__ = name.replace("-", "_")
-        kind = type("_Task", (_GauntletTask,), {"shorts": {option.name: option.short for option in options}})
+        kind = type("_Task", (GauntletTask,), {"options": options, "usage": usage})
         made: Task[Any] = task(
             name=name,
             klass=kind,

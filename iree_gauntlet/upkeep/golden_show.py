@@ -69,7 +69,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
     if not goldens and not selection.cases.problems:
         raise NothingSelectedError(
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
-            "docs/goldens.md says how to set one.",
+            "docs/how-to/goldens.md says how to set one.",
         )
     standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)))
     if asked.as_json:

@@ -50,7 +50,7 @@ def update(asked: GoldenUpdateRequest) -> ExitCode:
     if not wanted:
         raise NothingSelectedError(
             f"no golden was measured in {names}{f' that fits --match {asked.match}' if asked.match else ''}",
-            "A golden must stand in the spec to be updated (docs/goldens.md); times only with their --sku.",
+            "A golden must stand in the spec to be updated (docs/how-to/goldens.md); times only with their --sku.",
         )
     proposals: list[Proposal] = []
     for golden in sorted(wanted, key=lambda golden: (golden.origin.file, golden.origin.field)):

@@ -38,7 +38,7 @@ class LockRequest(CacheRequest):
     """Which hashes a project's registry gets and loses."""
 
     refresh: tuple[str, ...] = option(
-        (), "Fetch this URL anew although it is pinned, and pin what it has now (repeatable)."
+        (), "Fetch this URL again although it is pinned, and pin what it has now (repeatable)."
     )
     prune: bool = option(False, "Drop entries that no spec of the project names.")
     dry_run: bool = option(False, "Show what would change, and change nothing.")
@@ -46,7 +46,7 @@ class LockRequest(CacheRequest):
 
 @dataclass(frozen=True, slots=True)
 class GoldenShowRequest(FormatRequest):
-    """Which runs goldens are shown beside."""
+    """Which runs goldens are shown with."""
 
     last: int = option(20, "How many of the newest runs are looked through.", unit="a number of runs")
 
@@ -72,8 +72,8 @@ class XfailUpdateRequest:
     suite: str = option("", "Suite to change (default: the run's).")
     rerun: int = option(
         3,
-        "How often cases of operator suites that came out otherwise than expected are run again; what does not "
-        "come out the same every time is reported and left as it is. 0 trusts the run.",
+        "How often operator cases with unexpected results are run again; one whose results differ is reported and left "
+        "as it is. 0 trusts the run.",
     )
     output: str = option("", "Write the diff to this file, to apply it later.")
     write: bool = option(False, "Change the suite or the configs.")

@@ -1,6 +1,6 @@
 """Downloads from Azurite through a proxy with faults: what users are told, what is on disk after, that it heals.
 
-Every fault is a row of docs/faults.md; what is said here is what the page says.
+Every fault is a row of docs/reference/failures.md; what is said here is what the page says.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
 
 @pytest.fixture
 def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Requires that something was said which the test's row of docs/faults.md says."""
+    """Requires that something was said which the test's row of docs/reference/failures.md says."""
     name = (request.path.name, request.function.__name__)
     patterns = [pattern for row in fault_rows() if name in row.tests for pattern in row.said]
 
     def told(text: str) -> None:
-        assert any(pattern.search(text) for pattern in patterns), f"not in docs/faults.md: {text}"
+        assert any(pattern.search(text) for pattern in patterns), f"not in docs/reference/failures.md: {text}"
 
     return told
 
@@ -523,7 +523,7 @@ def test_each_fault_of_the_table_has_its_test() -> None:
             (path,) = (ROOT / "tests").rglob(file)
             tree = ast.parse(path.read_text(encoding="utf-8"))
             functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-            assert function in functions, f"docs/faults.md names {file}::{function} for: {row.fault}"
+            assert function in functions, f"docs/reference/failures.md names {file}::{function} for: {row.fault}"
     tested = {function for row in rows for file, function in row.tests if file == Path(__file__).name}
     here = {name for name in globals() if name.startswith("test_")} - {"test_each_fault_of_the_table_has_its_test"}
     assert tested == here, "every fault that is tested here is in the table"

@@ -347,7 +347,7 @@ def test_the_documented_command_prints_the_documented_tables() -> None:
         text=True,
         check=True,
     )
-    page = (root / "docs" / "statistics.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "explanation" / "statistics.md").read_text(encoding="utf-8")
     spreads, quiet, *_ = done.stdout.strip().split("\n\n")
     assert spreads in page
     assert quiet.partition(":")[2].strip() in page

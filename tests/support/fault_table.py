@@ -1,4 +1,4 @@
-"""docs/faults.md as data: what users are told of each fault, so that tests compare it with what they are told."""
+"""docs/reference/failures.md as data: what users see of each fault, which tests compare with what is printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.places import ROOT
 
 __all__ = ["FAULTS_PAGE", "Row", "fault_rows"]
 
-FAULTS_PAGE = ROOT / "docs" / "faults.md"
+FAULTS_PAGE = ROOT / "docs" / "reference" / "failures.md"
 
 _CODE = re.compile(r"`([^`]+)`")
 _TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")

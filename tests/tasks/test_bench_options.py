@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-PAGE = ROOT / "docs" / "bench-options.md"
 # The usage of the document, its first line and the choices.
 DOCUMENT = """
 [-h] [-m MODEL] [-c CONFIG] [-t] [-df {Fp32,Fp16,Fp16_b,Bfp8,Bfp8_b,Bfp4,Bfp4_b}] [-mf {LoFi,HiFi2,HiFi3,HiFi4}]
@@ -259,13 +258,6 @@ def test_names_are_each_one_option() -> None:
     assert nearest_option("--outputs=x") == "--output"
     assert nearest_option("-dff") == "-df"
     assert nearest_option("--iree-comp") == "--iree_compiler"
-
-
-def test_the_page_has_every_option_and_what_it_means() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for option in OPTIONS:
-        names = " ".join(f"`{name}`" for name in ([f"-{option.short}"] if option.short else []) + [f"--{option.name}"])
-        assert f"| {names} | {option.on_iree} |" in page, f"| {names} | {option.on_iree} |"
 
 
 def test_reading_options_is_light() -> None:

@@ -135,13 +135,13 @@ def test_what_is_broken_may_be_passed_over(folder: Path) -> None:
 
 def page_files(part: str) -> dict[str, str]:
     """The model files of a folder that the page about PyBuda's shows."""
-    page = (ROOT / "docs" / "from-pybuda.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "bench-models.md").read_text(encoding="utf-8")
     return dict(re.findall(rf"```python\n# {part}/(\w+\.py)\n(.*?)```", page, re.DOTALL))
 
 
 def test_what_is_still_pybudas_names_the_page_about_it(folder: Path) -> None:
     (text,) = page_files("theirs").values()
-    hint = "docs/from-pybuda.md says what becomes of a model file of PyBuda"
+    hint = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
     write(folder, {"a.py": text})
     assert refused(folder) == [f"models/a.py:2: ModuleNotFoundError: No module named 'pybuda'\n    {hint}"]
     # Imports of PyBuda's; torch need not be here.

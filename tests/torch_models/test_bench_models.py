@@ -302,7 +302,7 @@ def test_whisper_token_by_token_through_iree(tmp_path: Path) -> None:
 
 
 def test_the_models_of_the_documentation(tmp_path: Path) -> None:
-    page = (SHIPPED.parents[1] / "docs" / "add-a-benchmark-model.md").read_text(encoding="utf-8")
+    page = (SHIPPED.parents[1] / "docs" / "how-to" / "bench-models.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"```python\n# my-models/(\w+\.py)\n(.*?)```", page, re.DOTALL):
         (tmp_path / name).write_text(text, encoding="utf-8")
     models = discover([tmp_path])
@@ -314,7 +314,7 @@ def test_the_models_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_the_model_that_was_brought_over_from_pybuda(tmp_path: Path) -> None:
-    page = (SHIPPED.parents[1] / "docs" / "from-pybuda.md").read_text(encoding="utf-8")
+    page = (SHIPPED.parents[1] / "docs" / "how-to" / "bench-models.md").read_text(encoding="utf-8")
     ((name, text),) = re.findall(r"```python\n# ours/(\w+\.py)\n(.*?)```", page, re.DOTALL)
     (tmp_path / name).write_text(text, encoding="utf-8")
     model = discover([tmp_path])["two_layers"]

@@ -280,7 +280,7 @@ def test_what_pybudas_functions_return_names_the_page_about_them() -> None:
         arrange(model_of(), ({"tt": A}, [X], (), {}), Module, Tensor)
     (problem,) = caught.value.problems
     assert problem.message == "it returned a tuple of 4"
-    assert problem.hint.endswith("; docs/from-pybuda.md says what becomes of a model file of PyBuda")
+    assert problem.hint.endswith("; docs/how-to/bench-models.md says what becomes of a model file of PyBuda")
     assert problem.hint
 
 

@@ -134,7 +134,7 @@ def test_tokens_are_those_of_torch(bench: Bench) -> None:
 
 
 def test_the_models_of_the_documentation(bench: Bench) -> None:
-    page = (_ROOT / "docs" / "add-a-benchmark-model.md").read_text(encoding="utf-8")
+    page = (_ROOT / "docs" / "how-to" / "bench-models.md").read_text(encoding="utf-8")
     folder = bench.folder / "my-models"
     folder.mkdir()
     for name, text in re.findall(r"```python\n# my-models/(\w+\.py)\n(.*?)```", page, re.DOTALL):

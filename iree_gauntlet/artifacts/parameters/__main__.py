@@ -12,15 +12,11 @@ from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent
 from iree_gauntlet.errors import GauntletError
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 
-def main() -> int:
-    """Collects the parameters of a scope that a program names, and writes an archive of values for them.
-
-    Returns:
-        The exit code: 0, or 1 after a message.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m iree_gauntlet.artifacts.parameters",
         description="Write an IREE parameter archive (.irpa) for the named parameters of an MLIR program.",
@@ -32,7 +28,16 @@ def main() -> int:
     values.add_argument("--splat", type=float, metavar="VALUE", help="this value everywhere")
     parser.add_argument("--ir-tool", default="iree-opt", help="iree-opt, for bytecode that only the compiler reads")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the archive")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Collects the parameters of a scope that a program names, and writes an archive of values for them.
+
+    Returns:
+        The exit code: 0, or 1 after a message.
+    """
+    options = build_parser().parse_args()
     try:
         content = SplatContent(options.splat) if options.random is None else RandomContent(options.random)
         parameters = parameters_in_scope(collect_parameters(options.program, options.ir_tool), options.scope)

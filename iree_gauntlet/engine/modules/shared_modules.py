@@ -2,7 +2,7 @@
 
     <url>/v1/<first two of key>/<key>.tar     an entry, as `module_archive` packs it
 
-Whoever may write there decides what code runs on the machines that read there; see docs/shared-modules.md. What
+Whoever may write there decides what code runs on the machines that read there; see docs/how-to/artifacts.md. What
 is read is checked whole before it is used. A store that cannot be reached or refuses is a note, never an error,
 and is left alone for the rest of the run: it costs one timeout.
 """

@@ -7,8 +7,8 @@ round, the constants that the test does not reject are the interval: order stati
 (dᵢ + dⱼ)/2, i ≤ j, and their median is the estimate (Hodges and Lehmann, Annals of Mathematical Statistics 34, 1963).
 Up to a quarter of wild blocks moves it little.
 
-`bootstrap_t_interval` resamples the hierarchy (block, round, repetition) instead, as a check; docs/statistics.md has
-the coverage of both and of simpler intervals.
+`bootstrap_t_interval` resamples the hierarchy (block, round, repetition) instead, as a check;
+docs/explanation/statistics.md has the coverage of both and of simpler intervals.
 """
 
 from __future__ import annotations

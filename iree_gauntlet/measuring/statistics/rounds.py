@@ -37,8 +37,8 @@ class Location(StrEnum):
     """Which figure of the repetitions stands for a round.
 
     A repetition is already a mean over many iterations, and what disturbs it only ever adds time. So the fastest one
-    is the default: on rounds pinned to a CPU it spreads least from block to block (docs/statistics.md has the figures).
-    A slowdown of only some iterations still moves it, since they are in every repetition.
+    is the default: on rounds pinned to a CPU it spreads least from block to block (figures:
+    docs/explanation/statistics.md). A slowdown of only some iterations still moves it: they are in every repetition.
     """
 
     MIN = "min"

@@ -108,7 +108,7 @@ def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
     except OSError as error:
         raise UsageError(f"--targets {name}: {error.strerror}", "Name a JSON file.") from error
     except ValueError as error:
-        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/micro.md.") from error
+        raise UsageError(f"--targets {name}: no JSON: {error}", "See docs/reference/micro.md.") from error
     fits = isinstance(found, dict) and all(
         isinstance(values, dict)
         and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values())
