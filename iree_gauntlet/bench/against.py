@@ -17,19 +17,18 @@ import math
 import shutil
 import statistics
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement, limits
-from iree_gauntlet.bench.build_folder import read_build, tensors
+from iree_gauntlet.bench.build_folder import read_build, read_outputs, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
+from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Evidence, Pair
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
@@ -53,7 +52,6 @@ _TRIAL = "trial."
 _MS = 1000.0
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
 _CODE = "inductor"
-_SCRIPTS = Path(__file__).parent
 _TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
 
 
@@ -62,7 +60,7 @@ class AgainstPlace:
     """Where peers run, and what they are told.
 
     Attributes:
-        builder: what `build_model.py` was told: torch builds the same model again.
+        builder: what the builder was told: torch builds the same model again.
         torch_python: a Python that has torch.
         env: variables of the peers' processes; those of IREE's stand in its own command.
         replace_disturbed: whether a block with a disturbed round is no evidence.
@@ -155,17 +153,17 @@ class _Peers:
             if name in _TORCH:
                 for peer, mode in _TORCH[name].items():
                     asked = {**plan, "mode": mode, "compile_threads": None}
-                    yield peer, self._script(peer, place.torch_python, "measure_torch.py", asked)
+                    yield peer, self._script(peer, place.torch_python, "iree_gauntlet.bench.measure_torch", asked)
             else:
                 # Host modules run in torch, and onnxruntime beside them then.
                 own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
                 python = sys.executable if own else place.torch_python
-                yield name, self._script(name, python, "measure_onnx.py", plan)
+                yield name, self._script(name, python, "iree_gauntlet.bench.measure_onnx", plan)
 
-    def _script(self, name: str, python: str, script: str, plan: Mapping[str, Any]) -> _Rounds:
+    def _script(self, name: str, python: str, module: str, plan: Mapping[str, Any]) -> _Rounds:
         env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / _CODE)))
         # The plan takes the place of the last word.
-        command = Command((python, "-B", str(_SCRIPTS / script), ""), "", env)
+        command = Command((*running(python, module), ""), "", env)
         return _Rounds(Measurement(self.iree.measurement.step, command, name, _peer_times), plan)
 
     def against(self, name: str, peer: _Rounds) -> Peer:
@@ -231,11 +229,7 @@ class _Peers:
 
     def _tried(self, measurement: Measurement) -> tuple[str, str]:
         """Why a round failed, and what it wrote; it is no evidence, so that others may run beside it."""
-        with ExitStack() as stack:
-            locks, waiting = self.session.locks, self.session.progress.waiting
-            stack.enter_context(locks.quiet_machine(exclusive=False, on_wait=waiting))
-            if measurement.device:
-                stack.enter_context(locks.device_lock(measurement.device, waiting))
+        with self.session.quiet(measurement.device, exclusive=False):
             taken = take_round(measurement, self.session.processes, _TRIAL)
         if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")
@@ -247,7 +241,7 @@ class _Peers:
         expected = [array for program in build.programs for array in program.outputs]
         if build.host.get("post"):
             expected = list(build.host_outputs)
-        found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in items]
+        found = read_outputs(items, outputs)
         # Peers' contractions are never narrowed.
         allowed = limits(expected)
         gradients = build.kind == "training"

@@ -1,12 +1,13 @@
 """What the builder leaves in its folder: `build.json` and the files that it names.
 
-`build_model.py` writes it in a Python that has torch; everything else reads it here.
+`build_steps.py` writes it in a Python that has torch; everything else reads it here.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
@@ -14,9 +15,18 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["BUILD_FILE", "Array", "Build", "Directions", "Generation", "Program", "read_build", "tensors"]
+__all__ = [
+    "BUILD_FILE",
+    "Array",
+    "Build",
+    "Directions",
+    "Generation",
+    "Program",
+    "read_build",
+    "read_outputs",
+    "tensors",
+]
 
 BUILD_FILE = "build.json"
 _SCHEMA = 1
@@ -107,6 +117,8 @@ class Build:
         gradients: names of the parameters whose gradients follow the loss, in training.
         loss: what the loss is, in words, in training.
         contractions: matrix products on the longest way through a variant of `micro`; 0 where not counted.
+        flops: of one call of such a variant before its recipes; 0 where not counted.
+        changed_bytes: of the weights that its recipes changed, as they were before; None where not counted.
         reference: outputs of the first program in f32 with weights that are not rounded; empty where it is the same.
         weight_error: rms of the rounding of weights, relative to their rms; None where they are not rounded.
         versions: of torch and what else made it.
@@ -124,6 +136,8 @@ class Build:
     gradients: tuple[str, ...]
     loss: str
     contractions: int
+    flops: int
+    changed_bytes: int | None
     reference: tuple[Array, ...]
     weight_error: float | None
     versions: Mapping[str, str]
@@ -151,13 +165,22 @@ def read_build(folder: Path) -> Build:
         ) from error
 
 
+def read_outputs(items: Sequence[Mapping[str, str]], folder: Path = Path()) -> list[Tensor]:
+    """The arrays of a measuring program's answer, mapped; their files may be named from a folder.
+
+    Raises:
+        GauntletError: a file is missing or holds something else.
+    """
+    return [read_npy(folder / item["file"]).with_element_type(item["type"]) for item in items]
+
+
 def tensors(folder: Path, arrays: Sequence[Array]) -> list[Tensor]:
     """The arrays themselves, mapped.
 
     Raises:
         GauntletError: a file is missing or holds something else.
     """
-    return [read_npy(folder / array.file).with_element_type(array.type) for array in arrays]
+    return read_outputs([{"file": array.file, "type": array.type} for array in arrays], folder)
 
 
 def _build(found: Mapping[str, Any]) -> Build:
@@ -193,6 +216,8 @@ def _build(found: Mapping[str, Any]) -> Build:
         gradients=tuple(training.get("gradients", ())),
         loss=str(training.get("loss", "")),
         contractions=int(found.get("contractions", 0)),
+        flops=int(found.get("flops", 0)),
+        changed_bytes=found.get("changed_bytes"),
         reference=_arrays(found["reference"]),
         weight_error=found["weight_error"],
         versions=dict(found["versions"]),

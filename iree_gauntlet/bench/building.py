@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import copy
-import json
-import platform
-import sys
-import time
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iree_gauntlet.bench.build_steps import BuildSteps
-from iree_gauntlet.bench.exported import ExportFailedError, type_name, write_arrays
+from iree_gauntlet.bench.build_plan import BuildPlan, read_plan
+from iree_gauntlet.bench.build_steps import REPEATABLE, BuildSteps, ExportFailedError
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.instantiate import Pipeline
-from iree_gauntlet.bench.planned_model import planned_model
+from iree_gauntlet.bench.instantiate import Pipeline, planned_model
+from iree_gauntlet.bench.torch_arrays import type_name, write_arrays
 from iree_gauntlet.bench.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
 from iree_gauntlet.bench.weights import cast, shares_weights
-from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from iree_gauntlet.bench.build_plan import BuildPlan
     from iree_gauntlet.bench.registry import Generative
 
-__all__ = ["build"]
-
-_SCHEMA = 1
-# Two runs of torch may add in another order.
-_REPEATABLE = 1e-2
-_PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "numpy")
+__all__ = ["run"]
 
 
-def build(plan: BuildPlan) -> None:
+def run(path: Path) -> None:
     """Build what a plan asks for into its folder, `build.json` last.
 
     Modules hand each other what they return flat: its tensors in order, one argument each.
@@ -46,17 +34,12 @@ def build(plan: BuildPlan) -> None:
         ModelError: for what is wrong with it.
         ExportFailedError: where a program cannot be exported.
     """
-    folder = Path(plan.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    # What an earlier build left is no result of this one.
-    (folder / "build.json").unlink(missing_ok=True)
+    plan = read_plan(path, BuildPlan)
+    steps = BuildSteps(plan, plan.form.label, plan.form)
     kind = "training of " if plan.training else ""
-    sys.stderr.write(f"building {kind}{plan.model} {plan.config or ''}".rstrip() + "\n")
-    begin = time.perf_counter()
-    instance = planned_model(plan)
-    model = instance.model
-    steps = BuildSteps(model, plan.form, folder)
-    steps.seconds["build"] += time.perf_counter() - begin
+    with steps.timed("build", f"building {kind}{plan.model} {plan.config or ''}".rstrip()):
+        instance = planned_model(plan)
+    steps.model = instance.model
     content = instance.content
     if not isinstance(content, Pipeline):
         made = _generative(steps, content)
@@ -64,33 +47,13 @@ def build(plan: BuildPlan) -> None:
         made = _training(steps, content, accumulate=plan.accumulate)
     else:
         made = _pipeline(steps, content)
-    record = {
-        "schema": _SCHEMA,
-        "kind": "",
-        "model": model.name,
-        "config": instance.options.config,
-        "samples": instance.samples,
-        "parameter_count": instance.parameter_count,
-        "programs": steps.programs,
-        "host": {"pre": False, "post": False},
-        "host_inputs": [],
-        "host_outputs": [],
-        "generation": None,
-        "training": None,
+    steps.write_record(
+        model=instance.model.name,
+        config=instance.options.config,
+        samples=instance.samples,
+        parameter_count=instance.parameter_count,
         **made,
-        "reference": steps.reference,
-        "weight_error": steps.weight_error,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-        "seconds": {part: round(seconds, 3) for part, seconds in steps.seconds.items()},
-    }
-    write_atomic(folder / "build.json", json.dumps(record, indent=1) + "\n")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    )
 
 
 def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
@@ -106,7 +69,7 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     inputs = cast(plain, steps.form)
     what = "the device's module"
     with steps.timed("eager", f"running main in {steps.form.label}"):
-        _require_repeatable(steps, steps.eager(device, inputs, what), steps.eager(device, inputs, what))
+        steps.require_repeatable(steps.eager(device, inputs, what), steps.eager(device, inputs, what))
 
     def after(outputs: Sequence[Any]) -> list[Any]:
         return steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
@@ -124,20 +87,10 @@ def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
     }
 
 
-def _require_repeatable(steps: BuildSteps, first: Sequence[Any], second: Sequence[Any]) -> None:
-    """Refuse a module that draws random numbers, or keeps something from call to call: nothing can equal that."""
-    for index, (one, other) in enumerate(zip(first, second, strict=True)):
-        if not torch.allclose(one.double(), other.double(), rtol=_REPEATABLE, atol=1e-6, equal_nan=True):
-            raise steps.model.problem(
-                f"output {index} of the device's module is another one at a second call with the same inputs",
-                "a module that is compared must not draw random numbers, or change itself",
-            )
-
-
 def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[str, Any]) -> None:
     """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
     differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
-    if differences > _REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
+    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
         raise steps.model.problem(
             "the gradients of a second step with the same inputs are others, as with dropout",
             "a model that is trained here must not draw random numbers: make it with a dropout of 0",

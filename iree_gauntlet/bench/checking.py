@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement, found_gains, limits, recorded, relative_error
-from iree_gauntlet.bench.build_folder import tensors
+from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.bench.measuring_worker import Answer, Workers
+    from iree_gauntlet.bench.measuring_worker import Workers
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Step
@@ -61,7 +60,7 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             return processes.complete(step, answer.outcome, failure)
         result = processes.complete(step, answer.outcome, result)
         try:
-            actual = _read(answer)
+            actual = read_outputs(answer.figures["outputs"])
             expected = tensors(workers.exported, program.outputs)
             found = agreement(actual, expected, limits(program.outputs, narrowed), gradients=training)
             gains = None
@@ -86,11 +85,6 @@ def check_outputs(step: Step, workers: Workers, processes: Processes, contractio
             which = f"{program.name}: " if len(build.programs) > 1 else ""
             result = replace(result, verdict=Verdict.FAILED, reason=shorten(f"{which}{problem}"))
     return replace(result, outputs=tuple(outputs), statistics=statistics)
-
-
-def _read(answer: Answer) -> list[Tensor]:
-    assert answer.figures is not None, "the caller has looked"
-    return [read_npy(Path(item["file"])).with_element_type(item["type"]) for item in answer.figures["outputs"]]
 
 
 def _statistics(figures: Mapping[str, Any]) -> dict[str, Any]:

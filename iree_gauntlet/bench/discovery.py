@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.util
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.failures import failure_problem
-from iree_gauntlet.bench.registry import BenchmarkModel, ModelError, declared_models, shown
+from iree_gauntlet.bench.declarations import (
+    DeclarationError,
+    by_name,
+    declarations,
+    failure_problem,
+    unknown_name,
+)
+from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import Problem, UsageError
+from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["discover", "find_model", "sources"]
+    from iree_gauntlet.bench.declarations import Declaration
+
+__all__ = ["discover", "find_model", "load_alone", "sources"]
 
 _PREFIX = "_gauntlet_models_"
 _EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
@@ -41,26 +52,22 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
         UsageError: for a folder that does not exist or has no files.
         ModelError: with every problem of every file.
     """
-    models: dict[str, BenchmarkModel] = {}
+    declared: list[Declaration] = []
     problems: list[Problem] = []
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        found: list[BenchmarkModel] = []
-        with _without_bytecode():
-            wrong = _load_folder(folder, found)
-        if not found and not wrong:
-            wrong = [Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE)]
+        with _reading() as found:
+            wrong = _load_folder(folder)
+        declared += found
         problems += wrong
-        for model in found:
-            first = models.setdefault(model.name, model)
-            if first is not model:
-                message = f"a model of this name is declared at {first.place} already"
-                problems.append(Problem(str(shown(model.file)), model.line, model.name, message, "rename one of them"))
+        if not found and not wrong:
+            problems.append(Problem(str(shown(folder)), 0, "", "none of its files declares a model", _EXAMPLE))
+    models = by_name(declared, BenchmarkModel, problems)
     problems = list(dict.fromkeys(problems))
     if problems and passed_over is None:
         raise ModelError(problems)
     if passed_over is not None:
         passed_over += problems
-    return dict(sorted(models.items()))
+    return models
 
 
 def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
@@ -69,11 +76,20 @@ def find_model(models: dict[str, BenchmarkModel], name: str) -> BenchmarkModel:
     Raises:
         UsageError: where there is none; says which there are.
     """
-    if name in models:
-        return models[name]
-    near = difflib.get_close_matches(name, models, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"there is no benchmark model {name!r}", f"{meant}There are {', '.join(models)}")
+    if name not in models:
+        raise unknown_name(f"there is no benchmark model {name!r}", name, models)
+    return models[name]
+
+
+def load_alone(file: Path, prefix: str) -> tuple[list[Declaration], list[Problem]]:
+    """Runs a file by itself, whatever was run before: what it declares, and what is wrong with it.
+
+    Args:
+        file: of any name.
+        prefix: of the private name that its module has: dataclasses and torch.compile look their modules up.
+    """
+    with _reading() as declared:
+        return declared, _problems_of(lambda: _run(file, _private(prefix, file)), file, file)
 
 
 def sources(model: BenchmarkModel) -> tuple[Path, ...]:
@@ -125,62 +141,68 @@ def _imported(node: ast.ImportFrom, file: Path, root: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _without_bytecode() -> Iterator[None]:
-    """Bytecode is told from newer source by seconds and size: it could outlive an edit, and is no data of a folder."""
+def _reading() -> Iterator[list[Declaration]]:
+    """Collect what is declared, and write no bytecode.
+
+    That is told from newer source by seconds and size: it could outlive an edit, and is no data of a folder.
+    """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
-        yield
+        with declarations() as declared:
+            yield declared
     finally:
         sys.dont_write_bytecode = before
 
 
-def _load_folder(folder: Path, found: list[BenchmarkModel]) -> list[Problem]:
+def _private(prefix: str, path: Path) -> str:
+    return prefix + hashlib.sha256(bytes(path)).hexdigest()[:16]
+
+
+def _load_folder(folder: Path) -> list[Problem]:
     if not folder.is_dir():
         raise UsageError(f"no models folder {shown(folder)}", "name an existing folder with --models-dir")
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", ".")) and path.is_file())
     if not files:
         raise UsageError(f"no *.py files in the models folder {shown(folder)}", _EXAMPLE)
-    package = _PREFIX + hashlib.sha256(bytes(folder)).hexdigest()[:16]
+    package = _private(_PREFIX, folder)
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
     importlib.invalidate_caches()
+    init = folder / "__init__.py"
     problems: list[Problem] = []
-    with declared_models() as declared:
-        init = folder / "__init__.py"
-        if not init.is_file():
-            sys.modules[package] = ModuleType(package)
-            sys.modules[package].__path__ = [str(folder)]
-        for file in [init, *files] if init.is_file() else files:
-            problems += _load_file(file, package, folder)
-    found += declared
+    if init.is_file():
+        problems += _problems_of(lambda: _run(init, package, folder), folder, init)
+    else:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(folder)]
+    for file in files:
+        if "." in file.stem:
+            hint = f"rename it to {file.stem.partition('.')[0]}.py"
+            problems.append(Problem(str(shown(file)), 0, "", "a module's name has no dot", hint))
+        else:
+            problems += _problems_of(partial(importlib.import_module, f"{package}.{file.stem}"), folder, file)
     return problems
 
 
-def _load_file(file: Path, package: str, folder: Path) -> list[Problem]:
-    if "." in file.stem:
-        return [
-            Problem(
-                str(shown(file)), 0, "", "a module's name has no dot", f"rename it to {file.stem.partition('.')[0]}.py"
-            )
-        ]
+def _run(file: Path, name: str, folder: Path | None = None) -> None:
+    """Runs a file as the module of a name; with a folder, as its package."""
+    search = None if folder is None else [str(folder)]
+    loader = SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=search)
+    assert spec is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader.exec_module(sys.modules[name])
+
+
+def _problems_of(run: Callable[[], object], folder: Path, file: Path) -> list[Problem]:
+    """What is wrong with a file that is run."""
     try:
-        if file.name == "__init__.py":
-            _run_package(file, package, folder)
-        else:
-            importlib.import_module(f"{package}.{file.stem}")
-    except ModelError as error:
+        run()
+    except DeclarationError as error:
         return error.problems
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a file of a user may raise anything, and is named for it
         problem = failure_problem(error, folder, file, 0, "")
         late = _LATE_IMPORT if isinstance(error, ModuleNotFoundError) and "pip install" in problem.hint else ""
-        return [Problem(problem.file, problem.line, problem.field, problem.message, problem.hint + late)]
+        return [replace(problem, hint=problem.hint + late)]
     return []
-
-
-def _run_package(file: Path, package: str, folder: Path) -> None:
-    spec = importlib.util.spec_from_file_location(package, file, submodule_search_locations=[str(folder)])
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[package] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[package])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
@@ -19,17 +18,20 @@ from iree_gauntlet.results import CacheUse, Result, shorten
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
+    from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.bench.build_plan import Plan
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
 
-__all__ = ["Exporter", "unshare_weights"]
+__all__ = ["PLAN_FILE", "Exporter"]
 
+PLAN_FILE = "plan.json"
 _TOOL = "the export"
 _EXIT_USAGE = 2
-_LOGS = ("stdout.txt", "stderr.txt", "plan.json")
+_LOGS = ("stdout.txt", "stderr.txt", PLAN_FILE)
 
 
 class Exporter:
@@ -38,31 +40,57 @@ class Exporter:
     Args:
         session: what it runs in.
         workbench: the caches.
-        plan: what the builder is told, but for the folder.
+
+    Attributes:
+        builds: what was made, by role of its step.
+        hashes: SHA-256 of each program and its weights, by file name, likewise.
     """
 
-    def __init__(
-        self, session: Session[Any], workbench: Workbench, plan: Callable[[str], Mapping[str, object]]
-    ) -> None:
+    def __init__(self, session: Session[Any], workbench: Workbench) -> None:
         self._cache = workbench.modules
         self._processes = session.processes
-        self._plan = plan
+        self.builds: dict[str, Build] = {}
+        self.hashes: dict[str, Mapping[str, str]] = {}
+        self._folders: dict[str, Path] = {}
         self._cancelled = session.cancelled
 
-    def perform(self, step: Step) -> Result:
-        """Fills the step's folder; `statistics.hashes` of the result has the SHA-256 of each program and its weights.
+    def perform(self, step: Step, plan: Plan) -> Result:
+        """Fills the step's folder, and keeps what it finds there.
+
+        Args:
+            step: of the export.
+            plan: what the builder is told, but for the folder.
 
         Raises:
             GauntletError: what was made cannot be read.
         """
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
-        found = self._looked_up(step, key)
-        if found is not None:
-            return found
-        with self._cache.making(key, self._cancelled):
-            found = self._looked_up(step, key)
-            return self._made(step, key) if found is None else found
+        result = self._looked_up(step, key)
+        if result is None:
+            with self._cache.making(key, self._cancelled):
+                result = self._looked_up(step, key) or self._made(step, plan, key)
+        if result.verdict is Verdict.PASSED:
+            self.builds[step.role] = read_build(Path(step.folder))
+            self.hashes[step.role] = result.statistics["hashes"]
+            self._folders[step.id] = Path(step.folder)
+        return result
+
+    def unshare(self, steps: Iterable[Step]) -> None:
+        """Gives weights that are about to be imported a copy of their own in place of a hard link into the cache.
+
+        The onnx package refuses to read weights that have a second name: it takes that for an attack.
+
+        Args:
+            steps: what follows.
+        """
+        exports = {need for step in steps if step.stage is Stage.IMPORT and not step.cache.hit for need in step.needs}
+        for folder in (self._folders[export] for export in exports):
+            for path in folder.glob("*.onnx.data"):
+                if path.stat().st_nlink > 1:
+                    copy = path.with_name(f"{path.name}.copy")
+                    shutil.copyfile(path, copy)
+                    copy.replace(path)
 
     def _looked_up(self, step: Step, key: str) -> Result | None:
         entry = self._cache.lookup(key).entry
@@ -81,10 +109,10 @@ class Exporter:
             notes=step.notes,
         )
 
-    def _made(self, step: Step, key: str) -> Result:
+    def _made(self, step: Step, plan: Plan, key: str) -> Result:
         folder = Path(step.folder)
         ingredients = dict(step.cache.ingredients)
-        write_atomic(folder / "plan.json", json.dumps(dict(self._plan(step.folder)), indent=1))
+        write_atomic(folder / PLAN_FILE, replace(plan, output=step.folder).to_json())
         cache = CacheUse(False, key, self._cache.explain_miss(step.id, ingredients))
         outcome = self._processes.run(step)
         if outcome.exit_code != 0:
@@ -120,15 +148,3 @@ class Exporter:
             told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
             return Result(Verdict.ERROR, shorten(told), tail=tuple(outcome.tail))
         return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)
-
-
-def unshare_weights(folder: Path) -> None:
-    """Gives each file of weights a copy of its own in place of a hard link into the cache.
-
-    The onnx package refuses to read weights that have a second name: it takes that for an attack.
-    """
-    for path in folder.glob("*.onnx.data"):
-        if path.stat().st_nlink > 1:
-            copy = path.with_name(f"{path.name}.copy")
-            shutil.copyfile(path, copy)
-            copy.replace(path)

@@ -6,40 +6,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from iree_gauntlet.bench.failures import INSTALL_HINT, failure_problem
-from iree_gauntlet.bench.registry import FROM_PYBUDA, Generative, ModelError, OnDevice, OnHost
+from iree_gauntlet.bench.declarations import FROM_PYBUDA, INSTALL_HINT
+from iree_gauntlet.bench.discovery import discover, find_model
+from iree_gauntlet.bench.registry import Generative, OnDevice, OnHost
 from iree_gauntlet.errors import GauntletError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.bench.build_plan import BuildOptions, BuildPlan
     from iree_gauntlet.bench.registry import BenchmarkModel
 
-__all__ = ["BuildOptions", "Instance", "Pipeline", "arguments", "arrange", "check_options", "instantiate"]
+__all__ = [
+    "Instance",
+    "Pipeline",
+    "arguments",
+    "arrange",
+    "check_options",
+    "instantiate",
+    "planned_model",
+]
 
+Told = TypeVar("Told", bound="BuildOptions")
+
+_SEED = 0
 _SHAPE = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
 _MARK = "of two modules, mark one: return [on_host(pre), device], [x]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What a model function can be told.
-
-    Attributes:
-        training: whether its backward pass is wanted too.
-        config: one of the model's configurations; None where it has none, or one alone.
-        force_num_layers: number of layers; None for the model's own.
-        microbatch: samples in one call; None for the function's default, else 1.
-        dataformat: as the command line spells it.
-    """
-
-    training: bool = False
-    config: str | None = None
-    force_num_layers: int | None = None
-    microbatch: int | None = None
-    dataformat: str = "Fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Instance:
     samples: int
 
 
-def check_options(model: BenchmarkModel, options: BuildOptions) -> BuildOptions:
+def check_options(model: BenchmarkModel, options: Told) -> Told:
     """Refuse options that a model does not have, and name the configuration of a model that has one alone.
 
     Raises:
@@ -88,8 +83,8 @@ def check_options(model: BenchmarkModel, options: BuildOptions) -> BuildOptions:
     if options.config is not None and options.config not in model.configs:
         have = f"it has {known}" if model.configs else "it has none: leave out -c"
         raise UsageError(f"{model.name}: there is no configuration {options.config!r}", have)
-    if options.force_num_layers is not None:
-        _refuse_option(model, "force_num_layers", "--layers", options.force_num_layers)
+    if options.layers is not None:
+        _refuse_option(model, "force_num_layers", "--layers", options.layers)
     if options.microbatch is not None:
         _refuse_option(model, "microbatch", "--microbatch", options.microbatch)
     return options
@@ -108,11 +103,27 @@ def arguments(model: BenchmarkModel, options: BuildOptions) -> dict[str, Any]:
     given: dict[str, Any] = {"training": options.training, "dataformat": options.dataformat}
     if options.config is not None:
         given["config"] = options.config
-    if options.force_num_layers is not None or "force_num_layers" in model.required:
-        given["force_num_layers"] = options.force_num_layers
+    if options.layers is not None or "force_num_layers" in model.required:
+        given["force_num_layers"] = options.layers
     if options.microbatch is not None or "microbatch" in model.required:
         given["microbatch"] = options.microbatch or 1
     return {name: value for name, value in given.items() if name in model.accepts}
+
+
+def planned_model(plan: BuildPlan) -> Instance:
+    """Calls the function of a plan's model: the same weights and inputs in every process that makes it.
+
+    Torch's generator is seeded for functions that do not.
+
+    Raises:
+        UsageError: for options that do not fit the model, or a model that there is not.
+        ModelError: for what is wrong with it.
+    """
+    import torch  # noqa: PLC0415 - only where models are built
+
+    model = find_model(discover([Path(path) for path in plan.models_dirs], []), plan.model)
+    torch.manual_seed(_SEED)
+    return instantiate(model, plan)
 
 
 def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
@@ -129,13 +140,8 @@ def instantiate(model: BenchmarkModel, options: BuildOptions) -> Instance:
         import torch  # noqa: PLC0415 - only where models are built
     except ModuleNotFoundError as error:
         raise GauntletError(f"{model.name} cannot be built: {error}", INSTALL_HINT) from error
-    try:
+    with model.blamed():
         returned = model.function(**arguments(model, options))
-    except GauntletError:
-        raise
-    except Exception as error:  # a function of a user may raise anything, and is named for it
-        folder = model.file.parent
-        raise ModelError([failure_problem(error, folder, model.file, model.line, model.name)]) from error
     content = arrange(model, returned, torch.nn.Module, torch.Tensor)
     if isinstance(content, Generative) and options.training:
         raise UsageError(f"{model.name} generates: there is no training of it", f"leave out --training ({model.place})")
@@ -220,7 +226,7 @@ def _check_generative(model: BenchmarkModel, returned: Generative, module_type: 
 
 def _check_count(model: BenchmarkModel, options: BuildOptions, count: int) -> None:
     declared = model.parameter_count(options.config)
-    if declared is None or options.force_num_layers is not None or declared == count:
+    if declared is None or options.layers is not None or declared == count:
         return
     of = f" of {options.config}" if options.config else ""
     raise model.problem(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement, limits
-from iree_gauntlet.bench.build_folder import tensors
+from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.checking import narrowing
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
-from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.results import Result, Samples, shorten
 
 if TYPE_CHECKING:
@@ -165,6 +163,6 @@ def _wrong_host_outputs(workers: Workers, found: Mapping[str, Any], contraction_
     """What the host's last module made of the device's outputs, against what the build has."""
     if not workers.build.host.get("post"):
         return ""
-    actual = [read_npy(Path(item["file"])).with_element_type(item["type"]) for item in found["host_outputs"]]
+    actual = read_outputs(found["host_outputs"])
     expected = tensors(workers.exported, workers.build.host_outputs)
     return agreement(actual, expected, limits(workers.build.host_outputs, narrowing(workers, contraction_type))).problem

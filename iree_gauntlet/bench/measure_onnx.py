@@ -1,12 +1,12 @@
 """Measure the ONNX programs of a built model in onnxruntime, on the CPU, with onnxruntime's own defaults.
 
-    python measure_onnx.py PLAN.json
+It is run by `torch_process.py`; its plan is
 
     {"build": "/…",              the folder of the built model
      "calls": 50,                in all; of a generative model, generations
      "warm_up_calls": 1,         after the first call
      "outputs": "/…/folder",     where outputs go, to be checked; empty for nowhere
-     "builder": {…}}             what `build_model.py` was told: modules on the host are built again
+     "builder": {…}}             what its builder was told: modules on the host are built again
 
 The answer is {"call_ms": […], "first_call_ms", "compile_s", "version", "outputs": [{"file", "type"}], "chosen",
 "peak_rss_bytes"}: `compile_s` is what making the sessions took, `chosen` are the tokens of the last generation, by
@@ -22,31 +22,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
-    # script, where names such as `formats` lie.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 import numpy as np
 
-from iree_gauntlet.bench.build_plan import BuildPlan
-from iree_gauntlet.bench.peer_round import answer, arrays, saved, timed_calls
+from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import ModuleType
 
     from numpy.typing import NDArray
 
     from iree_gauntlet.bench.host_modules import HostModules
 
-__all__ = ["measure"]
+__all__ = ["run"]
 
 # onnx.TensorProto.BFLOAT16
 _BFLOAT16 = 16
@@ -63,7 +54,7 @@ class _Program:
         self._session = onnxruntime.InferenceSession(str(folder / program["onnx"]), providers=["CPUExecutionProvider"])
         self._names = [item.name for item in self._session.get_inputs()]
         self._types = [item["type"] for item in program["outputs"]]
-        self.inputs = arrays(folder, program["inputs"])
+        self.inputs = read_arrays(program["inputs"], folder)
 
     def call(self, given: Sequence[tuple[NDArray[Any], str]]) -> list[tuple[str, NDArray[Any]]]:
         """One call, from arrays to arrays, with their element types."""
@@ -110,20 +101,18 @@ def _host(plan: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> 
         return None
     from iree_gauntlet.bench.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
 
-    asked = plan["builder"]
-    # With what was left out of it.
-    told = asdict(BuildPlan(**{**asked, "models_dirs": tuple(asked["models_dirs"])}))
-    host = build_host_modules(told, main.inputs)
-    host.give(arrays(Path(plan["build"]), build["host_inputs"]))
+    host = build_host_modules(plan["builder"], main.inputs)
+    host.give(read_arrays(build["host_inputs"], Path(plan["build"])))
     return host
 
 
-def measure(plan: Mapping[str, Any]) -> dict[str, Any]:
+def run(path: Path) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
     Raises:
         Exception: what onnxruntime raises, and torch where modules run on the host.
     """
+    plan = json.loads(path.read_bytes())
     folder = Path(plan["build"])
     build = json.loads((folder / "build.json").read_text(encoding="utf-8"))
     begin = time.perf_counter_ns()
@@ -144,20 +133,16 @@ def measure(plan: Mapping[str, Any]) -> dict[str, Any]:
     call()
     first = time.perf_counter_ns() - began
     times = timed_calls(call, plan)
+    outputs: Sequence[tuple[str, NDArray[Any] | None]]
     if host is None:
         outputs = [item for program in programs for item in program.call(program.inputs)]
     else:
-        arrived = host.arrays(host.after(main.call(host.before())))
-        outputs = [(name, array) for name, array in arrived if array is not None]
+        outputs = host.arrays(host.after(main.call(host.before())))
     return {
         "call_ms": times,
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": (loaded - begin) / _NS_PER_S,
         "version": _onnxruntime().__version__,
-        "outputs": saved(outputs, plan["outputs"]),
+        "outputs": write_arrays(plan["outputs"], "output", outputs),
         "chosen": chosen,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1:], measure))

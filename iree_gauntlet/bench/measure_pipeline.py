@@ -6,8 +6,7 @@ Runs in the Python of the toolchain that is measured, which must have the versio
 imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
 
     {"torch_paths": ["/…/site-packages"],   of the Python that has torch
-     "models_dirs": ["/…/models"], "model": "vit", "config": "tiny" or null, "training": false, "layers": null,
-     "microbatch": null, "dataformat": "Fp32",   the model is built again, for its modules on the host
+     "builder": {…},            what the builder was told: the model is built again, for its modules on the host
      "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
 
 What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
@@ -29,6 +28,8 @@ A stage that fails ends the others; exit codes are those of `workers/iree_side/p
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
+import platform
 import resource
 import sys
 import time
@@ -43,23 +44,44 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
-from iree_gauntlet.bench.host_modules import HostModules, add_torch, build_host_modules
 from iree_gauntlet.bench.host_pipeline import PipelineLoop, run_pipeline
 from iree_gauntlet.workers.iree_side.device_context import device_memory
 from iree_gauntlet.workers.iree_side.measure_module import Context, read_contexts
-from iree_gauntlet.workers.iree_side.plan_file import answer_plan, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["measure"]
+    from iree_gauntlet.bench.host_modules import HostModules
+
+__all__ = ["add_torch", "measure"]
 
 _OVERHEAD_CALLS = 500
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 _NS_PER_US = 1e3
+
+
+def add_torch(paths: Sequence[str]) -> None:
+    """Let this Python import torch from the packages of another one of its version, after its own packages.
+
+    Raises:
+        PlanError: there is no torch, or one for another version of Python.
+    """
+    libraries = [file for path in paths for file in Path(path, "torch").glob("_C.*") if file.is_file()]
+    usable = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
+    found = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
+    if not found:
+        raise PlanError(f"there is no torch in {', '.join(paths) or 'no folder at all'}")
+    if not usable.intersection(found):
+        version = ".".join(platform.python_version_tuple()[:2])
+        raise PlanError(
+            f"modules on the host need torch in the Python of the measured IREE, which is {version}; the torch that "
+            f"is named is for another version ({found[0]}): name a torch Python {version}"
+        )
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +96,11 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     add_torch(plan["torch_paths"])
     # What a model prints is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        host = build_host_modules(plan, inputs)
+        try:
+            from iree_gauntlet.bench.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
+        except ImportError as error:
+            raise PlanError(f"torch cannot be imported: {error}") from error
+        host = build_host_modules(plan["builder"], inputs)
         host.give(host_inputs)
         begin = time.perf_counter_ns()
         contexts = read_contexts(plan, inputs)

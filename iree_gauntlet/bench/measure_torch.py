@@ -1,9 +1,9 @@
 """Measure a built model in torch on the CPU, eager or compiled, with torch's own number of threads.
 
-    python measure_torch.py PLAN.json
+It is run by `torch_process.py`; its plan is
 
     {"build": "/…",              the folder of the built model, whose inputs are used
-     "builder": {…},             what `build_model.py` was told: the same model is built again
+     "builder": {…},             what its builder was told: the same model is built again
      "mode": "eager",            or "compile": torch.compile of what runs on the device; host modules stay eager
      "compile_threads": null,    processes that torch.compile may use; null for torch's own choice
      "calls": 50,                in all; of a generative model, generations
@@ -23,45 +23,34 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
-    # script, where names such as `formats` lie.
-    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
-    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
-import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from iree_gauntlet.bench.build_plan import BuildPlan
-from iree_gauntlet.bench.exported import write_arrays
+from iree_gauntlet.bench.build_plan import BuildPlan, checked_plan
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.instantiate import Pipeline
-from iree_gauntlet.bench.peer_round import answer, arrays, timed_calls
-from iree_gauntlet.bench.planned_model import planned_model
+from iree_gauntlet.bench.instantiate import Pipeline, planned_model
+from iree_gauntlet.bench.torch_arrays import tensor_of, write_arrays
 from iree_gauntlet.bench.training import eager_step
 from iree_gauntlet.bench.weights import cast, convert, shares_weights
+from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.registry import Generative
 
-__all__ = ["measure"]
+__all__ = ["BuiltModel", "TorchModel", "measured", "run"]
 
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 
 
-class _Model(ABC):
+class TorchModel(ABC):
     """A built model in torch.
 
     Attributes:
@@ -81,10 +70,10 @@ class _Model(ABC):
         return first
 
 
-class _Inference(_Model):
+class _Inference(TorchModel):
     """Modules one after the other."""
 
-    def __init__(self, content: Pipeline, form: DataFormat, build: _Build) -> None:
+    def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
         self._form = form
         self._pre, self._post = content.pre, content.post
         self.modules = (content.device,)
@@ -104,10 +93,10 @@ class _Inference(_Model):
             return found
 
 
-class _Training(_Model):
+class _Training(TorchModel):
     """Forward, loss and backward; gradients are summed up where the program sums them up."""
 
-    def __init__(self, content: Pipeline, form: DataFormat, build: _Build) -> None:
+    def __init__(self, content: Pipeline, form: DataFormat, build: BuiltModel) -> None:
         self._form = form
         self._pre = content.pre
         self.modules = (content.device,)
@@ -136,10 +125,10 @@ class _Training(_Model):
         return [loss, *gradients]
 
 
-class _Generation(_Model):
+class _Generation(TorchModel):
     """Prefill and decode, greedy, as `Generative` has the loop."""
 
-    def __init__(self, content: Generative, build: _Build) -> None:
+    def __init__(self, content: Generative, build: BuiltModel) -> None:
         self.modules = (content.prefill, content.decode)
         self._tokens, self._position = content.tokens, content.position
         self._inputs = (build.inputs(0), build.inputs(1))
@@ -162,7 +151,7 @@ class _Generation(_Model):
             return [tensor for module, given in pairs for tensor in tree_leaves(module(*given))]
 
 
-class _Build:
+class BuiltModel:
     """The folder of a built model."""
 
     def __init__(self, folder: Path) -> None:
@@ -178,17 +167,13 @@ class _Build:
         return self._tensors(self.record["host_inputs"])
 
     def _tensors(self, items: Sequence[Mapping[str, Any]]) -> list[Any]:
-        found = []
-        for array, element_type in arrays(self._folder, items):
-            tensor = torch.from_numpy(array.view(np.int16) if element_type == "bf16" else array)
-            found.append(tensor.view(torch.bfloat16) if element_type == "bf16" else tensor)
-        return found
+        return [tensor_of(*item) for item in read_arrays(items, self._folder)]
 
 
-def _model(plan: BuildPlan, build: _Build) -> _Model:
+def _model(plan: BuildPlan, build: BuiltModel) -> TorchModel:
     """The model as `building.py` makes it, with its weights in the data format."""
     content = planned_model(plan).content
-    model: _Model
+    model: TorchModel
     if not isinstance(content, Pipeline):
         model = _Generation(content, build)
     elif plan.training:
@@ -202,35 +187,46 @@ def _model(plan: BuildPlan, build: _Build) -> _Model:
     return model
 
 
-def measure(plan: Mapping[str, Any]) -> dict[str, Any]:
+def run(path: Path) -> dict[str, Any]:
     """Measure as a plan says; the answer.
 
     Raises:
         Exception: what the model, or torch.compile, raises.
     """
-    asked = plan["builder"]
-    model = _model(BuildPlan(**{**asked, "models_dirs": tuple(asked["models_dirs"])}), _Build(Path(plan["build"])))
+    plan = json.loads(path.read_bytes())
+    model = _model(checked_plan(plan["builder"], "the builder's plan", BuildPlan), BuiltModel(Path(plan["build"])))
+    found = measured(model, {"compile_mode": None, **plan}, "output")
+    chosen = torch.cat(model.chosen, 1).tolist() if model.chosen else []
+    return {"version": torch.__version__, **found, "chosen": chosen}
+
+
+def measured(model: TorchModel, plan: Mapping[str, Any], stem: str) -> dict[str, Any]:
+    """What is found of a model: `call_ms`, `first_call_ms`, `compile_s` and `outputs`.
+
+    Args:
+        model: its modules are compiled where the plan says so.
+        plan: has `mode`, `compile_mode`, `compile_threads`, `calls`, `warm_up_calls` and `outputs`.
+        stem: of the files of outputs.
+
+    Raises:
+        Exception: what the model, or torch.compile, raises.
+    """
     compiled = plan["mode"] == "compile"
     if compiled:
         if plan["compile_threads"] is not None:
             torch._inductor.config.compile_threads = plan["compile_threads"]  # noqa: SLF001 - there is no other name
-        model.modules = tuple(torch.compile(module) for module in model.modules)
+        torch._dynamo.utils.counters.clear()  # noqa: SLF001 - as above
+        model.modules = tuple(torch.compile(module, mode=plan["compile_mode"]) for module in model.modules)
     begin = time.perf_counter_ns()
     given = model.call()
     first = time.perf_counter_ns() - begin
     if compiled and not torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001 - as above
         raise RuntimeError("torch.compile has compiled nothing")
     # At once: sums of gradients are changed in place by the next call.
-    outputs = write_arrays(model.outputs(given), Path(plan["outputs"]), "output") if plan["outputs"] else []
+    outputs = write_arrays(model.outputs(given), Path(plan["outputs"]), stem) if plan["outputs"] else []
     return {
         "call_ms": timed_calls(model.call, plan),
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": first / _NS_PER_S if compiled else None,
-        "version": torch.__version__,
         "outputs": outputs,
-        "chosen": torch.cat(model.chosen, 1).tolist() if model.chosen else [],
     }
-
-
-if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1:], measure))

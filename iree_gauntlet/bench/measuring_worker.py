@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.module_steps import PARAMETERS
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.plan_places import Places
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Command
 from iree_gauntlet.system.atomic import write_atomic
@@ -19,16 +17,16 @@ from iree_gauntlet.workers import iree_side
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.bench.build_folder import Array, Build, Program
+    from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.chain import Chain
+    from iree_gauntlet.bench.module_steps import CompiledProgram
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.steps import Step
+    from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["FUNCTION", "MODULE_WORKER", "Answer", "Workers", "ask", "planned_command"]
+__all__ = ["MODULE_WORKER", "Answer", "Workers", "ask", "planned_command", "worker_words"]
 
-# What torch.onnx.export calls its graph, and so the importer the function.
-FUNCTION = "main_graph"
 MODULE_WORKER = "measure_module.py"
 _GENERATIVE_WORKER = "measure_generative.py"
 _PIPELINE_WORKER = "measure_pipeline.py"
@@ -53,20 +51,21 @@ class Answer:
     command: Command
 
 
+def worker_words(toolchain: Toolchain, script: str) -> tuple[str, ...]:
+    """The words that start a measuring program in a toolchain's own Python, but for its plan."""
+    home = _OWN_CODE if script == _PIPELINE_WORKER else Path(iree_side.__file__).parent
+    return (toolchain.compiler.python, "-B", str(home / script))
+
+
 def planned_command(
-    step: Step,
-    python: str,
-    script: Path,
-    plan: Mapping[str, Any],
-    name: str = "",
-    env: tuple[tuple[str, str], ...] = (),
+    step: Step, words: Sequence[str], plan: Mapping[str, Any], name: str = "", env: tuple[tuple[str, str], ...] = ()
 ) -> Command:
-    """The command of a measuring program, whose plan is written into the step's folder."""
+    """The command of a measuring program, whose plan is written into the step's folder and named by its last word."""
     folder = Path(step.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}plan.json"
     write_atomic(path, json.dumps(dict(plan), indent=1))
-    return Command((python, "-B", str(script), str(path)), step.folder, env)
+    return Command((*words, str(path)), step.folder, env)
 
 
 def ask(step: Step, processes: Processes, command: Command, name: str = "") -> Answer:
@@ -106,22 +105,20 @@ class Workers:
     build: Build
     devices: tuple[str, ...]
 
-    def module_path(self, number: int) -> str:
-        """The compiled module of a program."""
-        return f"{self._folder(Stage.COMPILE, number)}/module.vmfb"
-
-    def parameters_path(self, number: int) -> str:
-        """The archive of a program's weights."""
-        return f"{self._folder(Stage.IMPORT, number)}/{PARAMETERS}"
-
     @property
     def exported(self) -> Path:
         """The folder of what the builder made."""
-        return Path(Places(self.chain.context.run_dir, {}).folder(self.chain.id, Stage.EXPORT))
+        return self.chain.exported()
+
+    def compiled(self, number: int) -> CompiledProgram:
+        """A program of the build."""
+        program = self.build.programs[number]
+        role = program.name if number else MAIN
+        return replace(self.chain.compiled(program, role, role), exported=self.exported)
 
     def single_call(self, number: int, outputs: Path) -> dict[str, Any]:
         """A plan for one call of a program, which keeps its outputs."""
-        return {**self._plan(number, self.devices[:1], 1), "warm_up_calls": 0, "outputs": str(outputs)}
+        return self.compiled(number).plan(self.devices[:1], 1, warm_up_calls=0, outputs=str(outputs))
 
     def loop(self, calls: int) -> tuple[str, dict[str, Any]]:
         """The program that measures, and its plan.
@@ -134,17 +131,10 @@ class Workers:
         plan = self._loop_plan(calls)
         if not self.build.has_host_modules:
             return MODULE_WORKER, plan
-        options = self.chain.options
         model = {
             "torch_paths": list(self.chain.torch.paths),
-            "models_dirs": [str(path) for path in self.chain.folders],
-            "model": self.chain.model.name,
-            "config": options.config or None,
-            "training": options.training,
-            "layers": options.layers,
-            "microbatch": options.microbatch,
-            "dataformat": options.dataformat.value,
-            "host_inputs": self._arrays(self.build.host_inputs),
+            "builder": asdict(self.chain.plan),
+            "host_inputs": self.compiled(0).arrays(self.build.host_inputs),
         }
         return _PIPELINE_WORKER, {**plan, **model}
 
@@ -162,38 +152,11 @@ class Workers:
 
     def command(self, step: Step, script: str, plan: Mapping[str, Any], name: str = "") -> Command:
         """The command of a measuring program, whose plan is written into the step's folder."""
-        home = _OWN_CODE if script == _PIPELINE_WORKER else Path(iree_side.__file__).parent
-        return planned_command(
-            step, self.chain.toolchain.compiler.python, home / script, plan, name, self.chain.options.env
-        )
-
-    def _folder(self, stage: Stage, number: int) -> str:
-        role = self.build.programs[number].name if number else "main"
-        return Places(self.chain.context.run_dir, {}).folder(self.chain.id, stage, role)
-
-    def _arrays(self, arrays: Sequence[Array]) -> list[dict[str, str]]:
-        return [{"file": str(self.exported / array.file), "type": array.type} for array in arrays]
-
-    def _program(self, number: int) -> dict[str, Any]:
-        return {
-            "modules": [self.module_path(number)],
-            "parameters": [["model", self.parameters_path(number)]],
-            "function": FUNCTION,
-        }
-
-    def _plan(self, number: int, devices: Sequence[str], calls: int) -> dict[str, Any]:
-        program: Program = self.build.programs[number]
-        return {
-            **self._program(number),
-            "devices": list(devices),
-            "inputs": self._arrays(program.inputs),
-            "calls": calls,
-            "warm_up_calls": 1,
-            "outputs": "",
-        }
+        words = worker_words(self.chain.toolchain, script)
+        return planned_command(step, words, plan, name, self.chain.options.env)
 
     def _loop_plan(self, calls: int) -> dict[str, Any]:
-        plan = {**self._plan(0, self.devices, calls), "in_flight": self.chain.options.microbatch_count}
+        plan = {**self.compiled(0).plan(self.devices, calls), "in_flight": self.chain.options.microbatch_count}
         if self.build.kind == "training":
             # The loss comes back, the gradients stay, as an optimiser on the device would take them.
             plan["fetch"] = [0]
@@ -205,10 +168,11 @@ class Workers:
     def _generative_plan(self, generations: int) -> dict[str, Any]:
         made = self.build.generation
         assert made is not None, "asked for a generative model alone"
+        prefill = self.compiled(0)
         return {
             "device": self.devices[0],
-            "prefill": {**self._program(0), "inputs": self._arrays(self.build.programs[0].inputs)},
-            "decode": self._program(1),
+            "prefill": {**prefill.called, "inputs": prefill.arrays(prefill.program.inputs)},
+            "decode": self.compiled(1).called,
             "position": made.position,
             "tokens": made.tokens,
             "state": made.state,

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.rounds.blocks import Evidence
+    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Round
 
-__all__ = ["BLOCKS", "ONE_LOOK", "WORDS", "Peer", "judged", "shown"]
+__all__ = ["BLOCKS", "ONE_LOOK", "Peer", "judged", "ratio_figures", "shown"]
 
 BLOCKS = 6
 _LEVEL = 0.05
 ONE_LOOK = SequentialPlan(_LEVEL, (BLOCKS,), (1.0,))
 # What IREE is where the peer is that.
-WORDS = {
+_WORDS = {
     Verdict.SLOWER: "faster",
     Verdict.FASTER: "slower",
     Verdict.SAME: "same",
@@ -85,18 +86,27 @@ def judged(peer: Peer, evidence: Evidence) -> Peer:
     if not evidence.blocks:
         return replace(peer, reason=f"every block was disturbed; such as: {evidence.main_disturbance}")
     found = compare(evidence.blocks, ONE_LOOK)
-    bounded = math.isfinite(found.high)
+    ratio = ratio_figures(found)
     few = f"{found.blocks} of {BLOCKS} blocks; the others were disturbed, such as: {evidence.main_disturbance}"
     return replace(
         peer,
         call_ms=_median([round_ for block in evidence.blocks for round_ in block.b]),
         iree_ms=_median([round_ for block in evidence.blocks for round_ in block.a]),
-        ratio=found.ratio,
-        low=found.low if bounded else None,
-        high=found.high if bounded else None,
-        word=WORDS[found.verdict],
-        reason=found.reason if bounded else few,
+        **ratio,
+        reason=few if ratio["low"] is None else found.reason,
     )
+
+
+def ratio_figures(found: Comparison) -> dict[str, Any]:
+    """What a comparison of two programs comes to, A being the one that is spoken of.
+
+    Returns:
+        `ratio` (time of B / its own), `low` and `high` (None where there are too few blocks for an interval) and `word`
+        (what A is: faster, slower, same, inconclusive).
+    """
+    bounded = math.isfinite(found.high)
+    low, high = (found.low, found.high) if bounded else (None, None)
+    return {"ratio": found.ratio, "low": low, "high": high, "word": _WORDS[found.verdict]}
 
 
 def shown(peers: Sequence[Peer]) -> list[str]:

@@ -10,19 +10,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
-from iree_gauntlet.errors import Problem, SpecError
+from iree_gauntlet.bench.declarations import FROM_PYBUDA, Declaration, DeclarationError, declaring, given_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = [
-    "FROM_PYBUDA",
     "PASSED",
     "BenchmarkModel",
     "Generative",
@@ -30,30 +26,23 @@ __all__ = [
     "OnDevice",
     "OnHost",
     "benchmark_model",
-    "declared_models",
     "on_device",
     "on_host",
-    "shown",
 ]
 
 # What a model function may take, each by its name.
 PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-# Of what stands in PyBuda's own model files alone.
-FROM_PYBUDA = "docs/how-to/bench-models.md says what becomes of a model file of PyBuda"
 _PYBUDAS = frozenset({"devtype", "arch", "data_type", "math_fidelity"})
-_DOCUMENTED = "see docs/how-to/bench-models.md"
-_DECLARED: ContextVar[list[BenchmarkModel] | None] = ContextVar("_DECLARED", default=None)
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
-class ModelError(SpecError):
+class ModelError(DeclarationError):
     """Benchmark models that cannot be used as they are written; holds every problem with its file and line."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(problems, kind="benchmark models")
+    files = "benchmark models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,44 +100,44 @@ def on_host(module: Any) -> OnHost:
     return OnHost(module)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkModel:
-    """A declared model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkModel(Declaration):
+    """A declared model; its name is that of the function.
 
     Attributes:
-        name: that of the function.
         function: as it was written.
         configs: in the order of the decorator; empty where there are none.
         parameters: declared counts by configuration, by "" where there are none.
         accepts: those of `PASSED` that the function takes.
         required: those of them that it gives no default.
-        file: absolute.
-        line: of the function's first line, its decorator.
         module: the name under which the file was imported.
     """
 
-    name: str
     function: Callable[..., Any] = field(repr=False)
     configs: tuple[str, ...]
     parameters: Mapping[str, int]
     accepts: frozenset[str]
     required: frozenset[str]
-    file: Path
-    line: int
     module: str
 
-    @property
-    def place(self) -> str:
-        """Where it is written: `specs/models/bert.py:12`."""
-        return f"{shown(self.file)}:{self.line}"
+    what: ClassVar[str] = "a model"
+    documented: ClassVar[str] = "see docs/how-to/bench-models.md"
+    error: ClassVar[type[DeclarationError]] = ModelError
+
+    @classmethod
+    def hint(cls, function: Callable[..., Any]) -> str:
+        """Of a function of PyBuda's own, what becomes of it here."""
+        return cls.documented if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else FROM_PYBUDA
+
+    @classmethod
+    def check_name(cls, name: object, messages: list[str]) -> None:
+        """Refuse a lambda's."""
+        if not str(name).isidentifier():
+            messages.append(f"{name} is no name of a model; declare it with def")
 
     def parameter_count(self, config: str | None = None) -> int | None:
         """The declared number of parameters of a configuration; None where nothing is declared."""
         return self.parameters.get(config or "")
-
-    def problem(self, message: str, hint: str = _DOCUMENTED) -> ModelError:
-        """The error for something wrong with this model."""
-        return ModelError([Problem(str(shown(self.file)), self.line, self.name, message, hint)])
 
 
 @overload
@@ -185,52 +174,19 @@ def benchmark_model(
         ModelError: where the function cannot be called by these names, or they contradict the decorator.
     """
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        model = _record(function, configs, parameters)
-        declared = _DECLARED.get()
-        if declared is not None:
-            declared.append(model)
-        return function
+    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+        names = _configs(configs, messages)
+        accepts, required = _signature(function, names, messages)
+        return {
+            "configs": names,
+            "parameters": _parameters(parameters, names, messages),
+            "accepts": accepts,
+            "required": required,
+            "module": function.__module__,
+        }
 
+    declare = declaring(BenchmarkModel, fields)
     return declare if function is None else declare(function)
-
-
-@contextmanager
-def declared_models() -> Iterator[list[BenchmarkModel]]:
-    """Collect what is declared while the context lasts, in the order in which it is."""
-    models: list[BenchmarkModel] = []
-    token = _DECLARED.set(models)
-    try:
-        yield models
-    finally:
-        _DECLARED.reset(token)
-
-
-def shown(path: Path) -> Path:
-    """A path as messages show it: from the working directory where it lies below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _record(
-    function: Callable[..., Any], configs: Sequence[str] | None, parameters: Mapping[str, int] | int | None
-) -> BenchmarkModel:
-    if not inspect.isfunction(function):
-        raise TypeError(f"@benchmark_model is for a function, not for {function!r}")
-    file = Path(function.__code__.co_filename).absolute()
-    line = function.__code__.co_firstlineno
-    messages: list[str] = []
-    if not function.__name__.isidentifier():
-        messages.append(f"{function.__name__} is no name of a model; declare it with def")
-    names = _configs(configs, messages)
-    accepts, required = _signature(function, names, messages)
-    counts = _parameters(parameters, names, messages)
-    if messages:
-        hint = _DOCUMENTED if _PYBUDAS.isdisjoint(inspect.signature(function).parameters) else FROM_PYBUDA
-        raise ModelError([Problem(str(shown(file)), line, function.__name__, message, hint) for message in messages])
-    return BenchmarkModel(
-        function.__name__, function, names, counts, accepts, required, file, line, function.__module__
-    )
 
 
 def _configs(configs: object, messages: list[str]) -> tuple[str, ...]:
@@ -254,28 +210,15 @@ def _signature(
     function: Callable[..., Any], configs: tuple[str, ...], messages: list[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """What the function takes, and what of it has no default."""
+    found = given_by_name(function, PASSED, f"options give {', '.join(PASSED)}", messages)
     parameters = inspect.signature(function).parameters
-    accepts, required = set(), set()
-    for name, parameter in parameters.items():
-        bare = parameter.default is parameter.empty
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            messages.append(f"*{name}: options are given by name, and only to parameters that are spelled out")
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            messages.append(f"**{name}: options are given only to parameters that are spelled out")
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            messages.append(f"{name} is positional-only (it stands before /); options are given by name")
-        elif name in PASSED:
-            accepts.add(name)
-            required |= {name} if bare else set()
-        elif bare:
-            messages.append(f"nothing gives the parameter {name}; options give {', '.join(PASSED)}")
     if "training" not in parameters:
         messages.append("it has no parameter `training: bool`")
     if configs and "config" not in parameters:
         messages.append("the decorator names configs, and it has no parameter `config: str`")
-    if "config" in accepts and not configs:
+    if "config" in found and not configs:
         messages.append('it has a parameter config, and the decorator names none: @benchmark_model(configs=["tiny"])')
-    return frozenset(accepts), frozenset(required)
+    return frozenset(found), frozenset(name for name, needed in found.items() if needed)
 
 
 def _parameters(parameters: object, configs: tuple[str, ...], messages: list[str]) -> dict[str, int]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.bench.build_folder import read_build
 from iree_gauntlet.bench.chain import AGAINST, TRACE
 from iree_gauntlet.bench.checking import check_outputs
-from iree_gauntlet.bench.exporting import Exporter, unshare_weights
+from iree_gauntlet.bench.exporting import Exporter
 from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import Workers
 from iree_gauntlet.bench.peers import shown
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.results import Result
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
@@ -44,27 +43,26 @@ class BenchSession:
         devices: that it runs on.
         contraction_type: type that the compiler narrows the inputs of matrix products to; empty for none.
         notes: what the user is to know of the options.
-
-    Attributes:
-        build: the model as it was exported; None before.
     """
 
     def __init__(self, chain: Chain, devices: tuple[str, ...], contraction_type: str, notes: tuple[str, ...]) -> None:
         self.chain = chain
         self.notes = notes
-        self.build: Build | None = None
         self._devices = devices
         self._contraction_type = contraction_type
-        self._hashes: Mapping[str, str] = {}
+        self._exporter: Exporter | None = None
         self._first_call_ms = 0.0
         self._call_ms: float | None = None
+
+    @property
+    def build(self) -> Build | None:
+        """The model as it was exported; None before."""
+        return self._exporter.builds.get(MAIN) if self._exporter else None
 
     def performers(self, session: Session[Any], workbench: Workbench) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
         processes = session.processes
-
-        def export(step: Step) -> Result:
-            return self._export(step, Exporter(session, workbench, self.chain.export_plan))
+        self._exporter = exporter = Exporter(session, workbench)
 
         def benchmark(step: Step) -> Result:
             if step.role == AGAINST:
@@ -72,18 +70,17 @@ class BenchSession:
             return self._trace(step, processes, workbench) if step.role == TRACE else self._loop(step, processes)
 
         return {
-            Stage.EXPORT: export,
+            Stage.EXPORT: lambda step: exporter.perform(step, self.chain.plan),
             Stage.THRESHOLD: lambda step: self._check(step, processes),
             Stage.BENCHMARK: benchmark,
         }
 
     def steps_after_export(self) -> tuple[Step, ...]:
         """What there is to do with what was exported; nothing where it was not."""
-        if self.build is None:
+        if self.build is None or self._exporter is None:
             return ()
-        steps = self.chain.after_export(self.build, self._hashes)
-        if any(step.stage is Stage.IMPORT and not step.cache.hit for step in steps):
-            unshare_weights(self._workers().exported)
+        steps = self.chain.after_export(self.build, self._exporter.hashes[MAIN])
+        self._exporter.unshare(steps)
         reason = self._impossible(self.build)
         # Said once, and before anything is compiled.
         return (blocked(steps[-1], reason),) if reason else steps
@@ -106,14 +103,6 @@ class BenchSession:
         assert self.build is not None, "exported before"
         return Workers(self.chain, self.build, self._devices)
 
-    def _export(self, step: Step, exporter: Exporter) -> Result:
-        result = exporter.perform(step)
-        if result.verdict is Verdict.PASSED:
-            self.build = read_build(Path(step.folder))
-            assert result.statistics is not None, "of every export that passed"
-            self._hashes = result.statistics["hashes"]
-        return result
-
     def _check(self, step: Step, processes: Processes) -> Result:
         result = check_outputs(step, self._workers(), processes, self._contraction_type)
         if result.statistics:
@@ -131,7 +120,7 @@ class BenchSession:
         command = workers.command(step, *workers.loop(len(self._devices)))
         options = self.chain.options
         replaced = options.disturbed == "replace"
-        place = AgainstPlace(self.chain.export_plan(""), self.chain.torch.path, options.env, replaced)
+        place = AgainstPlace(asdict(self.chain.plan), self.chain.torch.path, options.env, replaced)
         peers = measure(session, options.against, iree_rounds(step, command), workers.exported, place, _SEED)
         lines = shown(peers)
         return Result(Verdict.PASSED, statistics={AGAINST: [peer.as_dict() for peer in peers]}, notes=tuple(lines))
@@ -140,28 +129,11 @@ class BenchSession:
         workers, toolchain = self._workers(), self.chain.toolchain
         traces = []
         for number, program in enumerate(workers.build.programs):
-            folder = Path(step.folder) / program.name
-            command = tracing.benchmark_command(
-                toolchain.runtime.benchmark_module,
-                folder,
-                module=Path(workers.module_path(number)),
-                parameters=Path(workers.parameters_path(number)),
-                inputs=program.inputs,
-                inputs_folder=workers.exported,
-                device=self._devices[0],
-            )
-            command = replace(command, env=self.chain.options.env)
-            traces.append(
-                tracing.trace(
-                    replace(step, command=command, folder=str(folder)),
-                    self.chain.options.trace,
-                    Path(step.folder) / program.name,
-                    toolchain,
-                    processes,
-                    workbench.flags_of(BENCHMARK_MODULE),
-                    call_ms=self._call_ms,
-                )
-            )
+            path = Path(step.folder) / program.name
+            traced = tracing.traced_step(replace(step, folder=str(path)), self.chain, workers.compiled(number))
+            flags = workbench.flags_of(BENCHMARK_MODULE)
+            level = self.chain.options.trace
+            traces.append(tracing.trace(traced, level, path, toolchain, processes, flags, call_ms=self._call_ms))
         lines = [line for made in traces for line in tracing.shown(made)]
         return Result(
             Verdict.PASSED,

@@ -7,17 +7,19 @@ import json
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.failures import INSTALL_HINT
+from iree_gauntlet.bench.declarations import INSTALL_HINT
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.toolchains.probe import ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TorchPython", "find_torch_python"]
+__all__ = ["TorchPython", "find_torch_python", "running"]
 
+_PROCESS = Path(__file__).with_name("torch_process.py")
 _TIMEOUT_SECONDS = 60.0
 _MOST_SAID = 80
 # Nothing is imported: torch takes seconds.
@@ -56,6 +58,15 @@ class TorchPython:
         return " ".join(
             [f"python {self.python}", *(f"{name} {found}" for name, found in sorted(self.versions.items()))]
         )
+
+    def running(self, module: str) -> tuple[str, ...]:
+        """The words that run a module of this package there, but for its plan."""
+        return running(self.path, module)
+
+
+def running(python: str, module: str) -> tuple[str, ...]:
+    """The words that run a module of this package in a Python (see `torch_process.py`), but for its plan."""
+    return (python, "-B", str(_PROCESS), module)
 
 
 def find_torch_python(named: str) -> TorchPython:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.measuring_worker import FUNCTION
+from iree_gauntlet.bench.module_steps import FUNCTION
 from iree_gauntlet.bench.trace_table import table_lines, trace_table
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.engine.judging import after_process
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_folder import Array
+    from iree_gauntlet.bench.module_steps import CompiledProgram, TorchChain
     from iree_gauntlet.bench.trace_table import TraceTable
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["LIGHT", "VERBOSE", "Trace", "benchmark_command", "shown", "trace"]
+__all__ = ["LIGHT", "VERBOSE", "Trace", "benchmark_command", "shown", "trace", "traced_step"]
 
 LIGHT = "light"
 VERBOSE = "verbose"
@@ -88,16 +89,7 @@ class Trace:
         }
 
 
-def benchmark_command(
-    tool: str,
-    folder: Path,
-    *,
-    module: Path,
-    parameters: Path,
-    inputs: Sequence[Array],
-    inputs_folder: Path,
-    device: str,
-) -> Command:
+def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
     """`iree-benchmark-module` for a program of a model.
 
     Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
@@ -106,27 +98,32 @@ def benchmark_command(
     Args:
         tool: path of the native program.
         folder: where the command runs; made where it is missing.
-        module: the compiled program.
-        parameters: its weights, of the scope `model`.
-        inputs: in the order of the function's arguments.
-        inputs_folder: where these files lie.
+        compiled: what is run.
         device: the runtime's name of it.
 
     Raises:
         GauntletError: an input cannot be read, or not be written.
     """
-    given = [f"--input={_input_text(inputs_folder / item.file, item, folder)}" for item in inputs]
-    return Command(
-        (
-            tool,
-            f"--device={device}",
-            f"--module={module}",
-            f"--parameters=model={parameters}",
-            f"--function={FUNCTION}",
-            *given,
-        ),
-        str(folder),
+    inputs = compiled.program.inputs
+    words = (
+        tool,
+        f"--device={device}",
+        f"--module={compiled.module}",
+        f"--parameters=model={compiled.parameters}",
+        f"--function={FUNCTION}",
+        *(f"--input={_input_text(compiled.exported / item.file, item, folder)}" for item in inputs),
     )
+    return Command(words, str(folder))
+
+
+def traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
+    """A step that runs a program in its folder as `trace` takes it.
+
+    Raises:
+        GauntletError: an input cannot be read, or not be written.
+    """
+    command = benchmark_command(chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device)
+    return replace(step, command=replace(command, env=chain.env))
 
 
 def trace(

@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,19 @@ class RunOptions:
     confirm: ConfirmRules | None
 
 
+@dataclass(slots=True)
+class Performed:
+    """What was performed.
+
+    Attributes:
+        verdicts: of all steps, by id.
+        code: what that comes to; INTERRUPTED where Ctrl-C or SIGTERM ended it.
+    """
+
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    code: ExitCode = ExitCode.OK
+
+
 class Engine:
     """Executes steps.
 
@@ -63,6 +76,9 @@ class Engine:
         performers: what executes steps of a stage, in place of what spec files mean by it; None from one means that the
             step is not its own, and is executed as ever.
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
+
+    Attributes:
+        results: what each step has come to, by id.
     """
 
     def __init__(
@@ -73,6 +89,7 @@ class Engine:
         performers: Mapping[Stage, Callable[[Step], Result | None]] | None = None,
         available_memory: Callable[[], int | None] = free_memory,
     ) -> None:
+        self.results: dict[str, Result] = {}
         self._session = session
         self._store = workbench.store
         self._release = workbench.toolchain.compiler.release if workbench.toolchain else ""
@@ -94,15 +111,27 @@ class Engine:
         Returns:
             The exit code; INTERRUPTED where Ctrl-C or SIGTERM ended it.
         """
-        began = time.monotonic()
-        interrupted = False
+        with self.recorded() as performed, self._scheduler(steps, finished) as scheduler:
+            performed.verdicts = scheduler.run()
+        return performed.code
+
+    @contextmanager
+    def recorded(self) -> Iterator[Performed]:
+        """Journals the end of what is performed inside, and takes the KeyboardInterrupt that ends it."""
+        began, performed = time.monotonic(), Performed()
         try:
-            with self._scheduler(steps, finished) as scheduler:
-                code = exit_code_of(scheduler.run().values())
+            yield performed
+            performed.code = exit_code_of(performed.verdicts.values())
         except KeyboardInterrupt:
-            interrupted, code = True, ExitCode.INTERRUPTED
-        self._session.log.end(exit_code=int(code), seconds=round(time.monotonic() - began, 3), interrupted=interrupted)
-        return code
+            performed.code = ExitCode.INTERRUPTED
+        seconds = round(time.monotonic() - began, 3)
+        interrupted = performed.code is ExitCode.INTERRUPTED
+        self._session.log.end(exit_code=int(performed.code), seconds=seconds, interrupted=interrupted)
+
+    def announce(self, steps: Sequence[Step]) -> None:
+        """Journals steps that were not known when the run began, before they are performed."""
+        self._session.log.more_steps([asdict(step) for step in steps])
+        self._progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
         """Runs some steps of a plan and journals what they come to; more may follow.
@@ -166,7 +195,7 @@ class Engine:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
 
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
-        result = replace(result, seconds=seconds)
+        result = self.results[step.id] = replace(result, seconds=seconds)
         self._session.log.result(step.id, result)
         self._progress.step_finished(_told(step), result)
         return result.verdict

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.engine import Engine, RunOptions
+from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.records.journal import Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from iree_gauntlet.cases import Stage
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.records.journal import Journal
+    from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["model_engine", "require_importer"]
+__all__ = ["model_engine", "model_session", "require_importer"]
+
+
+@contextmanager
+def model_session(run_dir: Path, progress: Progress, event: dict[str, Any]) -> Iterator[Session[Journal]]:
+    """A session in a run's folder, whose journal has begun; Ctrl-C and SIGTERM end it.
+
+    Args:
+        run_dir: the run's folder.
+        progress: shows how it goes.
+        event: the journal's first.
+    """
+    with (
+        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
+        open_session(run_dir, journal, progress) as session,
+    ):
+        journal.run(event)
+        # Of a resumed run only what is left to do counts.
+        progress.run_started({**event, "steps": []} if event["resumed"] else event)
+        with session.interruptible():
+            yield session
 
 
 def model_engine(

@@ -60,20 +60,20 @@ class Session(Generic[Log]):
         self.supervisor.cancel_all()
 
     @contextmanager
-    def machine(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
-        """Hold the machine, and a GPU of it, while something is measured.
+    def quiet(self, device: str = "", *, exclusive: bool = True) -> Iterator[None]:
+        """Keeps other runs away from the machine, and from a device, while something is measured.
 
         Args:
-            device: the GPU; empty for none.
-            exclusive: whether nobody else may work meanwhile; otherwise nobody else may measure.
+            device: the GPU that is measured on; empty for none.
+            exclusive: whether steps that measure nothing wait too.
 
         Raises:
-            WaitCancelledError: the session was cancelled while it waited.
+            WaitCancelledError: the session was ended while it waited.
         """
-        with ExitStack() as stack:
-            stack.enter_context(self.locks.quiet_machine(exclusive=exclusive, on_wait=self.progress.waiting))
+        waiting = self.progress.waiting
+        with self.locks.quiet_machine(exclusive=exclusive, on_wait=waiting), ExitStack() as stack:
             if device:
-                stack.enter_context(self.locks.device_lock(device, self.progress.waiting))
+                stack.enter_context(self.locks.device_lock(device, waiting))
             yield
 
     @contextmanager

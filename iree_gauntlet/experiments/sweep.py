@@ -6,38 +6,34 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
-from iree_gauntlet.cases import Stage, Verdict, exit_code_of
-from iree_gauntlet.engine.model_engine import model_engine, require_importer
+from iree_gauntlet.bench.module_steps import builder_identity
+from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.run_event import run_event
-from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import plan_context
-from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
+from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
-from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.micro.configuration import points_of
 from iree_gauntlet.micro.configuration_schema import iree_device
-from iree_gauntlet.micro.point_chain import DIALECT, PointChain, builder_identity
+from iree_gauntlet.micro.point_chain import DIALECT, PointChain
 from iree_gauntlet.micro.point_measurement import Measuring
 from iree_gauntlet.micro.point_session import PointSession
-from iree_gauntlet.micro.points import points_of
 from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
-from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.devices import device_available
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.bench.torch_python import TorchPython
     from iree_gauntlet.engine.engine import Engine
@@ -46,10 +42,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.sweep_resume import Earlier
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
-    from iree_gauntlet.micro.configuration import MicroConfig
+    from iree_gauntlet.micro.configuration import MicroConfig, Point
     from iree_gauntlet.micro.lookup import Registry
-    from iree_gauntlet.micro.points import Point
     from iree_gauntlet.micro.roofline import Roofline
+    from iree_gauntlet.progress import Progress
+    from iree_gauntlet.records.journal import Journal
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
@@ -104,21 +101,14 @@ class MicroRun:
         context, builder = plan_context(self.workbench, self.run_dir), builder_identity()
         chains = {point.name: self._chain(point, context, builder) for point in points}
         todo = [point for point in points if chains[point.name].id not in done]
-        with (
-            Journal(self.run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-            open_session(self.run_dir, journal, _Results(self.progress, self._keep)) as session,
-        ):
-            event = self._event(chains, done)
-            journal.run(event)
-            # Of a resumed run only what is left to do counts.
-            self.progress.run_started({**event, "steps": []})
+        with model_session(self.run_dir, self.progress, self._event(chains, done)) as session:
             performers = dict.fromkeys((Stage.EXPORT, Stage.THRESHOLD, Stage.BENCHMARK), self._perform)
             engine = model_engine(session, self.workbench, performers)
             recipes = [f"{variant.label}: {variant.refusal}" for variant in self.config.variants if variant.refusal]
             for said in dict.fromkeys((*self._refused.values(), *recipes)):
                 self.progress.message(f"not measured: {said}")
-            with session.interruptible():
-                self._points(todo, len(points), chains, session, engine)
+            with engine.recorded() as performed:
+                performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
     def _reachable(self, points: Sequence[Point], toolchain: Toolchain) -> list[Point]:
         """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
@@ -149,30 +139,23 @@ class MicroRun:
         chains: Mapping[str, PointChain],
         session: Session[Journal],
         engine: Engine,
-    ) -> None:
+    ) -> dict[str, Verdict]:
         began = time.monotonic()
-        interrupted, code = False, ExitCode.OK
         verdicts: dict[str, Verdict] = {}
-        try:
-            roofline = self._roofline(todo, session)
-            measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
-            for number, point in enumerate(todo):
-                self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
-                of_point = PointSession(chains[point.name], session, self.workbench, measuring)
-                verdicts |= self._point(of_point, engine, session.log)
-            code = exit_code_of(verdicts.values())
-        except KeyboardInterrupt:
-            interrupted, code = True, ExitCode.INTERRUPTED
-        seconds = round(time.monotonic() - began, 3)
-        session.log.end(exit_code=int(code), seconds=seconds, interrupted=interrupted)
+        roofline = self._roofline(todo, session)
+        measuring = Measuring(self.asked.against, self.asked.disturbed == "replace", roofline)
+        for number, point in enumerate(todo):
+            self.progress.message(_heading(point, total - len(todo) + number + 1, total, number, began, len(todo)))
+            chain = chains[point.name]
+            self._session = PointSession(chain, session, self.workbench, measuring, engine.results)
+            verdicts |= self._point(self._session, engine)
+        return verdicts
 
-    def _point(self, session: PointSession, engine: Engine, journal: Journal) -> dict[str, Verdict]:
-        self._session = session
+    def _point(self, session: PointSession, engine: Engine) -> dict[str, Verdict]:
         verdicts: dict[str, Verdict] = {}
         for phase in session.phases():
             steps = phase()
-            journal.more_steps([asdict(step) for step in steps])
-            self.progress.steps_added(len(steps))
+            engine.announce(steps)
             for group in _one_model_at_a_time(steps):
                 verdicts = engine.perform(group, verdicts)
         session.tidy()
@@ -185,7 +168,7 @@ class MicroRun:
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
-            with session.machine():
+            with session.quiet():
                 return machine_roofline(
                     self.workbench.cache_dir / "machine", toolchain.compiler.python, machine_facts()
                 )
@@ -211,7 +194,7 @@ class MicroRun:
             context=context,
             toolchain=toolchain,
             torch=self.torch,
-            builder=builder,
+            identity=builder,
         )
 
     def _event(self, chains: Mapping[str, PointChain], done: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -248,44 +231,6 @@ class MicroRun:
     def _perform(self, step: Step) -> Result:
         assert self._session is not None, "a point is under way"
         return self._session.performers()[step.stage](step)
-
-    def _keep(self, step: str, result: Result) -> None:
-        assert self._session is not None, "a point is under way"
-        self._session.results[step] = result
-
-
-@dataclass(slots=True)
-class _Results(Progress):
-    """Keeps the results of steps, and passes on how it goes.
-
-    Attributes:
-        progress: shows how it goes.
-        keep: is given each result.
-    """
-
-    progress: Progress
-    keep: Callable[[str, Result], None]
-
-    def step_started(self, step: dict[str, Any]) -> None:
-        """Passes it on."""
-        self.progress.step_started(step)
-
-    def step_finished(self, step: dict[str, Any], result: Result) -> None:
-        """Keeps the result, and passes it on."""
-        self.keep(step["id"], result)
-        self.progress.step_finished(step, result)
-
-    def message(self, text: str) -> None:
-        """Passes it on."""
-        self.progress.message(text)
-
-    def status(self, text: str) -> None:
-        """Passes it on."""
-        self.progress.status(text)
-
-    def waiting(self, text: str) -> None:
-        """Passes it on."""
-        self.progress.waiting(text)
 
 
 def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:

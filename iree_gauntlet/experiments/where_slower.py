@@ -39,7 +39,7 @@ def explain(
         pair = by_chain[verdict.chain]
         session.progress.status(f"{pair.chain}: looking for where the time went")
         a, b = sides
-        with session.machine(pair.a.device):
+        with session.quiet(pair.a.device):
             dispatches = _dispatches(a, b, pair, session.processes, verdict)
         compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
         session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})

@@ -125,6 +125,6 @@ def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[An
 )
 def transformers(m: int, k: int, n: int, dtype: Any, config: Path) -> tuple[Any, tuple[Any, ...]]:
     """Nothing is downloaded, and no code that a configuration names is run."""
-    from iree_gauntlet.micro.configured_model import configured_model  # noqa: PLC0415
+    from iree_gauntlet.micro.torch_models import configured_model  # noqa: PLC0415
 
     return configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -10,32 +10,30 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from iree_gauntlet.bench.agreement import agreement, pieces, recorded
-from iree_gauntlet.bench.build_folder import tensors
+from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
-from iree_gauntlet.bench.measuring_worker import FUNCTION, MODULE_WORKER, ask, planned_command
-from iree_gauntlet.bench.module_steps import PARAMETERS
+from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, ask, planned_command, worker_words
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 from iree_gauntlet.measuring.numerics.element_types import is_float
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_variant", "distance", "module_plan", "variant_tolerance"]
+__all__ = ["check_variant", "distance", "variant_tolerance"]
 
 # After the first one, whose outputs are looked at: they say how many calls a round has.
 _CALLS = 3
@@ -56,21 +54,7 @@ def variant_tolerance(variant: Variant, dtype: str, build: Build) -> Tolerance:
     return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
 
 
-def module_plan(chain: PointChain, variant: Variant, build: Build, exported: Path) -> dict[str, Any]:
-    """The plan of a measuring program, without `calls` and `warm_up_calls`."""
-    return {
-        "modules": [str(chain.module(variant))],
-        "parameters": [["model", str(chain.imported(variant) / PARAMETERS)]],
-        "function": FUNCTION,
-        "devices": [chain.device],
-        "inputs": [{"file": str(exported / item.file), "type": item.type} for item in build.programs[0].inputs],
-        "outputs": "",
-    }
-
-
-def check_variant(
-    step: Step, chain: PointChain, variant: Variant, build: Build, exported: Path, processes: Processes
-) -> Result:
+def check_variant(step: Step, chain: PointChain, variant: Variant, build: Build, processes: Processes) -> Result:
     """Runs a variant and compares its outputs.
 
     The result's statistics have `agreement` (with torch eager), `error` (from the unchanged model in f32: max, relative
@@ -81,22 +65,17 @@ def check_variant(
     """
     folder = Path(step.folder) / "outputs"
     folder.mkdir(parents=True, exist_ok=True)
-    plan = {
-        **module_plan(chain, variant, build, exported),
-        "calls": _CALLS,
-        "warm_up_calls": 0,
-        "outputs": str(folder),
-    }
-    script = Path(iree_side.__file__).with_name(MODULE_WORKER)
-    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
+    compiled = chain.made(variant, build)
+    plan = compiled.plan([chain.device], _CALLS, warm_up_calls=0, outputs=str(folder))
+    answer = ask(step, processes, planned_command(step, worker_words(chain.toolchain, MODULE_WORKER), plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
         return processes.complete(step, answer.outcome, answer.failure)
     allowed = variant_tolerance(variant, chain.point.model.dtype, build)
-    actual = [read_npy(Path(item["file"])).with_element_type(item["type"]) for item in answer.figures["outputs"]]
-    expected = tensors(exported, build.programs[0].outputs)
+    actual = read_outputs(answer.figures["outputs"])
+    expected = tensors(compiled.exported, build.programs[0].outputs)
     found = agreement(actual, expected, allowed)
-    reference = tensors(exported, build.reference) if build.reference else expected
+    reference = tensors(compiled.exported, build.reference) if build.reference else expected
     statistics_ = {
         "agreement": found.as_dict(),
         "error": distance(actual, reference),

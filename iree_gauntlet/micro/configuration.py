@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.configuration_schema import Context, File
-from iree_gauntlet.micro.registry import BASELINE, CUSTOM
+from iree_gauntlet.micro.registry import BASELINE, COMPILER, CUSTOM
 from iree_gauntlet.micro.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.configuration_schema import ModelEntry
     from iree_gauntlet.micro.lookup import AskedArchitecture, AskedRecipe, Registry
 
-__all__ = ["DType", "MicroConfig", "ModelParams", "Variant", "overridden", "read_micro_config"]
+__all__ = ["DType", "MicroConfig", "ModelParams", "Point", "Variant", "overridden", "points_of", "read_micro_config"]
 
 DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
@@ -58,6 +58,17 @@ class Variant:
     def refusal(self) -> str:
         """Why it is not made here; empty where it is."""
         return self.quantization.recipe.refusal
+
+    @property
+    def torch_recipes(self) -> tuple[str, str | None]:
+        """Its recipes as torch makes them; one of the compiler leaves the model alone, and shares the baseline's."""
+        quantization = BASELINE if self.quantization.recipe.kind == COMPILER else self.quantization.text
+        return quantization, self.sparsity.text if self.sparsity else None
+
+    @property
+    def side(self) -> str:
+        """What torch makes for it, as `label` would call it."""
+        return "+".join(filter(None, self.torch_recipes))
 
     @property
     def is_baseline(self) -> bool:
@@ -224,3 +235,33 @@ def overridden(config: MicroConfig, device: str, dtype: str) -> MicroConfig:
         raise UsageError(f"--dtype {dtype}: unknown", f"Known: {', '.join(_TYPES)}.")
     models = (replace(model, device=device or model.device, dtype=kind or model.dtype) for model in config.models)
     return replace(config, models=tuple(models))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """An architecture at a shape.
+
+    Attributes:
+        model: the entry of the configuration.
+        shape: one of its shapes.
+        variants: what is measured there; the baseline first.
+    """
+
+    model: ModelParams
+    shape: Shape
+    variants: tuple[Variant, ...]
+
+    @property
+    def name(self) -> str:
+        """`small_bf16_linear/1024-1024-2048`."""
+        return f"{self.model.name}/{self.shape.label}"
+
+
+def points_of(config: MicroConfig) -> tuple[Point, ...]:
+    """All points in the order of the file; a shape that an entry has twice, by two names, is measured once."""
+    found: dict[str, Point] = {}
+    for model in config.models:
+        for shape in model.shapes:
+            point = Point(model, shape, config.variants)
+            found.setdefault(point.name, point)
+    return tuple(found.values())

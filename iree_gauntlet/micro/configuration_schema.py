@@ -25,12 +25,12 @@ from pydantic import (
     model_validator,
 )
 
-from iree_gauntlet.bench.registry import shown
 from iree_gauntlet.dialects.fields import Document
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.lookup import Registry
 from iree_gauntlet.micro.registry import CUSTOM, HIGHEST_POWER
+from iree_gauntlet.settings import shown
 from iree_gauntlet.targets import target_of
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.peers import BLOCKS
+from iree_gauntlet.engine.rounds.blocks import PAUSE_SECONDS, SPARE_BLOCKS, main_cause
 from iree_gauntlet.engine.rounds.round_seed import seed_of
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, take_round
 from iree_gauntlet.system.atomic import write_atomic
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Blocks", "InterleavedRounds", "TorchRound"]
 
 _ATTEMPTS = 3
-_SPARE_BLOCKS = 5
-_PAUSE_SECONDS = 1.0
 _KIND = "micro"
 # Under this name the start of torch stands in the log; it is no label of a recipe.
 _TORCH = "torch "
@@ -80,12 +78,12 @@ class Blocks:
     @property
     def too_disturbed(self) -> bool:
         """Whether the machine is too busy for this to come to an end."""
-        return self.replaced > _SPARE_BLOCKS + self.count
+        return self.replaced > SPARE_BLOCKS + self.count
 
     @property
     def main_disturbance(self) -> str:
         """What spoiled most rounds; empty for none."""
-        return next((cause for cause, _ in self.disturbances.most_common(1)), "")
+        return main_cause(self.disturbances)
 
 
 class InterleavedRounds:
@@ -139,12 +137,7 @@ class InterleavedRounds:
         order = list(self._iree)
         self._lots.shuffle(order)
         rounds: list[tuple[str, TakenRound]] = []
-        with ExitStack() as stack:
-            locks, waiting = self._session.locks, self._session.progress.waiting
-            stack.enter_context(locks.quiet_machine(exclusive=True, on_wait=waiting))
-            device = next((item.device for item in self._iree.values() if item.device), "")
-            if device:
-                stack.enter_context(locks.device_lock(device, waiting))
+        with self._session.quiet(next((item.device for item in self._iree.values() if item.device), "")):
             complete = self._rounds(order, rounds)
             if complete and self._torch is not None:
                 complete = self._torch_round(self._torch, rounds)
@@ -167,7 +160,7 @@ class InterleavedRounds:
             self._count(found, rounds)
         else:
             found.replaced += 1
-            self._cancelled.wait(_PAUSE_SECONDS)
+            self._cancelled.wait(PAUSE_SECONDS)
 
     def _count(self, found: Blocks, rounds: Sequence[tuple[str, TakenRound]]) -> None:
         times: dict[str, tuple[float, ...]] = {}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.failures import failure_problem
+from iree_gauntlet.bench.declarations import unknown_name
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.refused_recipes import refused_recipe
-from iree_gauntlet.micro.registry import PluginError
 from iree_gauntlet.micro.signatures import read_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from iree_gauntlet.micro.registry import Activation, Architecture, Recipe, ShapeSet
@@ -90,7 +88,7 @@ class Registry:
             return AskedRecipe(text, refused)
         if found is None:
             usages = [self.recipes[name].usage for name in sorted(self.recipes)]
-            raise _unknown(f"there is no recipe {text!r}", text, self.recipes, usages)
+            raise unknown_name(f"there is no recipe {text!r}", text, self.recipes, usages)
         raise UsageError(f"recipe {text!r}: {wrong}", f"It is written {asked.usage}.")
 
     def model_type(self, text: str) -> AskedArchitecture:
@@ -107,7 +105,7 @@ class Registry:
             ending = text.removeprefix(f"{item.name}_")
             if ending != text and ending in self.activations:
                 return AskedArchitecture(text, item, self.activations[ending])
-        raise _unknown(f"there is no model type {text!r}", text, self.model_types(), self.model_types())
+        raise unknown_name(f"there is no model type {text!r}", text, self.model_types())
 
     def model_types(self) -> tuple[str, ...]:
         """Every text that `model_type` knows, sorted."""
@@ -125,21 +123,11 @@ class Registry:
         """
         if name not in self.shape_sets:
             names = sorted([*self.shape_sets, "custom"])
-            raise _unknown(f"there is no shape set {name!r}", name, names, names)
+            raise unknown_name(f"there is no shape set {name!r}", name, names)
         return self.shape_sets[name]
 
 
 def _checked(recipe: Recipe, arguments: Sequence[int | str]) -> str:
     """What is wrong with arguments; empty where nothing is."""
-    try:
+    with recipe.blamed():
         return recipe.check(*arguments) if recipe.check else ""
-    except Exception as error:  # a function of a user may raise anything, and is named for it
-        problem = failure_problem(error, recipe.file, recipe.file, recipe.line, recipe.name)
-        raise PluginError([problem]) from error
-
-
-def _unknown(what: str, text: str, names: Iterable[str], shown_as: Iterable[str]) -> UsageError:
-    known = list(names)
-    near = difflib.get_close_matches(text, known, n=1) or [name for name in known if text and name.startswith(text)]
-    meant = f"Did you mean {near[0]}? " if near else ""
-    return UsageError(what, f"{meant}There are {', '.join(shown_as) or 'none'}.")

@@ -9,19 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command
+from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command, worker_words
 from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
-from iree_gauntlet.micro.checking import module_plan
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds
-from iree_gauntlet.micro.points import torch_side
-from iree_gauntlet.micro.record import MEASURED, point_record
+from iree_gauntlet.micro.record import MEASURED, median_ms, point_record
 from iree_gauntlet.micro.roofline import why_no_roofline
-from iree_gauntlet.micro.speedups import median_ms
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,20 +121,17 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.session.locks.quiet_machine(exclusive=False, on_wait=self.session.progress.waiting):
+        with self.session.quiet(exclusive=False):
             return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
-        script = Path(iree_side.__file__).with_name(MODULE_WORKER)
+        words = worker_words(self.chain.toolchain, MODULE_WORKER)
         programs: dict[str, Measurement] = {}
         for variant in wanted:
-            side = torch_side(variant).label
-            plan = {
-                **module_plan(self.chain, variant, self.builds[side], self.chain.exported(side)),
-                "calls": calls_of(float(self.found[variant.label].figures["call_ms"]), _ROUND_MS),
-                "warm_up_calls": 1,
-            }
-            command = planned_command(step, self.chain.toolchain.compiler.python, script, plan, f"{variant.label}.")
+            compiled = self.chain.made(variant, self.builds[variant.side])
+            calls = calls_of(float(self.found[variant.label].figures["call_ms"]), _ROUND_MS)
+            plan = compiled.plan([self.chain.device], calls)
+            command = planned_command(step, words, plan, f"{variant.label}.")
             programs[variant.label] = Measurement(step, command, "the measuring program", _iree_times, gpu_of(step))
         rounds = InterleavedRounds(
             self.session,
@@ -168,8 +161,8 @@ class PointMeasurement:
         known = self.found[variant.label]
         if roofline is None or why_no_roofline(self.chain.device) or time_ms is None or known.parameter_bytes is None:
             return None
-        build = self.builds[torch_side(variant).label].programs[0]
-        folder = self.chain.exported(torch_side(variant).label)
+        build = self.builds[variant.side].programs[0]
+        folder = self.chain.exported(variant.side)
         tensors = sum((folder / item.file).stat().st_size for item in (*build.inputs, *build.outputs))
         share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, time_ms)
         return {"share": share, "bound": bound}

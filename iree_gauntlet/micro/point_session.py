@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -11,30 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench import tracing
-from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
-from iree_gauntlet.bench.exporting import Exporter, unshare_weights
-from iree_gauntlet.bench.measuring_worker import ask, planned_command
-from iree_gauntlet.bench.module_steps import PARAMETERS
+from iree_gauntlet.bench.exporting import Exporter
+from iree_gauntlet.bench.measuring_worker import ask, planned_command, worker_words
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.micro.checking import check_variant, module_plan
+from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
 from iree_gauntlet.micro.point_chain import MEMORY, TRACE
 from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, PointMeasurement
-from iree_gauntlet.micro.points import COMPILER, torch_side
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
-from iree_gauntlet.micro.registry import BASELINE
+from iree_gauntlet.micro.registry import BASELINE, COMPILER
 from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
-from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.bench.build_folder import Build
+    from iree_gauntlet.bench.module_steps import CompiledProgram
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.micro.point_measurement import Measuring
     from iree_gauntlet.steps import Step
-    from iree_gauntlet.toolchains.flags import FlagSet
 
 __all__ = ["PointSession"]
 
@@ -57,18 +52,20 @@ class PointSession:
         session: what it runs in.
         workbench: the caches and the IREE.
         measuring: how it is measured.
-        results: what each step has come to, by id: the engine's listener fills it.
+        results: what each step has come to, by id: the engine's.
     """
 
     chain: PointChain
     session: Session[Any]
     workbench: Workbench
     measuring: Measuring
-    results: dict[str, Result] = field(default_factory=dict)
-    _hashes: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    _builds: dict[str, Build] = field(default_factory=dict)
+    results: Mapping[str, Result]
+    _exporter: Exporter = field(init=False)
     _found: dict[str, VariantFigures] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._exporter = Exporter(self.session, self.workbench)
 
     def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
         """What executes each stage; import and compile are the engine's own."""
@@ -89,30 +86,16 @@ class PointSession:
             shutil.rmtree(code)
 
     def _export(self, step: Step) -> Result:
-        plan = self.chain.export_plan
-
-        def told(folder: str) -> Mapping[str, object]:
-            return plan(step.role, folder)
-
-        result = Exporter(self.session, self.workbench, told).perform(step)
-        if result.verdict is Verdict.PASSED:
-            self._builds[step.role] = read_build(Path(step.folder))
-            self._hashes[step.role] = result.statistics["hashes"]
-        return result
+        return self._exporter.perform(step, self.chain.plan(step.role))
 
     def _modules(self) -> Sequence[Step]:
-        steps = self.chain.modules(self._hashes)
-        if any(step.stage is Stage.IMPORT and not step.cache.hit for step in steps):
-            for label in self._hashes:
-                unshare_weights(self.chain.exported(label))
+        steps = self.chain.modules(self._exporter.hashes)
+        self._exporter.unshare(steps)
         return steps
 
     def _check(self, step: Step) -> Result:
         variant = self._variant(step.role)
-        side = torch_side(variant).label
-        return check_variant(
-            step, self.chain, variant, self._builds[side], self.chain.exported(side), self.session.processes
-        )
+        return check_variant(step, self.chain, variant, self._build(variant), self.session.processes)
 
     def _measured(self) -> Sequence[Step]:
         """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
@@ -134,7 +117,7 @@ class PointSession:
         """What the steps before came to: the first that did not pass says why there is nothing to measure."""
         if variant.refusal:
             return VariantFigures(status="skipped", reason=variant.refusal)
-        side = torch_side(variant).label
+        side = variant.side
         roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
         found = VariantFigures()
         for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
@@ -150,9 +133,8 @@ class PointSession:
 
     def _facts(self, variant: Variant) -> ModuleFacts | None:
         """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
-        program = self.chain.imported(variant) / "program.mlir"
         try:
-            return read_module_facts(self.chain.toolchain, program, self.chain.module(variant))
+            return read_module_facts(self.chain.toolchain, self.chain.imported(variant), self.chain.module(variant))
         except GauntletError as error:
             known = self._found[variant.label]
             known.status, known.reason = "error", shorten(f"{UNREAD}: {error.what}")
@@ -176,7 +158,7 @@ class PointSession:
         problems = [
             problem
             for asked in filter(None, (variant.quantization, variant.sparsity))
-            for problem in prove(asked.recipe.proof, facts, baseline, self._built(variant).get("changed_bytes"))
+            for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
         ]
         if problems:
             known.status = "failed"
@@ -184,33 +166,34 @@ class PointSession:
 
     def _benchmark(self, step: Step) -> Result:
         if step.role == MAIN:
+            # Of the unchanged model, as every build of it says.
+            flops = next((build.flops for build in self._exporter.builds.values()), 0)
             return PointMeasurement(
-                self.chain, self.session, self.measuring, self._builds, self._found, self._flops(), self._began
+                self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
             ).run(step)
         kind = TRACE if step.role.startswith(TRACE) else MEMORY
         variant = self._variant(step.role.removeprefix(kind))
-        build, processes = self._builds[torch_side(variant).label], self.session.processes
+        compiled = self.chain.made(variant, self._build(variant))
+        processes = self.session.processes
         if kind == MEMORY:
-            return _profile_memory(step, self.chain, variant, build, processes)
+            return _profile_memory(step, self.chain, variant, compiled, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
-        return _trace_variant(step, self.chain, variant, build, call_ms, processes, flags)
+        path, toolchain = Path(step.folder) / variant.label, self.chain.toolchain
+        traced = tracing.traced_step(step, self.chain, compiled)
+        made = tracing.trace(traced, tracing.VERBOSE, path, toolchain, processes, flags, call_ms=call_ms)
+        return Result(
+            Verdict.PASSED,
+            statistics={TRACE.rstrip("."): made.as_dict()},
+            notes=tuple(tracing.shown(made)),
+            tool_seconds=made.seconds,
+        )
+
+    def _build(self, variant: Variant) -> Build:
+        return self._exporter.builds[variant.side]
 
     def _variant(self, label: str) -> Variant:
         return next(variant for variant in self.chain.point.variants if variant.label == label)
-
-    def _flops(self) -> int:
-        """Of the unchanged model, as every build of it says; 0 where there is none."""
-        built = next(
-            (variant for variant in self.chain.point.variants if torch_side(variant).label in self._builds), None
-        )
-        return int(self._built(built)["flops"]) if built else 0
-
-    def _built(self, variant: Variant) -> dict[str, Any]:
-        """What the builder says of a variant beside what every build has."""
-        path = self.chain.exported(torch_side(variant).label) / BUILD_FILE
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
 
     def _profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
@@ -223,52 +206,12 @@ class PointSession:
         )
 
 
-def _trace_variant(
-    step: Step,
-    chain: PointChain,
-    variant: Variant,
-    build: Build,
-    call_ms: float | None,
-    processes: Processes,
-    flags: FlagSet,
+def _profile_memory(
+    step: Step, chain: PointChain, variant: Variant, compiled: CompiledProgram, processes: Processes
 ) -> Result:
-    """A table of dispatches and a file for Perfetto, in the step's folder.
-
-    Raises:
-        GauntletError: an input cannot be read or written.
-    """
-    program = build.programs[0]
-    command = tracing.benchmark_command(
-        chain.toolchain.runtime.benchmark_module,
-        Path(step.folder),
-        module=chain.module(variant),
-        parameters=chain.imported(variant) / PARAMETERS,
-        inputs=program.inputs,
-        inputs_folder=chain.exported(torch_side(variant).label),
-        device=chain.device,
-    )
-    made = tracing.trace(
-        replace(step, command=command),
-        tracing.VERBOSE,
-        Path(step.folder) / variant.label,
-        chain.toolchain,
-        processes,
-        flags,
-        call_ms=call_ms,
-    )
-    return Result(
-        Verdict.PASSED,
-        statistics={TRACE.rstrip("."): made.as_dict()},
-        notes=tuple(tracing.shown(made)),
-        tool_seconds=made.seconds,
-    )
-
-
-def _profile_memory(step: Step, chain: PointChain, variant: Variant, build: Build, processes: Processes) -> Result:
     """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
-    plan = memory_plan(module_plan(chain, variant, build, chain.exported(torch_side(variant).label)))
-    script = Path(iree_side.__file__).with_name(MEMORY_WORKER)
-    answer = ask(step, processes, planned_command(step, chain.toolchain.compiler.python, script, plan))
+    plan = memory_plan(compiled.plan([chain.device], 1))
+    answer = ask(step, processes, planned_command(step, worker_words(chain.toolchain, MEMORY_WORKER), plan))
     step = replace(step, command=answer.command)
     if answer.figures is None:
         return processes.complete(step, answer.outcome, answer.failure)

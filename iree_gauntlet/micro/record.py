@@ -1,23 +1,31 @@
-"""The record of a point: what the journal keeps of it, and every report is made of."""
+"""The record of a point: what the journal keeps of it, and every report is made of.
+
+In each block two programs give a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
+one of `paired.py` at 95 %, looked at once, after all blocks; words are those of `compare`: faster or slower from 1 % on,
+the same within 3 %. Each interval is one by itself: of a hundred of them, five may miss.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.micro.points import torch_side
+import numpy as np
+
+from iree_gauntlet.bench.peers import ONE_LOOK, ratio_figures
+from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.micro.registry import BASELINE
-from iree_gauntlet.micro.speedups import median_ms, speedup
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.micro.configuration import Variant
+    from iree_gauntlet.micro.configuration import Point, Variant
     from iree_gauntlet.micro.interleaved import Blocks
-    from iree_gauntlet.micro.points import Point
 
-__all__ = ["MEASURED", "SAME", "VariantFigures", "point_record"]
+__all__ = ["MEASURED", "SAME", "VariantFigures", "median_ms", "point_record", "speedup"]
 
 MEASURED = "measured"
 # The compiler made the same module as for the baseline: the recipe changes nothing here.
@@ -128,7 +136,7 @@ def _torch(
     variant: Variant, mode: str, own: str, blocks: Blocks, first_call_ms: Mapping[str, float]
 ) -> dict[str, Any] | None:
     """Torch's time of what torch makes for a variant, beside torch's baseline and beside IREE's variant."""
-    side = torch_side(variant).label
+    side = variant.side
     name = torch_name(mode, side)
     time = median_ms(blocks, name)
     if time is None:
@@ -139,3 +147,31 @@ def _torch(
         "speedup": None if side == BASELINE else speedup(blocks, name, torch_name(mode, BASELINE)),
         "beside_iree": speedup(blocks, own, name),
     }
+
+
+def speedup(blocks: Blocks, name: str, over: str) -> dict[str, Any] | None:
+    """How many times as fast a program is as another one.
+
+    Args:
+        blocks: of both.
+        name: the program.
+        over: the other one.
+
+    Returns:
+        As `ratio_figures` has it; None where one of them has no times.
+    """
+    own, other = blocks.times.get(name), blocks.times.get(over)
+    if not own or not other:
+        return None
+    ratios = [_log(theirs) - _log(mine) for mine, theirs in zip(own, other, strict=True)]
+    return ratio_figures(compare_log_ratios(np.array(ratios), ONE_LOOK))
+
+
+def median_ms(blocks: Blocks, name: str) -> float | None:
+    """Median over all rounds of a program; None without any."""
+    times = [time for block in blocks.times.get(name, ()) for time in block]
+    return statistics.median(times) if times else None
+
+
+def _log(times: tuple[float, ...]) -> float:
+    return statistics.fmean(math.log(time) for time in times)

@@ -7,15 +7,13 @@ standard library. What is declared is checked there and then; a declared functio
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+import math
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from iree_gauntlet.bench.registry import shown
-from iree_gauntlet.errors import Problem, SpecError
-from iree_gauntlet.micro.declaration_checks import check_dispatch, check_name, check_positive, words_of
+from iree_gauntlet.bench.declarations import Declaration, DeclarationError, collect, declaring, refuse
 from iree_gauntlet.micro.signatures import (
     ArchitectureParameters,
     Argument,
@@ -26,16 +24,15 @@ from iree_gauntlet.micro.signatures import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "BASELINE",
+    "COMPILER",
     "CUSTOM",
     "HIGHEST_POWER",
     "Activation",
     "Architecture",
-    "Declaration",
-    "Declared",
     "PluginError",
     "Proof",
     "Recipe",
@@ -43,13 +40,14 @@ __all__ = [
     "activation",
     "architecture",
     "compiler_recipe",
-    "declarations",
     "recipe",
     "shape_set",
 ]
 
 # The recipe that every other is measured against.
 BASELINE = "baseline"
+# The kind of recipes that leave the model as it is.
+COMPILER = "compiler"
 # The shapes that a configuration lists itself.
 CUSTOM = "custom"
 # Of two: a side of 16,777,216, of which a square matrix has a petabyte.
@@ -58,16 +56,14 @@ HIGHEST_POWER = 24
 Kind: TypeAlias = Literal["quantization", "sparsity", "compiler"]
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:]*(?:-[A-Za-z0-9_.:]+)*")
 _KINDS = ("quantization", "sparsity")
-_RECIPES = "see docs/how-to/recipes.md"
-_ARCHITECTURES = "see docs/how-to/recipes.md"
 
 
-class PluginError(SpecError):
+class PluginError(DeclarationError):
     """Plugin files that cannot be used as they are written; holds every problem with its file and line."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(problems, kind="plugin files")
+    files = "plugin files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,29 +85,20 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
-    """What every declaration has.
+class _InPlugin(Declaration):
+    """What a plugin file declares; its name may be parted by dashes."""
 
-    Attributes:
-        name: what a configuration calls it.
-        about: one line for lists.
-        file: where it is declared, absolute.
-        line: of its decorator.
-    """
+    documented: ClassVar[str] = "see docs/how-to/recipes.md"
+    error: ClassVar[type[DeclarationError]] = PluginError
 
-    name: str
-    about: str
-    file: Path
-    line: int
-
-    @property
-    def place(self) -> str:
-        """Where it is declared: `my_recipes.py:12`."""
-        return f"{shown(self.file)}:{self.line}"
+    @classmethod
+    def check_name(cls, name: object, messages: list[str]) -> None:
+        """Refuse what a configuration cannot name."""
+        _check_name(name, messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(Declaration):
+class Recipe(_InPlugin):
     """A declared recipe.
 
     Attributes:
@@ -141,6 +128,9 @@ class Recipe(Declaration):
     check: Callable[..., str] | None = field(default=None, repr=False)
     refusal: str = ""
 
+    what: ClassVar[str] = "a recipe"
+    documented: ClassVar[str] = "see docs/how-to/recipes.md"
+
     @property
     def usage(self) -> str:
         """How it is written: `int4wo[-<group>]`, `float8dq[-tensor|row]`."""
@@ -153,7 +143,7 @@ class Recipe(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture(Declaration):
+class Architecture(_InPlugin):
     """A declared architecture; in a configuration its name is followed by `_` and an activation where it takes one.
 
     Attributes:
@@ -165,9 +155,11 @@ class Architecture(Declaration):
     function: Callable[..., Any] = field(repr=False)
     takes: ArchitectureParameters
 
+    what: ClassVar[str] = "an architecture"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation(Declaration):
+class Activation(_InPlugin):
     """A declared activation.
 
     Attributes:
@@ -176,9 +168,11 @@ class Activation(Declaration):
 
     function: Callable[..., Any] = field(repr=False)
 
+    what: ClassVar[str] = "an activation"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeSet(Declaration):
+class ShapeSet(_InPlugin):
     """A declared set of shapes.
 
     Attributes:
@@ -189,22 +183,7 @@ class ShapeSet(Declaration):
     function: Callable[..., Any] = field(repr=False)
     powers: tuple[int, int] | None = None
 
-
-Declared: TypeAlias = Recipe | Architecture | Activation | ShapeSet
-
-
-_DECLARED: ContextVar[list[Declared] | None] = ContextVar("_DECLARED", default=None)
-
-
-@contextmanager
-def declarations() -> Iterator[list[Declared]]:
-    """Collect what is declared while the context lasts, in the order in which it is."""
-    declared: list[Declared] = []
-    token = _DECLARED.set(declared)
-    try:
-        yield declared
-    finally:
-        _DECLARED.reset(token)
+    what: ClassVar[str] = "a shape set"
 
 
 def recipe(
@@ -239,28 +218,23 @@ def recipe(
         PluginError: where the function cannot be called so, or something else is not what it should be.
     """
 
-    def build(function: Callable[..., Any], place: _Place, messages: list[str]) -> Recipe:
+    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         arguments = recipe_arguments(function, messages)
         if kind not in _KINDS:
             messages.append(f"kind is one of {', '.join(_KINDS)}, not {kind!r}; compiler_recipe declares the third")
         _check_proof(proof, tolerance, messages)
-        return Recipe(
-            name=name,
-            about=place.about,
-            kind=kind,
-            file=place.file,
-            line=place.line,
-            function=function,
-            arguments=arguments,
-            proof=proof,
-            tolerance=tolerance,
-            requires=words_of("requires", requires, messages),
-            beside=words_of("beside", beside, messages) if kind == "sparsity" else (),
-            flags=_flags(flags, messages),
-            check=check,
-        )
+        return {
+            "kind": kind,
+            "arguments": arguments,
+            "proof": proof,
+            "tolerance": tolerance,
+            "requires": _words_of("requires", requires, messages),
+            "beside": _words_of("beside", beside, messages) if kind == "sparsity" else (),
+            "flags": _flags(flags, messages),
+            "check": check,
+        }
 
-    return _decorator(name, about, build, _RECIPES)
+    return declaring(Recipe, fields, name, about)
 
 
 def compiler_recipe(
@@ -290,27 +264,16 @@ def compiler_recipe(
     assert caller is not None, "a call has a caller"
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
-    check_name(name, messages)
+    _check_name(name, messages)
     _check_proof(proof, tolerance, messages)
     words = _flags(flags, messages)
     if not words:
         messages.append("flags has none: the module would be the baseline's")
     if contraction_type not in ("", "f16", "bf16"):
         messages.append(f"contraction_type is f16 or bf16, not {contraction_type!r}")
-    _refuse(messages, file, line, name, _RECIPES)
-    _add(
-        Recipe(
-            name=name,
-            about=about,
-            kind="compiler",
-            file=file,
-            line=line,
-            proof=proof,
-            tolerance=tolerance,
-            flags=words,
-            contraction_type=contraction_type,
-        )
-    )
+    refuse(messages, Recipe, name, Recipe.documented, file=file, line=line)
+    made = Recipe(name=name, about=about, kind="compiler", file=file, line=line, proof=proof, tolerance=tolerance)
+    collect(replace(made, flags=words, contraction_type=contraction_type))
 
 
 def architecture(name: str, *, about: str = "") -> Callable[[Function], Function]:
@@ -324,13 +287,10 @@ def architecture(name: str, *, about: str = "") -> Callable[[Function], Function
         PluginError: where the function does not take m, k, n and dtype, or takes what nothing gives.
     """
 
-    def build(function: Callable[..., Any], place: _Place, messages: list[str]) -> Architecture:
-        takes = architecture_parameters(function, messages)
-        return Architecture(
-            name=name, about=place.about, file=place.file, line=place.line, function=function, takes=takes
-        )
+    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
+        return {"takes": architecture_parameters(function, messages)}
 
-    return _decorator(name, about, build, _ARCHITECTURES)
+    return declaring(Architecture, fields, name, about)
 
 
 def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
@@ -344,11 +304,11 @@ def activation(name: str, *, about: str = "") -> Callable[[Function], Function]:
         PluginError: where the function takes something.
     """
 
-    def build(function: Callable[..., Any], place: _Place, messages: list[str]) -> Activation:
+    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         check_bare(function, messages)
-        return Activation(name=name, about=place.about, file=place.file, line=place.line, function=function)
+        return {}
 
-    return _decorator(name, about, build, _ARCHITECTURES)
+    return declaring(Activation, fields, name, about)
 
 
 def shape_set(
@@ -368,7 +328,7 @@ def shape_set(
         PluginError: where the function does not take what it is given, or the powers are none.
     """
 
-    def build(function: Callable[..., Any], place: _Place, messages: list[str]) -> ShapeSet:
+    def fields(function: Callable[..., Any], messages: list[str]) -> dict[str, Any]:
         powers = None if min_power is None or max_power is None else (min_power, max_power)
         if (min_power is None) != (max_power is None):
             messages.append("min_power and max_power are given together")
@@ -377,65 +337,54 @@ def shape_set(
         if name == CUSTOM:
             messages.append(f"{CUSTOM} is the name of the shapes that a configuration lists itself")
         takes_sizes(function, powers is not None, messages)
-        return ShapeSet(
-            name=name, about=place.about, file=place.file, line=place.line, function=function, powers=powers
-        )
+        return {"powers": powers}
 
-    return _decorator(name, about, build, _ARCHITECTURES)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: Path
-    line: int
-    about: str
-
-
-def _decorator(
-    name: str, about: str, build: Callable[[Callable[..., Any], _Place, list[str]], Declared], hint: str
-) -> Callable[[Function], Function]:
-    def declare(function: Function) -> Function:
-        if not inspect.isfunction(function):
-            raise TypeError(f"the decorator of {name!r} is for a function, not for {function!r}")
-        file = Path(function.__code__.co_filename).absolute()
-        line = function.__code__.co_firstlineno
-        documented = (inspect.getdoc(function) or "").partition("\n")[0]
-        messages: list[str] = []
-        check_name(name, messages)
-        made = build(function, _Place(file, line, about or documented), messages)
-        _refuse(messages, file, line, name, hint)
-        _add(made)
-        return function
-
-    return declare
-
-
-def _add(made: Declared) -> None:
-    declared = _DECLARED.get()
-    if declared is not None:
-        declared.append(made)
-
-
-def _refuse(messages: Iterable[str], file: Path, line: int, name: object, hint: str) -> None:
-    problems = [Problem(str(shown(file)), line, str(name), message, hint) for message in messages]
-    if problems:
-        raise PluginError(problems)
+    return declaring(ShapeSet, fields, name, about)
 
 
 def _flags(flags: object, messages: list[str]) -> tuple[str, ...]:
-    words = words_of("flags", flags, messages)
+    words = _words_of("flags", flags, messages)
     messages += [f"flags: {word!r} does not start with --" for word in words if not word.startswith("--")]
     return words
 
 
 def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if tolerance != 0:
-        check_positive("tolerance is a relative root mean square, such as 0.01", tolerance, messages)
+        _check_positive("tolerance is a relative root mean square, such as 0.01", tolerance, messages)
     if not isinstance(proof, Proof):
         messages.append(f"proof is a Proof(…), not {proof!r}")
         return
-    words_of("proof.parameter_types", proof.parameter_types, messages)
-    check_dispatch(proof.dispatch, messages)
+    _words_of("proof.parameter_types", proof.parameter_types, messages)
+    _check_dispatch(proof.dispatch, messages)
     if proof.parameter_share is not None:
         what = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
-        check_positive(what, proof.parameter_share, messages)
+        _check_positive(what, proof.parameter_share, messages)
+
+
+def _check_name(name: object, messages: list[str]) -> None:
+    """Checks a name, which a dash may part from arguments."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
+
+
+def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:
+    """A tuple of strings; a string alone would be a tuple of its letters."""
+    if isinstance(words, list | tuple) and all(isinstance(word, str) and word for word in words):
+        return tuple(words)
+    messages.append(f'{what} is a tuple of strings, ("one",), not {words!r}')
+    return ()
+
+
+def _check_dispatch(pattern: object, messages: list[str]) -> None:
+    """Checks a regular expression."""
+    try:
+        re.compile(str(pattern))
+    except re.error as error:
+        messages.append(f"proof.dispatch is no regular expression: {error}")
+
+
+def _check_positive(what: str, number: object, messages: list[str]) -> None:
+    """Checks a number above 0 that is one."""
+    fits = isinstance(number, int | float) and not isinstance(number, bool) and number > 0 and math.isfinite(number)
+    if not fits:
+        messages.append(f"{what}, not {number!r}")

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.failures import failure_problem
-from iree_gauntlet.bench.registry import shown
-from iree_gauntlet.errors import Problem
-from iree_gauntlet.micro.registry import CUSTOM, PluginError
+from iree_gauntlet.micro.registry import CUSTOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,8 +13,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.registry import ShapeSet
 
 __all__ = ["Shape", "custom_shapes", "shapes_of"]
-
-_DOCUMENTED = "see docs/how-to/recipes.md"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,16 +54,13 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
     Raises:
         PluginError: its function fails, or gives what is no shape.
     """
-    try:
+    with declared.blamed():
         if declared.powers is None:
             given = list(declared.function())
         else:
             low = declared.powers[0] if least is None else least
             high = declared.powers[1] if most is None else most
             given = list(declared.function(tuple(2**power for power in range(low, high + 1))))
-    except Exception as error:
-        problem = failure_problem(error, declared.file, declared.file, declared.line, declared.name)
-        raise PluginError([problem]) from error
     shapes, messages = [], []
     for number, row in enumerate(given):
         name, sizes = _parts(row, number)
@@ -81,10 +73,7 @@ def shapes_of(declared: ShapeSet, least: int | None = None, most: int | None = N
     elif len(set(shapes)) < len(shapes):
         messages.append("it gave a shape twice")
     if messages:
-        where = str(shown(declared.file))
-        raise PluginError(
-            [Problem(where, declared.line, declared.name, message, _DOCUMENTED) for message in dict.fromkeys(messages)]
-        )
+        raise declared.problems(dict.fromkeys(messages))
     return tuple(shapes)
 
 

@@ -8,6 +8,8 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from iree_gauntlet.bench.declarations import given_by_name, starred
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -76,7 +78,7 @@ def recipe_arguments(function: Callable[..., Any], messages: list[str]) -> tuple
     found = []
     for parameter in parameters[1:]:
         if parameter.kind not in _POSITIONAL:
-            messages.append(f"{_starred(parameter)}: arguments are given by position, after dashes")
+            messages.append(f"{starred(parameter)}: arguments are given by position, after dashes")
             continue
         argument = _argument(function, parameter, messages)
         if argument is not None:
@@ -105,17 +107,10 @@ def architecture_parameters(function: Callable[..., Any], messages: list[str]) -
     parameters = inspect.signature(function).parameters
     if tuple(parameters)[: len(_DIMENSIONS)] != _DIMENSIONS:
         messages.append("its first parameters are not m, k, n, dtype")
-    may: dict[str, Literal["no", "may", "must"]] = {"activation": "no", "config": "no"}
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            messages.append(f"{_starred(parameter)}: nothing is given to parameters that are not spelled out")
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            messages.append(f"{name} is positional-only (it stands before /); activation and config are given by name")
-        elif name in may:
-            may[name] = "must" if parameter.default is parameter.empty else "may"
-        elif name not in _DIMENSIONS and parameter.default is parameter.empty:
-            messages.append(f"nothing gives the parameter {name}; there are m, k, n, dtype, activation and config")
-    return ArchitectureParameters(may["activation"], may["config"])
+    given = "there are m, k, n, dtype, activation and config"
+    found = given_by_name(function, ("activation", "config"), given, messages, _DIMENSIONS)
+    words: dict[bool | None, Literal["no", "may", "must"]] = {None: "no", False: "may", True: "must"}
+    return ArchitectureParameters(words[found.get("activation")], words[found.get("config")])
 
 
 def takes_sizes(function: Callable[..., Any], powers: bool, messages: list[str]) -> None:
@@ -132,11 +127,6 @@ def check_bare(function: Callable[..., Any], messages: list[str], what: str = "i
     bare = _needed(function)
     if bare:
         messages.append(f"{what} {', '.join(bare)}: nothing gives that")
-
-
-def _starred(parameter: inspect.Parameter) -> str:
-    """With its stars, as it is declared."""
-    return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:

@@ -6,20 +6,17 @@ import json
 import math
 import shutil
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import micro
 from iree_gauntlet.bench.agreement import agreement
-from iree_gauntlet.bench.build_folder import tensors
+from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.measuring_worker import ask, planned_command
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.micro.checking import variant_tolerance
 from iree_gauntlet.micro.interleaved import TorchRound
-from iree_gauntlet.micro.points import torch_side
 from iree_gauntlet.results import shorten
 
 if TYPE_CHECKING:
@@ -35,7 +32,6 @@ __all__ = ["COMPILE", "EAGER", "TorchTrial", "calls_of", "torch_name", "try_torc
 
 EAGER = "eager"
 COMPILE = "compile"
-_SCRIPT = Path(micro.__file__).with_name("measure_torch_variants.py")
 _TRIAL_CALLS = 3
 _WARM_UP_CALLS = 1
 # Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
@@ -91,10 +87,10 @@ def try_torch(
     outputs = folder / "outputs"
     outputs.mkdir(parents=True, exist_ok=True)
     env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / _CODE)),)
-    by_label = {torch_side(variant).label: variant for variant in reversed(variants)}
+    by_label = {variant.side: variant for variant in reversed(variants)}
     programs = {
         torch_name(mode, label): {
-            "builder": chain.export_plan(label, ""),
+            "builder": asdict(chain.plan(label)),
             "build": str(chain.exported(label)),
             "mode": mode,
             "compile_mode": chain.point.model.torch_compile_mode,
@@ -104,8 +100,9 @@ def try_torch(
         for mode in modes
         for label in by_label
     }
+    words = chain.torch.running("iree_gauntlet.micro.measure_torch_variants")
     plan = {"variants": list(programs.values()), "warm_up_calls": _WARM_UP_CALLS, "compile_threads": None}
-    command = planned_command(step, chain.torch.path, _SCRIPT, {**plan, "outputs": str(outputs)}, "torch.trial.", env)
+    command = planned_command(step, words, {**plan, "outputs": str(outputs)}, "torch.trial.", env)
     answer = ask(step, processes, command, "torch.trial.")
     trial = TorchTrial()
     if answer.figures is None:
@@ -125,7 +122,7 @@ def try_torch(
     if good:
         # Compiled before: torch.compile's processes would be work beside what is measured.
         plan = {**plan, "compile_threads": 1, "outputs": ""}
-        command = planned_command(step, chain.torch.path, _SCRIPT, plan, "torch.", env)
+        command = planned_command(step, words, plan, "torch.", env)
         trial.round = TorchRound(Measurement(step, command, "torch", _times), plan, good)
     return trial
 
@@ -137,8 +134,8 @@ def calls_of(call_ms: float, round_ms: float) -> int:
 
 def _wrong(chain: PointChain, variant: Variant, build: Build, outputs: Path, found: Mapping[str, Any]) -> str:
     """Where its outputs are not those of torch eager that lie in the build folder; empty where they are."""
-    actual = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in found["outputs"]]
-    expected = tensors(chain.exported(torch_side(variant).label), build.programs[0].outputs)
+    actual = read_outputs(found["outputs"], outputs)
+    expected = tensors(chain.exported(variant.side), build.programs[0].outputs)
     problem = agreement(actual, expected, variant_tolerance(variant, chain.point.model.dtype, build)).problem
     return f"its outputs are not those of torch eager: {problem}" if problem else ""
 

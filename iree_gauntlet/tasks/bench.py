@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.bench.build_plan import BuildPlan
 from iree_gauntlet.bench.chain import DIALECT, Chain
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
 from iree_gauntlet.bench.devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.discovery import discover, find_model
-from iree_gauntlet.bench.instantiate import BuildOptions, check_options
+from iree_gauntlet.bench.instantiate import check_options
 from iree_gauntlet.bench.perf_file import append_result, check_output
 from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
-from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.document import Column, Document, Kind, Table
-from iree_gauntlet.engine.model_engine import model_engine, require_importer
+from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_event import run_event
-from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.options import BenchOptions
     from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.cases import Verdict
     from iree_gauntlet.document import Cell
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.workbench import Workbench
@@ -79,7 +77,8 @@ def bench(options: BenchOptions) -> ExitCode:
     for problem in passed_over:
         sys.stderr.write(f"warning: {problem}\n")
     model = find_model(models, options.model)
-    found = check_options(model, _build_options(options))
+    plan = check_options(model, _plan(options, folders))
+    options = replace(options, config=plan.config or "")
     # What is wrong with a command line is said before anything is started.
     device = options.device or DEFAULT_DEVICE
     target = chosen_target(device, options.target)
@@ -100,14 +99,15 @@ def bench(options: BenchOptions) -> ExitCode:
         run_dir = make_folder(None, f"bench-{model.name}")
         chain = Chain(
             model=model,
-            folders=folders,
-            options=_with_config(options, found),
+            plan=plan,
+            options=options,
             target=target,
             device=device,
             flags=(*target_flags(target), *level.flags, *fidelity.flags),
             context=plan_context(machine, run_dir),
             toolchain=toolchain,
             torch=torch,
+            env=options.env,
         )
         _require_flags(chain)
         session = BenchSession(
@@ -125,33 +125,20 @@ def _run(session: BenchSession, machine: Workbench, run_dir: Path, progress: Pro
     command = [*(["python", "-m", "iree_gauntlet.bench"] if script == "__main__.py" else [script]), *sys.argv[1:]]
     event = run_event(Plan((export,)), run_dir, machine, DIALECT, [chain.target], command)
     event |= {"bench": chain.options.as_args()}
-    with (
-        Journal(run_dir / JOURNAL, lambda: datetime.now(UTC)) as journal,
-        open_session(run_dir, journal, progress) as context,
-    ):
-        journal.run(event)
-        progress.run_started(event)
+    with model_session(run_dir, progress, event) as context:
         engine = model_engine(context, machine, session.performers(context, machine))
-        with context.interruptible():
-            return _steps(session, engine, journal, progress)
+        with engine.recorded() as performed:
+            performed.verdicts = _perform(session, engine)
+        return performed.code
 
 
-def _steps(session: BenchSession, engine: Engine, journal: Journal, progress: Progress) -> ExitCode:
-    began = datetime.now(UTC)
-    interrupted = False
-    try:
-        verdicts = engine.perform([session.chain.export()], {})
-        more = session.steps_after_export()
-        if more:
-            journal.more_steps([asdict(step) for step in more])
-            progress.steps_added(len(more))
-            verdicts = engine.perform(more, verdicts)
-        code = exit_code_of(verdicts.values())
-    except KeyboardInterrupt:
-        interrupted, code = True, ExitCode.INTERRUPTED
-    seconds = (datetime.now(UTC) - began).total_seconds()
-    journal.end(exit_code=int(code), seconds=round(seconds, 3), interrupted=interrupted)
-    return code
+def _perform(session: BenchSession, engine: Engine) -> dict[str, Verdict]:
+    verdicts = engine.perform([session.chain.export()], {})
+    more = session.steps_after_export()
+    if more:
+        engine.announce(more)
+        verdicts = engine.perform(more, verdicts)
+    return verdicts
 
 
 def _report(session: BenchSession, run_dir: Path, output: Output, code: ExitCode) -> ExitCode:
@@ -186,13 +173,17 @@ def _folders(options: BenchOptions) -> tuple[Path, ...]:
     return named or (own,)
 
 
-def _build_options(options: BenchOptions) -> BuildOptions:
-    return BuildOptions(
-        training=options.training,
+def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
+    """What the builder is told."""
+    return BuildPlan(
+        models_dirs=tuple(map(str, folders)),
+        model=options.model,
         config=options.config or None,
-        force_num_layers=options.layers,
+        training=options.training,
+        layers=options.layers,
         microbatch=options.microbatch,
         dataformat=options.dataformat.value,
+        accumulate=options.training and options.microbatch_count > 1,
     )
 
 
@@ -201,11 +192,6 @@ def _emulation(options: BenchOptions) -> tuple[str, ...]:
     if not form.emulated:
         return ()
     return (f"{form.label}: weights lie on the format's grid; memory and speed are those of {form.element_type}.",)
-
-
-def _with_config(options: BenchOptions, found: BuildOptions) -> BenchOptions:
-    """The options with the configuration that a model has alone."""
-    return replace(options, config=found.config or "")
 
 
 def _require_flags(chain: Chain) -> None:

@@ -16,7 +16,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
 from iree_gauntlet.micro import interleaved
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds, TorchRound
-from iree_gauntlet.micro.speedups import median_ms, speedup
+from iree_gauntlet.micro.record import median_ms, speedup
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
 from tests.support.command_line import LIMIT_SECONDS
@@ -163,7 +163,7 @@ def test_a_disturbed_round_counts_where_it_is_to(bench: _Bench, monkeypatch: pyt
 
 def test_a_machine_that_is_never_quiet_ends_it(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved, "take_round", disturbed_at(set(range(10_000))))
-    monkeypatch.setattr(interleaved, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(interleaved, "PAUSE_SECONDS", 0.0)
     found = bench.take({"baseline": constant(bench, 2.0)}, replace=True)
     assert found.too_disturbed
     assert (found.count, found.main_disturbance) == (0, "other work")

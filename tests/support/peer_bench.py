@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
+from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
@@ -92,18 +93,18 @@ class PeerBench:
 
 
 def run_script(
-    script: Path, build: Path, env: dict[str, str] | None = None, **plan: Any
+    module: str, build: Path, env: dict[str, str] | None = None, **plan: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A script by itself, as in a Python where the toolkit is not installed."""
+    """A module of `bench` by itself, as in a Python where the toolkit is not installed."""
     path = build.parent / "script.json"
     path.write_text(json.dumps({"build": str(build), "calls": 2, "warm_up_calls": 1, "outputs": "", **plan}))
-    argv = [sys.executable, "-B", str(script), str(path)]
+    argv = [*running(sys.executable, f"iree_gauntlet.bench.{module}"), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
 
 
-def answer_of(build: Path, script: Path, **plan: Any) -> dict[str, Any]:
-    done = run_script(script, build, **plan)
+def answer_of(build: Path, module: str, **plan: Any) -> dict[str, Any]:
+    done = run_script(module, build, **plan)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.bench.build_folder import read_build
+from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.micro.variant_plan import VariantPlan
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-SCRIPTS = ROOT / "iree_gauntlet" / "micro"
 FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -107,7 +106,7 @@ def run_builder(plan: VariantPlan) -> subprocess.CompletedProcess[str]:
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [sys.executable, "-B", str(SCRIPTS / "build_variant.py"), str(folder / "plan.json")],
+        [*running(sys.executable, "iree_gauntlet.micro.building_variant"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,

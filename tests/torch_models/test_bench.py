@@ -254,7 +254,7 @@ def test_a_damaged_file_of_results_is_kept(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-m", "lime", "-c", "small"), "there is no benchmark model 'lime'\n  did you mean line?"),
+        (("-m", "lime", "-c", "small"), "there is no benchmark model 'lime'\n  Did you mean line?"),
         (("-m", "line"), "no configuration is named\n  -c with one of small, other"),
         (("-m", "line", "-c", "small", "--layers", "2"), "--layers means nothing to this model"),
         (("-m", "line", "-c", "small", "--device", "warp"), "no driver is called warp"),

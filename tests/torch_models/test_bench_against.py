@@ -11,13 +11,12 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from iree_gauntlet.bench import against, measure_onnx
+from iree_gauntlet.bench import against
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.engine.rounds.blocks import Evidence
 from iree_gauntlet.errors import GauntletError
@@ -27,10 +26,12 @@ from tests.support.peer_bench import CHAIN, PeerBench, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 # Answers as IREE's measuring program and as torch's scripts do, by the folders of their plans.
 _PROGRAMS = """#!/bin/sh
-case $3 in
+for plan in "$@"; do :; done
+case $plan in
 */iree*.json) echo '{{"call_ms": [[2.0, 2.0, 9.0]]}}' && exit ;;
 */torch-eager/*) call=3.0 first=30.0 compile=null ;;
 */torch.compile/*) call=0.5 first=4000.0 compile=4.0 ;;
@@ -95,7 +96,7 @@ def test_generations_are_held_against_generations(bench: PeerBench, tmp_path: Pa
     (peer,) = bench.measure(["onnxruntime"], folder, "measure_generative")
     assert (peer.blocks, peer.ratio is not None) == (1, True), peer.reason
     assert bench.plan("onnxruntime", "iree")["generations"] == peer.calls
-    answer = answer_of(folder, Path(measure_onnx.__file__))
+    answer = answer_of(folder, "measure_onnx")
     assert answer["chosen"] == json.loads((folder / "build.json").read_text())["generation"]["chosen"]
     assert len(answer["call_ms"]) == 2
 

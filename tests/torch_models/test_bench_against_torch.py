@@ -6,18 +6,21 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.bench import against, build_model, measure_onnx
+from iree_gauntlet.bench import against
 from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_build, tensors
+from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of, run_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.models
 
@@ -126,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [sys.executable, "-B", build_model.__file__, str(folder / "plan.json")]
+    argv = [*running(sys.executable, "iree_gauntlet.bench.building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 
@@ -160,8 +163,9 @@ def test_torch_is_measured_eager_and_compiled(
 
 def test_without_a_compiler_torch_compile_says_so(tmp_path: Path, perceptron: tuple[Path, dict[str, Any]]) -> None:
     build, plan = perceptron
-    torch_script = Path(against.__file__).with_name("measure_torch.py")
-    done = run_script(torch_script, build, builder=plan, mode="compile", compile_threads=1, env={"PATH": str(tmp_path)})
+    done = run_script(
+        "measure_torch", build, builder=plan, mode="compile", compile_threads=1, env={"PATH": str(tmp_path)}
+    )
     assert done.returncode == 1
     first = next(line for line in done.stderr.splitlines() if "error: " in line)
     assert first.startswith("error: InductorError: InvalidCxxCompiler: No working C++ compiler found in ")
@@ -180,9 +184,8 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     build, plan = _built(tmp_path, model, **changes)
     outputs = tmp_path / "outputs"
     outputs.mkdir()
-    torch_script = Path(against.__file__).with_name("measure_torch.py")
     asked: dict[str, Any] = {"mode": "eager", "compile_threads": None, "outputs": str(outputs)}
-    answer = answer_of(build, torch_script, builder=plan, **asked)
+    answer = answer_of(build, "measure_torch", builder=plan, **asked)
     record = read_build(build)
     expected = [array for program in record.programs for array in program.outputs]
     expected = list(record.host_outputs) or expected
@@ -199,7 +202,7 @@ def test_host_modules_run_beside_onnxruntime(tmp_path: Path) -> None:
     build, plan = _built(tmp_path, "hosted")
     outputs = tmp_path / "outputs"
     outputs.mkdir()
-    answer = answer_of(build, Path(measure_onnx.__file__), builder=plan, outputs=str(outputs))
+    answer = answer_of(build, "measure_onnx", builder=plan, outputs=str(outputs))
     found = [read_npy(outputs / item["file"]).with_element_type(item["type"]) for item in answer["outputs"]]
     expected = read_build(build).host_outputs
     assert len(found) == 2

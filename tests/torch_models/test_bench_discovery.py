@@ -174,7 +174,7 @@ def test_the_users_line_is_named_and_not_the_librarys(folder: Path) -> None:
 def test_a_decorated_class_names_its_line(folder: Path) -> None:
     write(folder, {"a.py": "from iree_gauntlet.bench import benchmark_model\n\n@benchmark_model()\nclass Bert: ...\n"})
     (problem,) = refused(folder)
-    assert problem.startswith("models/a.py:3: TypeError: @benchmark_model is for a function")
+    assert problem.startswith("models/a.py:3: TypeError: the decorator of a model is for a function")
 
 
 def test_a_missing_torch_says_what_to_install_and_how_to_do_without(
@@ -224,7 +224,7 @@ def test_a_model_is_found_by_name(folder: Path) -> None:
     write(folder, {"a.py": model("bert") + model("vit")})
     models = discover([folder])
     assert find_model(models, "vit") is models["vit"]
-    with pytest.raises(UsageError, match="no benchmark model 'brt'\n  did you mean bert\\? There are bert, vit"):
+    with pytest.raises(UsageError, match="no benchmark model 'brt'\n  Did you mean bert\\? There are bert, vit"):
         find_model(models, "brt")
     with pytest.raises(UsageError, match="'q'\n  There are"):
         find_model(models, "q")

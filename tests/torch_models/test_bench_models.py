@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
+from iree_gauntlet.bench.build_plan import BuildOptions
+from iree_gauntlet.bench.declarations import by_name, declarations
 from iree_gauntlet.bench.discovery import discover
-from iree_gauntlet.bench.instantiate import BuildOptions, Instance, Pipeline, instantiate
-from iree_gauntlet.bench.registry import ModelError, declared_models
+from iree_gauntlet.bench.instantiate import Instance, Pipeline, instantiate
+from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import UsageError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.bench.registry import BenchmarkModel
 
 pytestmark = pytest.mark.models
 
@@ -47,7 +48,7 @@ SMALL = [
 
 
 def built(name: str, config: str | None = None, layers: int | None = None, **options: Any) -> Instance:
-    return instantiate(MODELS[name], BuildOptions(config=config, force_num_layers=layers, **options))
+    return instantiate(MODELS[name], BuildOptions(config=config, layers=layers, **options))
 
 
 def pipeline(instance: Instance) -> Pipeline:
@@ -67,9 +68,9 @@ def output(made: Pipeline) -> Any:
 
 
 def declared(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
-    with declared_models() as models:
+    with declarations() as models:
         benchmark_model(**given)(function)
-    return models[0]
+    return by_name(models, BenchmarkModel, [])[function.__name__]
 
 
 @pytest.mark.parametrize(("name", "config"), ALL, ids=[f"{name}-{config}" for name, config in ALL])
@@ -98,7 +99,7 @@ def test_shared_parameters_count_once_and_layers_free_the_count() -> None:
     model = declared(shared, parameters=9)
     assert instantiate(model, BuildOptions()).parameter_count == 9
     model = declared(shared, parameters=10)
-    assert instantiate(model, BuildOptions(force_num_layers=1)).samples == 3
+    assert instantiate(model, BuildOptions(layers=1)).samples == 3
 
 
 def test_a_function_that_fails_is_named_with_its_line() -> None:

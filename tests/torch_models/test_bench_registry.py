@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
-from iree_gauntlet.bench.instantiate import BuildOptions, Pipeline, arguments, arrange, check_options
-from iree_gauntlet.bench.registry import BenchmarkModel, ModelError, declared_models
+from iree_gauntlet.bench.build_plan import BuildOptions
+from iree_gauntlet.bench.declarations import by_name, declarations
+from iree_gauntlet.bench.instantiate import Pipeline, arguments, arrange, check_options
+from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import ExitCode, UsageError
 from tests.support.command_line import LIMIT_SECONDS
 
@@ -28,14 +30,14 @@ class Tensor:
 
 
 def declare(function: Callable[..., Any], **given: Any) -> BenchmarkModel:
-    with declared_models() as models:
+    with declarations() as models:
         assert benchmark_model(**given)(function) is function
-    (model,) = models
+    (model,) = by_name(models, BenchmarkModel, []).values()
     return model
 
 
 def refused(function: Callable[..., Any], **given: Any) -> str:
-    with declared_models() as models, pytest.raises(ModelError) as caught:
+    with declarations() as models, pytest.raises(ModelError) as caught:
         benchmark_model(**given)(function)
     assert not models
     assert caught.value.exit_code is ExitCode.USAGE
@@ -64,12 +66,12 @@ def lambda_free(returned: Any) -> Callable[..., Any]:
 
 
 def test_the_documents_own_example_is_a_model() -> None:
-    with declared_models() as models:
+    with declarations() as models:
 
         @benchmark_model(configs=["tiny", "base", "large"])
         def bert(training: bool, config: str, force_num_layers: int | None = None) -> None: ...
 
-    (model,) = models
+    (model,) = by_name(models, BenchmarkModel, []).values()
     assert (model.name, model.configs) == ("bert", ("tiny", "base", "large"))
     assert model.accepts == {"training", "config", "force_num_layers"}
     assert model.required == {"training", "config"}
@@ -78,7 +80,7 @@ def test_the_documents_own_example_is_a_model() -> None:
 
 
 def test_the_decorator_stands_with_and_without_parentheses() -> None:
-    with declared_models() as models:
+    with declarations() as models:
 
         @benchmark_model
         def bare(training: bool) -> None: ...
@@ -186,7 +188,7 @@ def test_a_function_gets_what_it_takes_and_keeps_its_defaults() -> None:
     model = declare(sized, configs=["tiny"])
     options = BuildOptions(training=True, config="tiny", dataformat="Fp16")
     assert arguments(model, options) == {"training": True, "config": "tiny"}
-    options = BuildOptions(config="tiny", force_num_layers=2, microbatch=8)
+    options = BuildOptions(config="tiny", layers=2, microbatch=8)
     assert arguments(model, options) == {"training": False, "config": "tiny", "force_num_layers": 2, "microbatch": 8}
 
 
@@ -209,9 +211,9 @@ def test_options_that_a_model_does_not_have() -> None:
         (many, BuildOptions(), "no configuration is named\n  -c with one of tiny, base"),
         (many, BuildOptions(config="huge"), "no configuration 'huge'\n  it has tiny, base"),
         (none, BuildOptions(config="tiny"), "it has none"),
-        (none, BuildOptions(force_num_layers=2), "--layers means nothing"),
+        (none, BuildOptions(layers=2), "--layers means nothing"),
         (none, BuildOptions(microbatch=2), "takes no microbatch"),
-        (one, BuildOptions(force_num_layers=0), "--layers 0"),
+        (one, BuildOptions(layers=0), "--layers 0"),
         (one, BuildOptions(microbatch=-1), "--microbatch -1"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -111,7 +111,7 @@ def test_gradients_are_those_of_torch(bench: Bench, words: tuple[str, ...]) -> N
     assert done.code == 0, done.text
     (entry,) = bench.perf
     assert entry["numeric_error"]["rms"] < 1e-5
-    assert entry["loss"]
+    assert entry["loss_definition"]
 
 
 def test_microbatches_of_a_training_step_are_summed_up(bench: Bench) -> None:

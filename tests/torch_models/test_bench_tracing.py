@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.bench.build_folder import Array
+from iree_gauntlet.bench.build_folder import Array, Program
+from iree_gauntlet.bench.module_steps import CompiledProgram
 from iree_gauntlet.bench.trace_table import TraceTable, table_lines, trace_table
 from iree_gauntlet.bench.tracing import LIGHT, VERBOSE, Trace, benchmark_command, shown, trace
 from iree_gauntlet.cases import Origin, Stage
@@ -112,15 +113,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def command(toolchain: Toolchain, built: Path, folder: Path, device: str = "local-task") -> Command:
-    return benchmark_command(
-        toolchain.runtime.benchmark_module,
-        folder,
-        module=built / "main.vmfb",
-        parameters=built / "model.irpa",
-        inputs=_INPUTS,
-        inputs_folder=built,
-        device=device,
-    )
+    program = Program("main", "main.onnx", _INPUTS, ())
+    compiled = CompiledProgram(built / "main.vmfb", built / "model.irpa", built, program)
+    return benchmark_command(toolchain.runtime.benchmark_module, folder, compiled, device)
 
 
 def step(command: Command) -> Step:

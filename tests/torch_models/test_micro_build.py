@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.bench.build_plan import checked_plan, read_plan
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.micro.variant_plan import DTYPES, VariantPlan, read_variant_plan, variant_plan
+from iree_gauntlet.micro.variant_plan import DTYPES, VariantPlan
 from tests.support.variant_builder import Built, built, built_here, distance, errors, plan_of, run_builder
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _PLANS = st.builds(
 
 @given(_PLANS)
 def test_a_plan_survives_its_file(plan: VariantPlan) -> None:
-    assert variant_plan(json.loads(plan.to_json()), "here") == plan
+    assert checked_plan(json.loads(plan.to_json()), "here", VariantPlan) == plan
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_plans_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> N
     path = tmp_path / "plan.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
-        read_variant_plan(path)
+        read_plan(path, VariantPlan)
 
 
 def test_labels() -> None:
@@ -73,7 +74,7 @@ def test_a_python_without_torch_says_what_to_install(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         done = run_builder(plan_of(tmp_path / "built"))
         assert done.returncode == 2
-        assert "linear cannot be built" in errors(done)[0]
+        assert "lacks torch, which models are built with" in errors(done)[0]
         assert 'pip install "iree-gauntlet[models]"' in done.stderr
         assert not done.stdout
     else:

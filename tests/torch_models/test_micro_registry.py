@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.bench.declarations import by_name, declarations
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.micro.lookup import Registry
 from iree_gauntlet.micro.plugins import load_registry
@@ -23,7 +24,6 @@ from iree_gauntlet.micro.registry import (
     activation,
     architecture,
     compiler_recipe,
-    declarations,
     recipe,
     shape_set,
 )
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.micro.registry import Declared
+    from iree_gauntlet.bench.declarations import Declaration
 
 HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "onnx", "ml_dtypes")
 
 
-def declare_all() -> list[Declared]:  # noqa: C901 - each function is one line
+def declare_all() -> list[Declaration]:  # noqa: C901 - each function is one line
     with declarations() as found:
 
         @recipe("baseline", kind="quantization")
@@ -94,16 +94,12 @@ def declare_all() -> list[Declared]:  # noqa: C901 - each function is one line
     return found
 
 
-def by_name(found: list[Declared], kind: type[Any]) -> dict[str, Any]:
-    return {item.name: item for item in found if isinstance(item, kind)}
-
-
 FOUND = declare_all()
 REGISTRY = Registry(
-    recipes=by_name(FOUND, Recipe),
-    architectures=by_name(FOUND, Architecture),
-    activations=by_name(FOUND, Activation),
-    shape_sets=by_name(FOUND, ShapeSet),
+    recipes=by_name(FOUND, Recipe, []),
+    architectures=by_name(FOUND, Architecture, []),
+    activations=by_name(FOUND, Activation, []),
+    shape_sets=by_name(FOUND, ShapeSet, []),
 )
 
 
@@ -207,7 +203,7 @@ def test_a_check_that_fails_is_its_plugins_problem() -> None:
         def mine(model: Any, size: int) -> Any: ...
 
     with pytest.raises(PluginError, match=r"test_micro_registry\.py:.*: mine: ZeroDivisionError"):
-        Registry(by_name(found, Recipe), {}, {}, {}).recipe("mine-0")
+        Registry(by_name(found, Recipe, []), {}, {}, {}).recipe("mine-0")
 
 
 def test_the_longest_name_wins() -> None:
@@ -219,7 +215,7 @@ def test_the_longest_name_wins() -> None:
         @recipe("int8-dynamic", kind="quantization")
         def long(model: Any, size: int = 1) -> Any: ...
 
-    registry = Registry(by_name(found, Recipe), {}, {}, {})
+    registry = Registry(by_name(found, Recipe, []), {}, {}, {})
     assert registry.recipe("int8-dynamic").recipe.name == "int8-dynamic"
     assert registry.recipe("int8-dynamic-3").arguments == (3,)
     assert registry.recipe("int8-dynamics").arguments == ("dynamics",)

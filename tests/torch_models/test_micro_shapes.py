@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.bench.declarations import declarations
 from iree_gauntlet.micro.plugins import BUILTIN_FILES, load_registry
-from iree_gauntlet.micro.registry import PluginError, ShapeSet, declarations, shape_set
+from iree_gauntlet.micro.registry import PluginError, ShapeSet, shape_set
 from iree_gauntlet.micro.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:

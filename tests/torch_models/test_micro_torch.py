@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from iree_gauntlet.bench.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.variant_builder import SCRIPTS, built_here, distance, plan_of, read
+from tests.support.variant_builder import built_here, distance, plan_of, read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.micro.variant_plan import VariantPlan
+
+WORDS = running(sys.executable, "iree_gauntlet.micro.measure_torch_variants")
 
 pytestmark = pytest.mark.models
 
@@ -35,7 +38,7 @@ def measured(folder: Path, variants: list[dict[str, Any]], **given: Any) -> subp
     }
     (folder / "measure.json").write_text(json.dumps(plan), encoding="utf-8")
     return subprocess.run(
-        [sys.executable, "-B", str(SCRIPTS / "measure_torch_variants.py"), str(folder / "measure.json")],
+        [*WORDS, str(folder / "measure.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
         capture_output=True,
@@ -113,8 +116,6 @@ def test_compiled(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_expected() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "measure_torch_variants.py")], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(WORDS, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: one argument is expected, PLAN.json"
+    assert done.stderr.splitlines()[-1] == "error: two arguments are expected, MODULE PLAN.json"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from iree_gauntlet import bench
-from iree_gauntlet.bench.host_modules import add_torch
 from iree_gauntlet.bench.host_pipeline import StageError, run_pipeline
+from iree_gauntlet.bench.measure_pipeline import add_torch
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
@@ -222,7 +222,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _measure(
-    built: Path, folder: Path, returned: str = "x.sum(1), n", **changes: Any
+    built: Path, folder: Path, returned: str = "x.sum(1), n", asked: dict[str, Any] | None = None, **changes: Any
 ) -> subprocess.CompletedProcess[str]:
     torch = importlib.util.find_spec("torch")
     assert torch is not None
@@ -241,13 +241,7 @@ def _measure(
         "outputs": str(folder),
         "in_flight": 1,
         "torch_paths": [str(Path(torch.origin).parents[1])],
-        "models_dirs": [str(models)],
-        "model": "both",
-        "config": None,
-        "training": False,
-        "layers": None,
-        "microbatch": None,
-        "dataformat": "Fp16_b",
+        "builder": {"models_dirs": [str(models)], "model": "both", "dataformat": "Fp16_b", **(asked or {})},
         "host_inputs": [{"file": str(built / "images.npy"), "type": "ui8"}],
     }
     (folder / "plan.json").write_text(json.dumps(plan | changes))
@@ -292,12 +286,12 @@ def test_modules_on_the_host_run_before_and_after_the_device(
 @pytest.mark.models
 @pytest.mark.iree
 def test_one_module_on_the_host(built: Path, tmp_path: Path) -> None:
-    done = _measure(built, tmp_path, model="before_only")
+    done = _measure(built, tmp_path, asked={"model": "before_only"})
     assert done.returncode == 0, done.stderr
     items = json.loads(done.stdout)["host_outputs"]
     assert [(item["type"], item["shape"]) for item in items] == [("f32", [2, 4]), ("i64", [2])]
     assert np.load(items[0]["file"]).tolist() == _expected_x().tolist()
-    done = _measure(built, tmp_path, model="after_only", host_inputs=[])
+    done = _measure(built, tmp_path, asked={"model": "after_only"}, host_inputs=[])
     assert done.returncode == 0, done.stderr
     assert [np.load(item["file"]).tolist() for item in json.loads(done.stdout)["host_outputs"]] == [[12, 12], [6, -8]]
 
@@ -306,7 +300,8 @@ def test_one_module_on_the_host(built: Path, tmp_path: Path) -> None:
 @pytest.mark.iree
 def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Path, tmp_path: Path) -> None:
     # The second input, which nothing on the host returns, is carried; so it doubles with every call of a group.
-    changes: dict[str, Any] = {"training": True, "model": "first_only", "fetch": [1], "in_flight": 4}
+    asked = {"training": True, "model": "first_only"}
+    changes: dict[str, Any] = {"asked": asked, "fetch": [1], "in_flight": 4}
     done = _measure(built, tmp_path, **changes, carry={"outputs": 1, "inputs": 1, "count": 1})
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -329,17 +324,17 @@ def test_in_training_nothing_runs_after_the_device_and_sums_stay_there(built: Pa
 @pytest.mark.parametrize(
     ("returned", "changes", "code", "says"),
     [
-        ("x", {"model": "none"}, 2, "none has no modules on the host"),
-        ("x", {"model": "nothing"}, 2, "there is no benchmark model 'nothing' There are after_only, b"),
-        ("x", {"config": "tiny"}, 2, "both: there is no configuration 'tiny'"),
+        ("x", {"asked": {"model": "none"}}, 2, "none has no modules on the host"),
+        ("x", {"asked": {"model": "nothing"}}, 2, "there is no benchmark model 'nothing' There are after_only, b"),
+        ("x", {"asked": {"config": "tiny"}}, 2, "both: there is no configuration 'tiny'"),
         ("x", {"inputs": []}, 2, "before the device: shapes [[2, 4], [2]] are returned, and the device takes []"),
-        ("x", {"training": True, "model": "after_only"}, 2, "after_only has no modules on the host"),
+        ("x", {"asked": {"training": True, "model": "after_only"}}, 2, "after_only has no modules on the host"),
         ("x, 'x'", {}, 2, "after the device: str is returned: expected tensors"),
         ("x.to(torch.complex64)", {}, 2, "after the device: complex64 is returned; known: float64"),
         ("x @ n", {}, 1, "parts.py:22: RuntimeError: size mismatch"),
         ("int('one')", {}, 1, "parts.py:22: ValueError: invalid literal"),
         ("x if count.append(0) or len(count) < 5 else [][0]", {}, 1, "parts.py:22: IndexError: list index"),
-        ("x", {"model": "both", "modules": ["/no/such.vmfb"]}, 2, "such.vmfb"),
+        ("x", {"modules": ["/no/such.vmfb"]}, 2, "such.vmfb"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

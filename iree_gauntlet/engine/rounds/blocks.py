@@ -22,14 +22,24 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
 
-__all__ = ["AB", "CONTROL", "BlockTaker", "Evidence", "Pair", "evidence_of"]
+__all__ = [
+    "AB",
+    "CONTROL",
+    "PAUSE_SECONDS",
+    "SPARE_BLOCKS",
+    "BlockTaker",
+    "Evidence",
+    "Pair",
+    "evidence_of",
+    "main_cause",
+]
 
 # Kinds of blocks: B against A, and A against itself.
 AB = "ab"
 CONTROL = "aa"
 # Blocks that may be replaced for a disturbance, beyond one for each that counts.
-_SPARE_BLOCKS = 5
-_PAUSE_SECONDS = 1.0
+SPARE_BLOCKS = 5
+PAUSE_SECONDS = 1.0
 # More attempts than any plan makes.
 _MOST_ATTEMPTS = 4096
 
@@ -77,14 +87,19 @@ class Evidence:
     @property
     def too_disturbed(self) -> bool:
         """Whether the machine is too busy for this to come to an end."""
-        return self.replaced > _SPARE_BLOCKS + len(self.blocks) + len(self.control)
+        return self.replaced > SPARE_BLOCKS + len(self.blocks) + len(self.control)
 
     @property
     def main_disturbance(self) -> str:
         """What spoiled most blocks, with the figures of one of them; empty for none."""
-        kinds = Counter(_kind(cause) for cause in self.disturbances.elements())
-        most = next((kind for kind, _ in kinds.most_common(1)), "")
-        return next((cause for cause in self.disturbances if _kind(cause) == most), "")
+        return main_cause(self.disturbances)
+
+
+def main_cause(causes: Counter[str]) -> str:
+    """The most frequent of some causes, whatever their figures, with those of one of them; empty for none."""
+    kinds = Counter(_kind(cause) for cause in causes.elements())
+    most = next((kind for kind, _ in kinds.most_common(1)), "")
+    return next((cause for cause in causes if _kind(cause) == most), "")
 
 
 def _kind(cause: str) -> str:
@@ -149,7 +164,7 @@ class BlockTaker:
         sides = {"A": pair.a, "B": pair.b if kind == AB else pair.a}
         rounds: list[tuple[str, TakenRound]] = []
         began = time.monotonic()
-        with self._session.machine(pair.a.device):
+        with self._session.quiet(pair.a.device):
             self.waited += time.monotonic() - began
             for side in order:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.
@@ -179,4 +194,4 @@ class BlockTaker:
             evidence.marked += bool(causes)
         else:
             evidence.disturbances.update(causes)
-            self._cancelled.wait(_PAUSE_SECONDS)
+            self._cancelled.wait(PAUSE_SECONDS)

@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["ELEMENT_TYPES", "PlanError", "answer_plan", "array_bits", "host_type", "read_arrays", "write_arrays"]
+__all__ = [
+    "ELEMENT_TYPES",
+    "PlanError",
+    "answer_plan",
+    "array_bits",
+    "host_type",
+    "read_arrays",
+    "timed_calls",
+    "write_arrays",
+]
 
 _EXIT_RUNTIME_FAILED = 1
 _EXIT_USAGE = 2
+_NS_PER_MS = 1e6
 
 # Element types by their names, with the runtime's name and the NumPy type that holds their bits.
 ELEMENT_TYPES = {
@@ -72,8 +83,21 @@ def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def read_arrays(items: Sequence[dict[str, Any]]) -> list[tuple[NDArray[Any], str]]:
-    """The arrays of a plan, with their element types.
+def timed_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[float]:
+    """Calls as often as a plan says, after those that warm up; ms, one by one."""
+    for _ in range(int(plan["warm_up_calls"])):
+        call()
+    clock = time.perf_counter_ns
+    times = [0] * int(plan["calls"])
+    for index in range(len(times)):
+        begin = clock()
+        call()
+        times[index] = clock() - begin
+    return [value / _NS_PER_MS for value in times]
+
+
+def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:
+    """The arrays of a plan or, by their names in its folder, of a build; with their element types.
 
     Raises:
         PlanError: names the file that cannot be read, or is not of the type that the plan says.
@@ -81,7 +105,7 @@ def read_arrays(items: Sequence[dict[str, Any]]) -> list[tuple[NDArray[Any], str
     found = []
     for item in items:
         try:
-            array = np.load(item["file"], allow_pickle=False)
+            array = np.load(folder / item["file"], allow_pickle=False)
         except (OSError, ValueError) as error:
             raise PlanError(f"{item['file']}: cannot be read: {error}") from error
         try:
