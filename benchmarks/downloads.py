@@ -38,7 +38,7 @@ _BLOCK = 1 << 20
 # Each gets a URL, a hash and a folder, and leaves `began` and `ended`.
 _OURS = """
 from pathlib import Path
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root = Path(folder)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet import pytest_plugin
 from iree_gauntlet.artifacts.parameters import __main__ as parameters
-from iree_gauntlet.bench.options import OPTIONS as BENCH_OPTIONS
+from iree_gauntlet.bench.bench_options import OPTIONS as BENCH_OPTIONS
 from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,
@@ -30,8 +30,8 @@ from iree_gauntlet.requests import (
     dashed,
     options_of,
 )
-from iree_gauntlet.tasks.options import GauntletTask
 from iree_gauntlet.tasks.program import namespace
+from iree_gauntlet.tasks.task_options import GauntletTask
 
 if TYPE_CHECKING:
     from argparse import Action

@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.artifacts.registry import Entry, Registry
+    from iree_gauntlet.artifacts.registry_file import Entry, Registry
 
 __all__ = ["Item", "ItemKind", "Pins", "lock_of", "take_inventory", "url_of"]
 

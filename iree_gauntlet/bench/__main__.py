@@ -7,7 +7,7 @@ import sys
 from invoke.exceptions import Exit
 
 from iree_gauntlet.bench.front import parse
-from iree_gauntlet.tasks.options import ended
+from iree_gauntlet.tasks.task_options import ended
 
 __all__ = ["main"]
 

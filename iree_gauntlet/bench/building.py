@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from iree_gauntlet.bench.registry import Generative
+    from iree_gauntlet.bench.model_registry import Generative
 
 __all__ = ["run"]
 

@@ -19,10 +19,10 @@ from iree_gauntlet.steps import StepInput
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from iree_gauntlet.bench.bench_options import BenchOptions
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.build_plan import BuildPlan
-    from iree_gauntlet.bench.options import BenchOptions
-    from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.bench.model_registry import BenchmarkModel
     from iree_gauntlet.steps import Step
 
 __all__ = ["AGAINST", "DIALECT", "TRACE", "Chain", "variant"]

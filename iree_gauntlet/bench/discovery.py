@@ -21,7 +21,7 @@ from iree_gauntlet.bench.declarations import (
     failure_problem,
     unknown_name,
 )
-from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
+from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.settings import shown
 

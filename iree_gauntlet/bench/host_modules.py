@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.bench.model_registry import BenchmarkModel
 
 __all__ = ["HostModules", "build_host_modules"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import read_outputs, tensors
-from iree_gauntlet.bench.checking import narrowing
+from iree_gauntlet.bench.model_check import narrowing
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError

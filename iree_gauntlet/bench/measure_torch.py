@@ -42,7 +42,7 @@ from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.bench.registry import Generative
+    from iree_gauntlet.bench.model_registry import Generative
 
 __all__ = ["BuiltModel", "TorchModel", "measured", "run"]
 

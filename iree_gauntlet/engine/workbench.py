@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.engine.modules.module_cache import ModuleCache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.bench.devices import chosen_devices, chosen_target, target_flags
+from iree_gauntlet.bench.chosen_devices import chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.module_steps import builder_identity
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer

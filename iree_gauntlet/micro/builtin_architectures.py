@@ -88,7 +88,7 @@ def linear(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:
     """As torchao's ToyLinearModel."""
     import torch  # noqa: PLC0415
 
-    from iree_gauntlet.micro.torch_models import Linear  # noqa: PLC0415
+    from iree_gauntlet.micro.torch_architectures import Linear  # noqa: PLC0415
 
     return Linear(k, n).to(dtype), (torch.randn(m, k, dtype=dtype),)
 
@@ -100,7 +100,7 @@ def ln_linear(m: int, k: int, n: int, dtype: Any, activation: Any) -> tuple[Any,
     """As torchao's LNLinearActivationModel."""
     import torch  # noqa: PLC0415
 
-    from iree_gauntlet.micro.torch_models import NormLinearActivation  # noqa: PLC0415
+    from iree_gauntlet.micro.torch_architectures import NormLinearActivation  # noqa: PLC0415
 
     return NormLinearActivation(k, n, activation).to(dtype), (torch.randn(m, k, dtype=dtype),)
 
@@ -113,7 +113,7 @@ def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[An
     """As torchao's TransformerBlock."""
     import torch  # noqa: PLC0415
 
-    from iree_gauntlet.micro.torch_models import TransformerBlock  # noqa: PLC0415
+    from iree_gauntlet.micro.torch_architectures import TransformerBlock  # noqa: PLC0415
 
     return TransformerBlock(k).to(dtype), (torch.randn(m, 16, k, dtype=dtype),)
 
@@ -125,6 +125,6 @@ def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[An
 )
 def transformers(m: int, k: int, n: int, dtype: Any, config: Path) -> tuple[Any, tuple[Any, ...]]:
     """Nothing is downloaded, and no code that a configuration names is run."""
-    from iree_gauntlet.micro.torch_models import configured_model  # noqa: PLC0415
+    from iree_gauntlet.micro.torch_architectures import configured_model  # noqa: PLC0415
 
     return configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -14,11 +14,11 @@ from iree_gauntlet.bench.exporting import Exporter
 from iree_gauntlet.bench.measuring_worker import ask, planned_command, worker_words
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.micro.checking import check_variant
 from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
 from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
 from iree_gauntlet.micro.point_chain import MEMORY, TRACE
+from iree_gauntlet.micro.point_check import check_variant
 from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, PointMeasurement
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE, COMPILER

@@ -1,8 +1,8 @@
 """The record of a point: what the journal keeps of it, and every report is made of.
 
 In each block two programs give a log ratio, of the mean logs of their rounds. The interval of a speed-up is the exact
-one of `paired.py` at 95 %, looked at once, after all blocks; words are those of `compare`: faster or slower from 1 % on,
-the same within 3 %. Each interval is one by itself: of a hundred of them, five may miss.
+one of `paired.py` at 95 %, looked at once, after all blocks; words are those of `compare`: faster or slower from 1 %
+on, the same within 3 %. Each interval is one by itself: of a hundred of them, five may miss.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.measuring_worker import ask, planned_command
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.micro.checking import variant_tolerance
 from iree_gauntlet.micro.interleaved import TorchRound
+from iree_gauntlet.micro.point_check import variant_tolerance
 from iree_gauntlet.results import shorten
 
 if TYPE_CHECKING:

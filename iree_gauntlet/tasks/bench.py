@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.bench.bench_session import BenchSession
 from iree_gauntlet.bench.build_plan import BuildPlan
 from iree_gauntlet.bench.chain import DIALECT, Chain
+from iree_gauntlet.bench.chosen_devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
-from iree_gauntlet.bench.devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
 from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.instantiate import check_options
+from iree_gauntlet.bench.model_registry import ModelError
 from iree_gauntlet.bench.perf_file import append_result, check_output
-from iree_gauntlet.bench.registry import ModelError
 from iree_gauntlet.bench.result import perf_entry, result_lines
-from iree_gauntlet.bench.session import BenchSession
 from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.document import Column, Document, Kind, Table
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
@@ -37,8 +37,8 @@ from iree_gauntlet.toolchains.toolchain import COMPILE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.bench.options import BenchOptions
-    from iree_gauntlet.bench.registry import BenchmarkModel
+    from iree_gauntlet.bench.bench_options import BenchOptions
+    from iree_gauntlet.bench.model_registry import BenchmarkModel
     from iree_gauntlet.cases import Verdict
     from iree_gauntlet.document import Cell
     from iree_gauntlet.engine.engine import Engine

@@ -17,7 +17,7 @@ from iree_gauntlet.requests import (
     options_of,
     read,
 )
-from iree_gauntlet.tasks.options import CACHE, FORMAT, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.tasks.task_options import CACHE, FORMAT, SELECTION, TOOLCHAIN, gauntlet_task
 from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, LockRequest, VerifyRequest
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from iree_gauntlet.requests import (
     options_of,
     read,
 )
-from iree_gauntlet.tasks.options import CACHE, RUNNING, SELECTION, gauntlet_task
+from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

@@ -15,7 +15,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 
 from iree_gauntlet import __version__
-from iree_gauntlet.bench.options import nearest_option, spelled_out
+from iree_gauntlet.bench.bench_options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.requests import (
@@ -34,7 +34,8 @@ from iree_gauntlet.tasks.cache_commands import cache_collection
 from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task
 from iree_gauntlet.tasks.golden_commands import golden_collection, xfail_collection
 from iree_gauntlet.tasks.model_commands import bench_task, micro_task
-from iree_gauntlet.tasks.options import (
+from iree_gauntlet.tasks.report_commands import report_task, shard_collection
+from iree_gauntlet.tasks.task_options import (
     BATCH,
     FORMAT,
     RUNNING,
@@ -44,7 +45,6 @@ from iree_gauntlet.tasks.options import (
     gauntlet_task,
     with_defaults,
 )
-from iree_gauntlet.tasks.report_commands import report_task, shard_collection
 from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from invoke.collection import Collection
 
 from iree_gauntlet.requests import FormatRequest, NetworkRequest, Option, ToolchainRequest, options_of, read
-from iree_gauntlet.tasks.options import CACHE, FORMAT, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.tasks.task_options import CACHE, FORMAT, TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

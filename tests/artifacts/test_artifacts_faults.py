@@ -20,7 +20,7 @@ import pytest
 
 from iree_gauntlet.artifacts.http_remote import _retry_after
 from iree_gauntlet.artifacts.partial import Partial
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.remote import RemoteFile
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
@@ -42,7 +42,7 @@ _SHA256 = hashlib.sha256(_CONTENT).hexdigest()
 _RUN = """
 import sys
 from pathlib import Path
-from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError
 for root, url in zip(sys.argv[1::2], sys.argv[2::2], strict=True):

@@ -16,7 +16,7 @@ from uv import find_uv_bin
 
 from iree_gauntlet.artifacts import pypi
 from iree_gauntlet.artifacts.pypi import pip_command
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.errors import ArtifactError

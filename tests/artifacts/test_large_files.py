@@ -37,7 +37,7 @@ _LOST = 4 * (16 << 20)
 _RUN = """
 import re, sys
 from pathlib import Path
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore
 root, url, sha256 = sys.argv[1:]

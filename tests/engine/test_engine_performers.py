@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.registry import Registry
+from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.bench.discovery import discover, find_model, sources
-from iree_gauntlet.bench.registry import PASSED, ModelError
+from iree_gauntlet.bench.model_registry import PASSED, ModelError
 from iree_gauntlet.errors import UsageError
 from tests.support.places import ROOT
 

@@ -14,7 +14,7 @@ from iree_gauntlet.bench.build_plan import BuildOptions
 from iree_gauntlet.bench.declarations import by_name, declarations
 from iree_gauntlet.bench.discovery import discover
 from iree_gauntlet.bench.instantiate import Instance, Pipeline, instantiate
-from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
+from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import UsageError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT

@@ -11,7 +11,7 @@ from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
 from iree_gauntlet.bench.build_plan import BuildOptions
 from iree_gauntlet.bench.declarations import by_name, declarations
 from iree_gauntlet.bench.instantiate import Pipeline, arguments, arrange, check_options
-from iree_gauntlet.bench.registry import BenchmarkModel, ModelError
+from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import ExitCode, UsageError
 from tests.support.command_line import LIMIT_SECONDS
 

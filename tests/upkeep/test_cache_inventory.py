@@ -11,7 +11,7 @@ import pytest
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import ItemKind, take_inventory, url_of
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from tests.support.cache_builder import DAY, CacheBuilder
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.registry import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.upkeep.cache_lock import plan_relock, registry_text, write_registry
 from tests.support.artifact_server import Server, serving, whole

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.bench.chain import AGAINST, TRACE
-from iree_gauntlet.bench.checking import check_outputs
 from iree_gauntlet.bench.exporting import Exporter
 from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import Workers
+from iree_gauntlet.bench.model_check import check_outputs
 from iree_gauntlet.bench.peers import shown
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.engine.plan import blocked
