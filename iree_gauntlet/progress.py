@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
-    from typing import TextIO
 
     from iree_gauntlet.results import Result
 

@@ -6,14 +6,13 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from iree_gauntlet.cases import Verdict  # noqa: TC001 - asked for by name when results are read
 from iree_gauntlet.recorded import UNRECORDED, Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
 __all__ = [
     "MS_PER_UNIT",

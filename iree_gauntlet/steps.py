@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import MAIN
-
-if TYPE_CHECKING:
-    from iree_gauntlet.cases import Allclose, Golden, OnnxImport, Origin, Stage
+from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin, Stage
 
 __all__ = ["CacheLookup", "Command", "Resources", "Step", "StepInput", "step_id"]
 

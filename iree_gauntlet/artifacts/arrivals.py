@@ -23,17 +23,14 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import hash_watched
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.pypi import Wheels
-from iree_gauntlet.artifacts.remote import MissingError
-from iree_gauntlet.artifacts.sources import PypiSource, RandomSource, arrival_name
-from iree_gauntlet.artifacts.transfer import Transfer
+from iree_gauntlet.artifacts.remote import MissingError, Remote
+from iree_gauntlet.artifacts.sources import MadeSource, PypiSource, RandomSource, RemoteSource, arrival_name
+from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from iree_gauntlet.artifacts.remote import Remote
-    from iree_gauntlet.artifacts.sources import MadeSource, RemoteSource
-    from iree_gauntlet.artifacts.transfer import Arrived, Policy
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.settings import Configuration
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.inventory import ItemKind
+from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, lock_or_none
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError
@@ -24,7 +24,6 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from iree_gauntlet.artifacts.inventory import Item
     from iree_gauntlet.artifacts.limits import Limits
 
 __all__ = ["Collection", "Users", "collect", "leftovers", "plan_collection", "remove_leftovers"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from iree_gauntlet.artifacts.azure_access import azure_access, expanded
+from iree_gauntlet.artifacts.azure_access import AzureAccess, azure_access, expanded
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-    from iree_gauntlet.artifacts.azure_access import AzureAccess
     from iree_gauntlet.settings import Configuration
 
 __all__ = ["GCS_HINT", "S3_HINT", "StoreLocation", "open_azure", "open_store"]

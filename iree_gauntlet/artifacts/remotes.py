@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.artifacts.azure_access import AZURE_HINT, azure_access, azure_blob
+from iree_gauntlet.artifacts.azure_access import AZURE_HINT, AzureAccess, azure_access, azure_blob
 from iree_gauntlet.artifacts.http_remote import HttpRemote
 from iree_gauntlet.artifacts.object_remote import ObjectRemote
 from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
-from iree_gauntlet.artifacts.remote import BLOCK_BYTES, Body, ChangedError, Connection, MissingError, RemoteFile
+from iree_gauntlet.artifacts.remote import BLOCK_BYTES, Body, ChangedError, Connection, MissingError, Remote, RemoteFile
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.settings import is_below
+from iree_gauntlet.settings import Configuration, is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from io import FileIO
 
-    from iree_gauntlet.artifacts.azure_access import AzureAccess
-    from iree_gauntlet.artifacts.remote import Remote
-    from iree_gauntlet.settings import Configuration
 
 __all__ = ["places", "remotes_of"]
 

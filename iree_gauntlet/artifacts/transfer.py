@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.partial import Partial, Span, missing
 from iree_gauntlet.artifacts.publishing import human_bytes, require_space
-from iree_gauntlet.artifacts.remote import Body, ChangedError, RemoteFile, TransientError
+from iree_gauntlet.artifacts.remote import Body, ChangedError, Connection, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.remote import Connection, Remote
     from iree_gauntlet.progress import Progress
 
 __all__ = ["Arrived", "Policy", "Transfer"]

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.hashing import hash_watched
-from iree_gauntlet.artifacts.inventory import url_of
+from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
+from iree_gauntlet.artifacts.inventory import Item, Pins, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.hashing import VerifiedHashes
-    from iree_gauntlet.artifacts.inventory import Item, Pins
 
 __all__ = ["Condition", "Finding", "check_artifact", "check_wheel"]
 

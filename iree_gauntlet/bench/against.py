@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement, limits
-from iree_gauntlet.bench.build_folder import read_build, read_outputs, tensors
+from iree_gauntlet.bench.build_folder import Build, read_build, read_outputs, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Evidence, Pair
@@ -30,15 +30,13 @@ from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.results import shorten
-from iree_gauntlet.steps import Command
+from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.steps import Step
 
 __all__ = ["AgainstPlace", "iree_rounds", "measure"]
 

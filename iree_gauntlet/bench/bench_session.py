@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench import tracing
 from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.bench.chain import AGAINST, TRACE
+from iree_gauntlet.bench.chain import AGAINST, TRACE, Chain
 from iree_gauntlet.bench.exporting import Exporter
 from iree_gauntlet.bench.loop import run_loop
 from iree_gauntlet.bench.measuring_worker import Workers
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.chain import Chain
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.bench.directions import write_directions
 from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.in_format import compute_in_format
+from iree_gauntlet.bench.in_format import Spread, compute_in_format
 from iree_gauntlet.bench.torch_arrays import type_name, write_arrays
 from iree_gauntlet.bench.weights import convert
 from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
@@ -29,11 +29,9 @@ from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from iree_gauntlet.bench.build_plan import Plan
     from iree_gauntlet.bench.declarations import Declaration
-    from iree_gauntlet.bench.in_format import Spread
 
 __all__ = ["REPEATABLE", "BuildSteps", "ExportFailedError", "export_program"]
 

@@ -14,7 +14,7 @@ from iree_gauntlet.bench.module_steps import TorchChain, builder_identity, hash_
 from iree_gauntlet.cases import MAIN, Origin, Stage
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.settings import shown
-from iree_gauntlet.steps import StepInput
+from iree_gauntlet.steps import Step, StepInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.build_plan import BuildPlan
     from iree_gauntlet.bench.model_registry import BenchmarkModel
-    from iree_gauntlet.steps import Step
 
 __all__ = ["AGAINST", "DIALECT", "TRACE", "Chain", "variant"]
 

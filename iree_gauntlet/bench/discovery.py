@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.declarations import (
+    Declaration,
     DeclarationError,
     by_name,
     declarations,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.bench.declarations import Declaration
 
 __all__ = ["discover", "find_model", "load_alone", "sources"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.bench.build_folder import BUILD_FILE, read_build
+from iree_gauntlet.bench.build_folder import BUILD_FILE, Build, read_build
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.module_cache import EntryGoneError
@@ -20,7 +20,6 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.bench.build_plan import Plan
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NoReturn
 
-from iree_gauntlet.bench.bench_options import OPTIONS, nearest_option, read_options, spelled_out
+from iree_gauntlet.bench.bench_options import (
+    OPTIONS,
+    BenchOption,
+    BenchOptions,
+    nearest_option,
+    read_options,
+    spelled_out,
+)
 from iree_gauntlet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.bench.bench_options import BenchOption, BenchOptions
 
 __all__ = ["build_parser", "parse"]
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.bench.declarations import FROM_PYBUDA, INSTALL_HINT
 from iree_gauntlet.bench.discovery import discover, find_model
-from iree_gauntlet.bench.model_registry import Generative, OnDevice, OnHost
+from iree_gauntlet.bench.model_registry import BenchmarkModel, Generative, OnDevice, OnHost
 from iree_gauntlet.errors import GauntletError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iree_gauntlet.bench.build_plan import BuildOptions, BuildPlan
-    from iree_gauntlet.bench.model_registry import BenchmarkModel
 
 __all__ = [
     "Instance",

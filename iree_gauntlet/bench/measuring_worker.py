@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import MAIN, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import Command
+from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.workers import iree_side
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.module_steps import CompiledProgram
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["MODULE_WORKER", "Answer", "Workers", "ask", "planned_command", "worker_words"]

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.bench.agreement import agreement, found_gains, limits, recorded, relative_error
 from iree_gauntlet.bench.build_folder import read_outputs, tensors
 from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
-from iree_gauntlet.bench.measuring_worker import MODULE_WORKER
+from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, Workers
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.results import OutputComparison, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.bench.measuring_worker import Workers
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Step
 
 __all__ = ["check_outputs", "narrowing"]

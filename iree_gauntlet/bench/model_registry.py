@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 from iree_gauntlet.bench.declarations import FROM_PYBUDA, Declaration, DeclarationError, declaring, given_by_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "PASSED",

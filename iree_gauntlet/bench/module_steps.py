@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.exporting import PLAN_FILE
 from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, PlanContext
 from iree_gauntlet.engine.plan_modules import compile_step
 from iree_gauntlet.engine.plan_places import Places
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench import build_folder
     from iree_gauntlet.bench.build_folder import Array
     from iree_gauntlet.bench.torch_python import TorchPython
-    from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

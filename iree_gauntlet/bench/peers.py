@@ -13,14 +13,13 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.rounds.blocks import Evidence
-    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Round
 
 __all__ = ["BLOCKS", "ONE_LOOK", "Peer", "judged", "ratio_figures", "shown"]

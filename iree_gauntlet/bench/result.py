@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.chain import AGAINST, TRACE
+from iree_gauntlet.bench.chain import AGAINST, TRACE, Chain
 from iree_gauntlet.bench.perf_file import About, failed_result, measured_result
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.chain import Chain
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
 

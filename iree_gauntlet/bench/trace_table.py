@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.document import Column, Kind, Notes, Paragraph, Table
+from iree_gauntlet.document import Cell, Column, Kind, Notes, Paragraph, Table
 from iree_gauntlet.figures import milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
 from iree_gauntlet.reports.render_console import block_lines
 
 if TYPE_CHECKING:
-    from iree_gauntlet.document import Cell
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
 
 __all__ = ["TraceRow", "TraceTable", "table_lines", "trace_table"]

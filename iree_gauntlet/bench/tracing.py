@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.module_steps import FUNCTION
-from iree_gauntlet.bench.trace_table import table_lines, trace_table
+from iree_gauntlet.bench.module_steps import FUNCTION, CompiledProgram, TorchChain
+from iree_gauntlet.bench.trace_table import TraceTable, table_lines, trace_table
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.processes.supervisor import shell_line
@@ -22,17 +22,14 @@ from iree_gauntlet.engine.profiling import profile_dispatches
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
 from iree_gauntlet.results import shorten
-from iree_gauntlet.steps import Command
+from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.bench.build_folder import Array
-    from iree_gauntlet.bench.module_steps import CompiledProgram, TorchChain
-    from iree_gauntlet.bench.trace_table import TraceTable
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from iree_gauntlet.bench.formats import round_weights
+from iree_gauntlet.bench.formats import DataFormat, round_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.bench.formats import DataFormat
 
 __all__ = ["cast", "convert", "shares_weights"]
 

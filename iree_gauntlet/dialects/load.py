@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Stage
-from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
+from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
+from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
-from iree_gauntlet.dialects.op_trees import OpSpec
+from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
@@ -19,15 +19,11 @@ from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.targets import target_of
+from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from iree_gauntlet.cases import Origin
-    from iree_gauntlet.dialects.onnx_models import ModelsSuite
-    from iree_gauntlet.dialects.op_trees import OpSuite
-    from iree_gauntlet.targets import Target
 
 __all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
 

@@ -24,7 +24,7 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word, misnamed_tests, read_models_config
+from iree_gauntlet.dialects.onnx_configs import OUTCOMES, ModelsConfig, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.op_tests import OpCases
@@ -35,7 +35,6 @@ from iree_gauntlet.errors import Problem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
     from iree_gauntlet.targets import Target
 
 __all__ = ["MODELS_FOLDER", "ModelSpec", "ModelsSuite", "build_model_cases", "is_models_suite", "read_model_specs"]

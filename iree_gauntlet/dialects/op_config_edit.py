@@ -11,13 +11,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json5_text import is_blank, plain_json, read_spans
+from iree_gauntlet.dialects.json5_text import Container, Member, is_blank, plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.dialects.json5_text import Container, Member
 
 __all__ = ["EXPECTED_LISTS", "Addition", "Removal", "with_changes"]
 

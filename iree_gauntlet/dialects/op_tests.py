@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 from iree_gauntlet.cases import (
     MAIN,
+    Allclose,
     Argument,
     ArgumentOrder,
     Case,
+    Expectation,
     Golden,
     Kind,
     Metric,
@@ -26,16 +28,14 @@ from iree_gauntlet.cases import (
 from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, with_variables
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
-from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE
+from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
 from iree_gauntlet.dialects.target_flags import devices_of_flags
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from iree_gauntlet.cases import Allclose, Expectation
     from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.dialects.op_trees import OpSpec
     from iree_gauntlet.targets import Target
 
 __all__ = ["DIALECT", "build_op_cases"]

@@ -16,15 +16,15 @@ from iree_gauntlet.dialects.op_schema import (
     ELEMENT_TYPES,
     ExpectedOutput,
     FormulaArgument,
+    FormulaFields,
+    TensorMeta,
     TorchOp,
     tensor_of,
 )
-from iree_gauntlet.dialects.op_trees import TORCH_FILE
+from iree_gauntlet.dialects.op_trees import TORCH_FILE, OpSpec
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
 
 if TYPE_CHECKING:
-    from iree_gauntlet.dialects.op_schema import FormulaFields, TensorMeta
-    from iree_gauntlet.dialects.op_trees import OpSpec
     from iree_gauntlet.errors import Problem
 
 __all__ = ["read_torch_op"]

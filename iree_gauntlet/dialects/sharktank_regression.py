@@ -25,13 +25,12 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.fields import ImportOptions
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
-from iree_gauntlet.dialects.sharktank_schema import RegressionV1, RegressionV2
+from iree_gauntlet.dialects.sharktank_schema import Blob, RegressionV1, RegressionV2
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.dialects.sharktank_schema import Blob
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 

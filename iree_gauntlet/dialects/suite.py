@@ -13,14 +13,13 @@ from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatche
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.targets import FAMILIES, target_of
+from iree_gauntlet.targets import FAMILIES, Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from iree_gauntlet.dialects.spec import Named
-    from iree_gauntlet.targets import Target
 
 __all__ = ["Suite", "idle_includes", "read_suite"]
 

@@ -18,6 +18,7 @@ from iree_gauntlet.cases import (
     Kind,
     MadeValues,
     Metric,
+    Module,
     Origin,
     Parameters,
     Stage,
@@ -25,17 +26,14 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside
-from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule
-from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest
+from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
+from iree_gauntlet.dialects.torch_schema import ArgumentSpec, BenchmarkTest, CompstatTest, QualityTest, Weight
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.cases import Module
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.dialects.torch_modules import TorchModules
-    from iree_gauntlet.dialects.torch_schema import ArgumentSpec, Weight
     from iree_gauntlet.targets import Target
 
 __all__ = ["TorchTest", "build_test"]

@@ -22,7 +22,7 @@ from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
 from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
-from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Spec, SpecTree
+from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition, torch_document
 from iree_gauntlet.errors import Problem, UsageError
@@ -30,7 +30,6 @@ from iree_gauntlet.errors import Problem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.dialects.spec import Document
 
 __all__ = ["read_module_definition", "read_specs", "read_torch_specs"]
 

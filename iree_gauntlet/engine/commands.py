@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import ArgumentOrder
+from iree_gauntlet.cases import Argument, ArgumentOrder, Case, MadeValues, Module, OnnxImport, Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.cases import Argument, Case, MadeValues, Module, OnnxImport, Parameters
 
 __all__ = [
     "REFERENCE_FLAGS",

@@ -18,7 +18,7 @@ from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.measuring.machine.machine_memory import free_memory
-from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.results import CacheUse, Fetched, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.records.journal import Journal
-    from iree_gauntlet.results import Fetched
     from iree_gauntlet.steps import Step
 
 __all__ = ["Engine", "RunOptions"]

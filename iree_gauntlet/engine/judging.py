@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.engine.processes.supervisor import disk_full
+from iree_gauntlet.engine.processes.supervisor import Outcome, disk_full
 from iree_gauntlet.results import SENT_SIGNALS, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.steps import Step
 
 __all__ = ["after_process", "first_error", "with_expectation"]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.engine import Engine, RunOptions
-from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.cases import Stage
-    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.results import Result

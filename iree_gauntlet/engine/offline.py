@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import Case, Stage
 from iree_gauntlet.engine.workspace import urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.steps import Step
 
 __all__ = ["MissingFile", "missing_files", "missing_text"]

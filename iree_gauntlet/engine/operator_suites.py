@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.engine.modules.batch_compile import place_of, with_function
+from iree_gauntlet.engine.modules.batch_compile import BatchCompiler, place_of, with_function
 from iree_gauntlet.engine.modules.batches import Batched, with_batches
-from iree_gauntlet.engine.processes.compile_client import CompileJob, served
+from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
 from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.served_threshold import check_served_threshold
@@ -30,10 +30,7 @@ from iree_gauntlet.measuring.machine.machine_memory import total_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.cases import Case
-    from iree_gauntlet.engine.modules.batch_compile import BatchCompiler
     from iree_gauntlet.engine.modules.modules import ModuleMaker
-    from iree_gauntlet.engine.processes.compile_client import CompileServer
     from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
     from iree_gauntlet.engine.session import Session

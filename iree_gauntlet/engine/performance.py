@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Metric, Verdict
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.engine.modules.modules import dispatch_count, read_statistics
-from iree_gauntlet.engine.rounds.confirming import confirm_time
+from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules, confirm_time
 from iree_gauntlet.engine.rounds.taken_rounds import gpu_of
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, check_time, describe
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_state import benchmark_warnings
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
-from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.results import Check, Result, shorten
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.rounds.confirming import Confirmed, ConfirmRules
-    from iree_gauntlet.results import Check
     from iree_gauntlet.steps import Step
 
 __all__ = ["check_compile_statistics", "run_benchmark"]

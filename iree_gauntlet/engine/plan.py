@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, PlanContext
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
 from iree_gauntlet.engine.plan_places import Places, parameters_role
 from iree_gauntlet.errors import Problem
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.toolchains.translate import Translation
 
 __all__ = ["Plan", "blocked", "make_plan"]

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.parameters.names import archive_name
-from iree_gauntlet.cases import MAIN, Stage
+from iree_gauntlet.cases import MAIN, Case, MadeValues, Module, Parameters, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from iree_gauntlet.cases import Case, MadeValues, Module, Parameters
 
 __all__ = ["Places", "parameters_role"]
 

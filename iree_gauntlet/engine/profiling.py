@@ -16,24 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, shell_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.profiles.benchmark_rows import parse_benchmark_rows
 from iree_gauntlet.measuring.profiles.dispatch_changes import dispatch_changes
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
 from iree_gauntlet.results import shorten
-from iree_gauntlet.steps import Command
+from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.toolchains.flag_releases import releases_with
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.flags import FlagSet
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["Profiling", "compared", "profile_dispatches"]
 

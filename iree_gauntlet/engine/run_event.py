@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.plan import blocked
+from iree_gauntlet.engine.plan import Plan, blocked
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.toolchains.devices import device_available
@@ -17,7 +17,6 @@ from iree_gauntlet.toolchains.devices import device_available
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
     from iree_gauntlet.targets import Target

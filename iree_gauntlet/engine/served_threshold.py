@@ -20,7 +20,7 @@ import numpy as np
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.allclose import compare_allclose
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.run_client import RunJob, RunVerdict
+from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_raw
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunServers
     from iree_gauntlet.steps import Step
 
 __all__ = ["check_served_threshold", "run_job"]

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Allclose, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import read_arguments, read_output
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_output
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
@@ -28,10 +28,8 @@ from iree_gauntlet.results import Result, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.cases import Allclose
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
-    from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.steps import Command, Step
 
 __all__ = ["check_threshold"]

@@ -18,7 +18,7 @@ from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.engine.plan_context import PlanContext
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.requests import ConductRequest, NetworkRequest
+from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
 from iree_gauntlet.toolchains.find import find_toolchain
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import ArgumentOrder, Kind
+from iree_gauntlet.cases import ArgumentOrder, Case, Kind, Stage
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
@@ -19,7 +19,6 @@ from iree_gauntlet.targets import FAMILIES, Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.onnx_configs import ModelsConfig
     from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite

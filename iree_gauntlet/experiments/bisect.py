@@ -17,29 +17,25 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, run_candidate
-from iree_gauntlet.experiments.bisect_question import question_before, question_of
+from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
+from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
 from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
 from iree_gauntlet.experiments.bisect_timing import TimingSettings, timed_blocks
 from iree_gauntlet.experiments.ending import recorded_end
-from iree_gauntlet.experiments.run import run
+from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.measuring.statistics.bisection import Search, Side
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder
-from iree_gauntlet.requests import FolderRequest
+from iree_gauntlet.requests import BisectRequest, FolderRequest, RunRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from iree_gauntlet.experiments.bisect_probe import Judge, Judged
-    from iree_gauntlet.experiments.bisect_question import Question
-    from iree_gauntlet.experiments.run import Chosen
     from iree_gauntlet.progress import Presenter, Progress
-    from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
 __all__ = ["BisectSearch", "bisect"]

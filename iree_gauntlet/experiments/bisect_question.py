@@ -13,10 +13,10 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
-from iree_gauntlet.experiments.run import choose
+from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.recorded import number
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
-from iree_gauntlet.requests import BisectRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.requests import RunRequest
 
 __all__ = ["Question", "question_before", "question_of"]
 

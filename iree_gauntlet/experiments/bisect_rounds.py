@@ -8,20 +8,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from iree_gauntlet.experiments.bisect_probe import Judged
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare
-from iree_gauntlet.measuring.statistics.midpoint import middle_of, place
+from iree_gauntlet.experiments.bisect_probe import Judged, Run
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
+from iree_gauntlet.measuring.statistics.midpoint import Placing, middle_of, place
 from iree_gauntlet.measuring.statistics.paired import log_ratios
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError
 from iree_gauntlet.measuring.statistics.sequential import sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.experiments.bisect_probe import Run
-    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
-    from iree_gauntlet.measuring.statistics.midpoint import Placing
-    from iree_gauntlet.measuring.statistics.rounds import Block
     from iree_gauntlet.toolchains.candidates import Candidate
 
 __all__ = ["BlockSource", "RoundsJudge"]

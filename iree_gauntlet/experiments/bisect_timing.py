@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
-from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import GauntletError, SpecError, ToolchainError, UsageError
 from iree_gauntlet.experiments.bisect_probe import CONSOLE, Reading, Run
-from iree_gauntlet.experiments.sides import prepare_side, unready
+from iree_gauntlet.experiments.sides import Side, prepare_side, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
-from iree_gauntlet.progress import Progress
+from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.run_folder import free_folder
 
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.bisect_question import Question
-    from iree_gauntlet.experiments.sides import Side
     from iree_gauntlet.measuring.statistics.rounds import Block
-    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
     from iree_gauntlet.requests import BisectRequest, ConductRequest
     from iree_gauntlet.toolchains.candidates import Candidate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Kind, Stage
-from iree_gauntlet.engine.rounds.blocks import Pair, evidence_of
+from iree_gauntlet.engine.rounds.blocks import Evidence, Pair, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.session import open_session
@@ -19,30 +19,24 @@ from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.experiments.comparing import Comparer, Rules
 from iree_gauntlet.experiments.ending import recorded_end
-from iree_gauntlet.experiments.run import choose
-from iree_gauntlet.experiments.session_verdicts import judge, summary_of
-from iree_gauntlet.experiments.sides import prepare_side, unready
+from iree_gauntlet.experiments.run import Chosen, choose
+from iree_gauntlet.experiments.session_verdicts import ModelVerdict, judge, summary_of
+from iree_gauntlet.experiments.sides import Side, prepare_side, unready
 from iree_gauntlet.experiments.where_slower import explain
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
-from iree_gauntlet.progress import Progress
+from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import CompareRequest, given, read, require_as_begun
+from iree_gauntlet.requests import CompareRequest, ConductRequest, RunRequest, given, read, require_as_begun
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.engine.rounds.blocks import Evidence
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.experiments.session_verdicts import ModelVerdict
-    from iree_gauntlet.experiments.sides import Side
-    from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.requests import ConductRequest, RunRequest
 
 __all__ = ["compare"]
 

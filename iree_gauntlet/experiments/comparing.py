@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Evidence, Pair
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, compare
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
     from iree_gauntlet.measuring.statistics.rounds import Block
 
 __all__ = ["CONTROL_BLOCKS", "Comparer", "Rules"]

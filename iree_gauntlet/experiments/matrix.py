@@ -19,26 +19,21 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
-from iree_gauntlet.engine.workbench import open_workbench
+from iree_gauntlet.engine.workbench import Workbench, open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
-from iree_gauntlet.experiments.run import choose, run
-from iree_gauntlet.progress import Progress
+from iree_gauntlet.experiments.run import Chosen, choose, run
+from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import matrix_outcome
-from iree_gauntlet.records.matrix_record import MATRIX_RECORD, read_matrix
+from iree_gauntlet.records.matrix_record import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.requests import Defaults, FolderRequest, SelectionRequest, given, require_as_begun
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.progress import Presenter
-    from iree_gauntlet.records.matrix_record import MatrixRecord
-    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["asked_irees", "matrix"]

@@ -13,8 +13,8 @@ from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
-from iree_gauntlet.engine.plan import make_plan
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.plan import Plan, make_plan
+from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.engine.run_event import run_event, without_missing_devices
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
@@ -33,17 +33,14 @@ from iree_gauntlet.records.earlier_runs import (
 )
 from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import Defaults, given, require_as_begun
+from iree_gauntlet.requests import ConductRequest, Defaults, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.engine.processes.run_client import RunServers
-    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
     from iree_gauntlet.progress import Presenter, Progress
-    from iree_gauntlet.requests import ConductRequest, RunRequest
     from iree_gauntlet.steps import Step
 
 __all__ = ["Chosen", "Ran", "choose", "execute", "run"]

@@ -11,22 +11,26 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict, against_control, compare, without_verdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import (
+    Comparison,
+    Verdict,
+    against_control,
+    compare,
+    without_verdict,
+)
 from iree_gauntlet.measuring.statistics.false_discovery import (
     DEFAULT_DISCOVERY_RATE,
     control_discoveries,
     geometric_mean,
 )
 from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval
-from iree_gauntlet.measuring.statistics.rounds import EvidenceError
+from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Round
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.blocks import Evidence
     from iree_gauntlet.experiments.comparing import Rules
-    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
-    from iree_gauntlet.measuring.statistics.rounds import Block, Round
 
 __all__ = ["ModelVerdict", "judge", "summary_of"]
 

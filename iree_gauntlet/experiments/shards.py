@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.batches import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import ShardRequest
 
 __all__ = [

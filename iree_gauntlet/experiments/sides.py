@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.experiments.run import run
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.run_folder import is_begun
 from iree_gauntlet.requests import FolderRequest
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.experiments.run import Chosen
-    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.steps import Step
 

@@ -17,17 +17,17 @@ from iree_gauntlet.engine.model_engine import model_engine, model_session, requi
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.run_event import run_event
-from iree_gauntlet.engine.workbench import plan_context
+from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
 from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.micro.configuration import points_of
+from iree_gauntlet.micro.configuration import MicroConfig, Point, points_of
 from iree_gauntlet.micro.configuration_schema import iree_device
 from iree_gauntlet.micro.point_chain import DIALECT, PointChain
 from iree_gauntlet.micro.point_measurement import Measuring
 from iree_gauntlet.micro.point_session import PointSession
-from iree_gauntlet.micro.roofline import machine_roofline, why_no_roofline
+from iree_gauntlet.micro.roofline import Roofline, machine_roofline, why_no_roofline
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.devices import device_available
@@ -39,12 +39,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.experiments.sweep_resume import Earlier
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
-    from iree_gauntlet.micro.configuration import MicroConfig, Point
     from iree_gauntlet.micro.lookup import Registry
-    from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.journal import Journal
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.steps import step_id
@@ -17,7 +17,6 @@ from iree_gauntlet.steps import step_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.micro.configuration import MicroConfig
 
 __all__ = ["Earlier", "earlier_micro"]

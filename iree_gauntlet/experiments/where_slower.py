@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.measuring.profiles.compile_changes import compile_changes
+from iree_gauntlet.measuring.profiles.compile_changes import CompileChange, compile_changes
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict
     from iree_gauntlet.experiments.sides import Side
-    from iree_gauntlet.measuring.profiles.compile_changes import CompileChange
 
 __all__ = ["explain"]
 

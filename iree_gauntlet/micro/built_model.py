@@ -15,11 +15,10 @@ import torch
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.micro.linear_layers import Changed, changed_layers, fingerprints, linear_layers
-from iree_gauntlet.micro.variant_plan import DTYPES
+from iree_gauntlet.micro.variant_plan import DTYPES, VariantPlan
 
 if TYPE_CHECKING:
     from iree_gauntlet.micro.lookup import AskedRecipe, Registry
-    from iree_gauntlet.micro.variant_plan import VariantPlan
 
 __all__ = ["apply_recipes", "base_model"]
 

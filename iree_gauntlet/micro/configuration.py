@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.configuration_schema import Context, File
+from iree_gauntlet.micro.configuration_schema import Context, File, ModelEntry
 from iree_gauntlet.micro.registry import BASELINE, COMPILER, CUSTOM
 from iree_gauntlet.micro.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.micro.configuration_schema import ModelEntry
     from iree_gauntlet.micro.lookup import AskedArchitecture, AskedRecipe, Registry
 
 __all__ = ["DType", "MicroConfig", "ModelParams", "Point", "Variant", "overridden", "points_of", "read_micro_config"]

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.declarations import by_name
+from iree_gauntlet.bench.declarations import Declaration, by_name
 from iree_gauntlet.bench.discovery import load_alone
 from iree_gauntlet.errors import Problem, UsageError
 from iree_gauntlet.micro.lookup import Registry
@@ -17,7 +17,6 @@ from iree_gauntlet.settings import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.bench.declarations import Declaration
 
 __all__ = ["BUILTIN_FILES", "ENTRY_POINTS", "entry_point_files", "load_registry"]
 

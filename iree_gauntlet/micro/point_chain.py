@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.bench.module_steps import TorchChain
+from iree_gauntlet.bench.module_steps import CompiledProgram, TorchChain
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.plan import blocked
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.bench.build_folder import Build
-    from iree_gauntlet.bench.module_steps import CompiledProgram
     from iree_gauntlet.micro.configuration import Point, Variant
 
 __all__ = ["DIALECT", "MEMORY", "PROGRAM", "TRACE", "PointChain"]

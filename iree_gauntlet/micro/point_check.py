@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from iree_gauntlet.bench.agreement import agreement, pieces, recorded
-from iree_gauntlet.bench.build_folder import read_outputs, tensors
+from iree_gauntlet.bench.build_folder import Build, read_outputs, tensors
 from iree_gauntlet.bench.formats import DataFormat, Tolerance, tolerance
 from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, ask, planned_command, worker_words
 from iree_gauntlet.cases import Verdict
@@ -26,7 +26,6 @@ from iree_gauntlet.results import Result, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.micro.configuration import Variant

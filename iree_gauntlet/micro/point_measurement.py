@@ -14,8 +14,8 @@ from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
 from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds
-from iree_gauntlet.micro.record import MEASURED, median_ms, point_record
-from iree_gauntlet.micro.roofline import why_no_roofline
+from iree_gauntlet.micro.record import MEASURED, VariantFigures, median_ms, point_record
+from iree_gauntlet.micro.roofline import Roofline, why_no_roofline
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 from iree_gauntlet.results import Result, shorten
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain
-    from iree_gauntlet.micro.record import VariantFigures
-    from iree_gauntlet.micro.roofline import Roofline
     from iree_gauntlet.steps import Step
 
 __all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]

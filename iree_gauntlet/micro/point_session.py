@@ -16,14 +16,14 @@ from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.micro.memory_plot import memory_plot
 from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
-from iree_gauntlet.micro.module_facts import prove, read_module_facts, shows
-from iree_gauntlet.micro.point_chain import MEMORY, TRACE
+from iree_gauntlet.micro.module_facts import ModuleFacts, prove, read_module_facts, shows
+from iree_gauntlet.micro.point_chain import MEMORY, TRACE, PointChain
 from iree_gauntlet.micro.point_check import check_variant
-from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, PointMeasurement
+from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, Measuring, PointMeasurement
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.micro.registry import BASELINE, COMPILER
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.micro.configuration import Variant
-    from iree_gauntlet.micro.module_facts import ModuleFacts
-    from iree_gauntlet.micro.point_chain import PointChain
-    from iree_gauntlet.micro.point_measurement import Measuring
-    from iree_gauntlet.steps import Step
 
 __all__ = ["PointSession"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.micro.registry import CUSTOM
+from iree_gauntlet.micro.registry import CUSTOM, ShapeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.micro.registry import ShapeSet
 
 __all__ = ["Shape", "custom_shapes", "shapes_of"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.agreement import agreement
-from iree_gauntlet.bench.build_folder import read_outputs, tensors
+from iree_gauntlet.bench.build_folder import Build, read_outputs, tensors
 from iree_gauntlet.bench.measuring_worker import ask, planned_command
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement
 from iree_gauntlet.errors import GauntletError
@@ -22,7 +22,6 @@ from iree_gauntlet.results import shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.micro.configuration import Variant
     from iree_gauntlet.micro.point_chain import PointChain

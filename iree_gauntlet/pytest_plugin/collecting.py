@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Verdict
+from iree_gauntlet.cases import Case, Verdict
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
     from iree_gauntlet.records.step_outcome import StepOutcome

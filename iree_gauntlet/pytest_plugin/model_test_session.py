@@ -11,34 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.cases import Kind, Stage, Verdict, exit_code_of
+from iree_gauntlet.cases import Case, Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.run_event import run_event, without_missing_devices
-from iree_gauntlet.engine.session import open_session
+from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.journal import Journal
-from iree_gauntlet.records.step_outcome import step_outcome
+from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.requests import ConductRequest, ToolchainRequest
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.steps import step_id
+from iree_gauntlet.steps import Step, step_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.engine.rounds.confirming import ConfirmRules
-    from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.records.step_outcome import StepOutcome
-    from iree_gauntlet.steps import Step
 
 __all__ = ["CheckFailure", "ModelTestSession", "SessionSettings", "StepError", "TestFailure", "failure_text"]
 

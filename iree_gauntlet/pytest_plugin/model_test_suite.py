@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.json5_text import without_comments
 from iree_gauntlet.dialects.spec_file import load_json
-from iree_gauntlet.dialects.torch_models import build_test
+from iree_gauntlet.dialects.torch_models import TorchTest, build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
 from iree_gauntlet.dialects.trees import read_torch_specs
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.errors import Problem
 
 __all__ = ["FoundTest", "ModelTestSuite"]

@@ -11,9 +11,9 @@ import pytest
 
 from iree_gauntlet.cases import exit_code_of
 from iree_gauntlet.dialects.selection import MarkerExpression
-from iree_gauntlet.engine.rounds.confirming import confirm_rules
+from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.pytest_plugin.collecting import ModelTest, SpecFile, SpecFolder, UnreadableTest
 from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
 from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
@@ -25,8 +25,6 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from iree_gauntlet.engine.rounds.confirming import ConfirmRules
-    from iree_gauntlet.journal_format import JournalRecord
 
 __all__ = ["ModelTestPlugin"]
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.journal_format import EventRecord, read_events
 from iree_gauntlet.records.outcome import lock_remark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from iree_gauntlet.journal_format import EventRecord
 
 __all__ = ["BISECT_COMPARE", "BISECT_RECORD", "BisectOutcome", "bisect_outcome"]
 

@@ -14,10 +14,9 @@ from iree_gauntlet.figures import (
     percent,
     whole,
 )
-from iree_gauntlet.records.outcome import BAD_VERDICTS
+from iree_gauntlet.records.outcome import BAD_VERDICTS, ChainOutcome
 
 if TYPE_CHECKING:
-    from iree_gauntlet.records.outcome import ChainOutcome
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
 __all__ = ["NOTHING", "ChainFigures", "chain_figures"]

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.journal_format import JournalRecord
 
 __all__ = ["COMPARISON_FILE", "ComparedSide", "ComparisonRecord", "read_comparison"]
 

@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from dataclasses import is_dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +24,6 @@ from iree_gauntlet.system.file_lock import LockFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import datetime
     from pathlib import Path
 
 __all__ = ["EventLog", "Sync"]

@@ -10,12 +10,11 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
 from iree_gauntlet.recorded import number
 from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.outcome import BAD_VERDICTS
+from iree_gauntlet.records.outcome import BAD_VERDICTS, ChainOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from iree_gauntlet.records.outcome import ChainOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import OutputComparison
 

@@ -13,16 +13,13 @@ from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.matrix_cells import matrix_cell
-from iree_gauntlet.records.matrix_record import read_matrix
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
+from iree_gauntlet.records.matrix_record import MatrixRecord, read_matrix
+from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.records.matrix_cells import MatrixCell
-    from iree_gauntlet.records.matrix_record import MatrixRecord
-    from iree_gauntlet.records.outcome import RunOutcome
 
 __all__ = ["MatrixIree", "MatrixOutcome", "MatrixRow", "matrix_outcome"]
 

@@ -15,13 +15,10 @@ All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import Any
 
 from iree_gauntlet.journal_format import read_events
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["MATRIX_RECORD", "MatrixRecord", "is_matrix", "read_matrix"]
 

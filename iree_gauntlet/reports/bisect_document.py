@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.document import Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
-from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, bisect_outcome
+from iree_gauntlet.document import Block, Cell, Code, Column, Document, Kind, Link, Name, Notes, Paragraph, Table
+from iree_gauntlet.records.bisect_outcome import BISECT_COMPARE, BisectOutcome, bisect_outcome
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.report_files import Reports
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from iree_gauntlet.document import Block, Cell
-    from iree_gauntlet.records.bisect_outcome import BisectOutcome
 
 __all__ = ["bisect_document", "bisect_json", "bisect_reports"]
 

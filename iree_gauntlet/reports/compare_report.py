@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import junit_xml
 
 from iree_gauntlet.cleaning import clean, one_line
-from iree_gauntlet.document import Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
+from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Notes, Paragraph, Table
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, milliseconds, whole
-from iree_gauntlet.records.compare_record import read_comparison
+from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
-from iree_gauntlet.reports.compare_rows import changes, ratio_text, span_text, time_rows, verdict_counts
+from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
 from iree_gauntlet.reports.junit_schema import schema_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.document import Block, Cell
-    from iree_gauntlet.records.compare_record import ComparisonRecord
-    from iree_gauntlet.reports.compare_rows import TimeRow
 
 __all__ = ["comparison_json", "comparison_reports", "compile_blocks", "dispatch_blocks"]
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import byte_size, error_figure, milliseconds, whole
-from iree_gauntlet.records.matrix_cells import matrix_cell
+from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
-    from iree_gauntlet.records.matrix_cells import MatrixCell
 
 __all__ = ["FIGURES", "Change", "TimeRow", "changes", "ratio_text", "span_text", "time_rows", "verdict_counts"]
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.document import Column, Document, Heading, Items, Kind, Name, Paragraph, Table
+from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole
 from iree_gauntlet.records.chain_figures import NOTHING
@@ -18,7 +18,6 @@ from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.document import Block, Cell, Text
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
 
 __all__ = ["FIGURES", "figure_cells", "matrix_document", "ratio_text"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode
-from iree_gauntlet.records.matrix_outcome import matrix_outcome
+from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.junit_schema import schema_document
 from iree_gauntlet.reports.matrix_changes import changes, mean_ratios, ratio
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.records.matrix_cells import MatrixCell
-    from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome
 
 __all__ = ["MATRIX_REPORTS", "matrix_csv", "matrix_json", "matrix_junit", "matrix_reports"]
 

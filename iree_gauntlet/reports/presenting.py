@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress
@@ -12,7 +12,6 @@ from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import TextIO
 
     from iree_gauntlet.reports.live.painter import Painter
 

@@ -11,7 +11,9 @@ import rich.text
 
 from iree_gauntlet.cleaning import clean, one_line
 from iree_gauntlet.document import (
+    Block,
     Code,
+    Column,
     Document,
     Folded,
     Heading,
@@ -22,6 +24,7 @@ from iree_gauntlet.document import (
     Paragraph,
     Picture,
     Table,
+    Text,
 )
 from iree_gauntlet.figures import STYLES
 from iree_gauntlet.reports.live.printing import printing
@@ -29,7 +32,6 @@ from iree_gauntlet.reports.live.printing import printing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.document import Block, Column, Text
 
 __all__ = ["block_lines", "print_document"]
 

@@ -13,12 +13,11 @@ import jinja2
 from markupsafe import Markup
 
 from iree_gauntlet.cleaning import clean
-from iree_gauntlet.document import INK, PAPER
+from iree_gauntlet.document import INK, PAPER, Document, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.document import Document, Picture
 
 __all__ = ["html_page"]
 

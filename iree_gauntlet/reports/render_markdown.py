@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from iree_gauntlet.document import (
+    Block,
+    Cell,
     Code,
+    Column,
+    Document,
     Heading,
     Items,
     Kind,
@@ -16,12 +19,10 @@ from iree_gauntlet.document import (
     Paragraph,
     Picture,
     Table,
+    Text,
 )
 from iree_gauntlet.figures import STYLES
 from iree_gauntlet.reports.markdown import code, escape, fenced, table
-
-if TYPE_CHECKING:
-    from iree_gauntlet.document import Block, Cell, Column, Document, Text
 
 __all__ = ["markdown"]
 

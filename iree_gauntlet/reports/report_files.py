@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.reports.markdown import shortened
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from iree_gauntlet.document import Document
-    from iree_gauntlet.errors import ExitCode
 
 __all__ = ["STEP_SUMMARY_LIMIT", "Reports", "append_step_summary", "write_report"]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.outcome import outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 from iree_gauntlet.reports.job_summary import (
     JOB_SUMMARY_NAMES,
+    Summary,
     job_summary,
     job_summary_json,
     job_summary_markdown,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.document import Document
-    from iree_gauntlet.records.outcome import RunOutcome
-    from iree_gauntlet.reports.job_summary import Summary
 
 __all__ = ["reports_of_run", "run_reports", "write_job_summary"]
 

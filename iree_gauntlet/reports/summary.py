@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import last_lines
-from iree_gauntlet.document import Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table
+from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.records.chain_figures import chain_figures
 from iree_gauntlet.records.headline import cache_line, headline, version
-from iree_gauntlet.records.outcome import BAD_VERDICTS
+from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iree_gauntlet.document import Block, Text
-    from iree_gauntlet.records.outcome import RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
 
 __all__ = ["run_document"]

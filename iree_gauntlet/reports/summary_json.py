@@ -45,11 +45,10 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
 
 if TYPE_CHECKING:
     from iree_gauntlet.cases import Origin
-    from iree_gauntlet.records.chain_figures import ChainFigures
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import CacheUse, Check, OutputComparison

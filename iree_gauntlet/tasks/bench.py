@@ -15,16 +15,16 @@ from iree_gauntlet.bench.chosen_devices import DEFAULT_DEVICE, chosen_devices, c
 from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
 from iree_gauntlet.bench.discovery import discover, find_model
 from iree_gauntlet.bench.instantiate import check_options
-from iree_gauntlet.bench.model_registry import ModelError
+from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.bench.perf_file import append_result, check_output
 from iree_gauntlet.bench.result import perf_entry, result_lines
 from iree_gauntlet.bench.torch_python import find_torch_python
-from iree_gauntlet.document import Column, Document, Kind, Table
+from iree_gauntlet.document import Cell, Column, Document, Kind, Table
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
 from iree_gauntlet.engine.run_event import run_event
-from iree_gauntlet.engine.workbench import open_workbench, plan_context
-from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
+from iree_gauntlet.errors import ExitCode, Problem, ToolchainError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.reports.experiment_reports import write_reports
@@ -38,12 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.bench.bench_options import BenchOptions
-    from iree_gauntlet.bench.model_registry import BenchmarkModel
     from iree_gauntlet.cases import Verdict
-    from iree_gauntlet.document import Cell
     from iree_gauntlet.engine.engine import Engine
-    from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.errors import Problem
     from iree_gauntlet.progress import Progress
 
 __all__ = ["bench"]

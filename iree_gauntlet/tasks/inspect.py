@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
-from iree_gauntlet.errors import ExitCode, SpecError, ToolchainError
+from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.requests import Defaults
+from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.engine.plan import Plan
-    from iree_gauntlet.errors import Problem
-    from iree_gauntlet.requests import RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
     from iree_gauntlet.steps import Step
 
 __all__ = ["lint", "list_cases", "show_plan"]

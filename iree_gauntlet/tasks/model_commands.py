@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.bench_options import OPTIONS, read_options
+from iree_gauntlet.bench.bench_options import OPTIONS, BenchOption, read_options
 from iree_gauntlet.requests import MicroRequest, Option, ToolchainRequest, options_of, read
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:
-    from iree_gauntlet.bench.bench_options import BenchOption
     from iree_gauntlet.errors import ExitCode
 
 __all__ = ["BENCH_OPTIONS", "bench_task", "micro_task"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.errors import ExitCode, GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.records.merged_runs import merged
 from iree_gauntlet.reports.experiment_reports import RECORDS, write_reports
@@ -21,7 +21,6 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.errors import ExitCode
 
 __all__ = ["report"]
 

@@ -15,14 +15,13 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.installer import Sources
+from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iree_gauntlet.toolchains.find import Place
-    from iree_gauntlet.toolchains.installer import Installer
 
 __all__ = ["Candidate", "candidates_among", "candidates_between", "versions_between"]
 

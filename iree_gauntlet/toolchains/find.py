@@ -15,19 +15,16 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
-from iree_gauntlet.toolchains.choice import ChoiceKind
-from iree_gauntlet.toolchains.environments import Recipe, environment_tag
+from iree_gauntlet.toolchains.choice import Choice, ChoiceKind
+from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
 from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
 from iree_gauntlet.toolchains.installer import Sources
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
 from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iree_gauntlet.toolchains.choice import Choice
-    from iree_gauntlet.toolchains.environments import Environment, Environments
-    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime
 
 __all__ = ["Place", "environment_for", "find_toolchain"]
 

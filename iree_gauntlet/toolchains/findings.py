@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Literal
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
-from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["Finding", "diagnose"]
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 from uv import find_uv_bin
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.system.short_process import Answer, run_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from packaging.specifiers import SpecifierSet
 
-    from iree_gauntlet.system.short_process import Answer
 
 __all__ = ["Installer", "Sources"]
 

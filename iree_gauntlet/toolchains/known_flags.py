@@ -11,13 +11,12 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help
 from iree_gauntlet.toolchains.probe import ask
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["KnownFlags", "flag_complaints", "known_flags"]
 

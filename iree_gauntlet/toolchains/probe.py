@@ -7,12 +7,11 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.system.short_process import Answer, run_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.system.short_process import Answer
 
 __all__ = ["ask"]
 

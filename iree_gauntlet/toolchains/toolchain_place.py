@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.toolchains.choice import parse_choice
+from iree_gauntlet.toolchains.choice import Choice, parse_choice
 from iree_gauntlet.toolchains.environments import Environments
 from iree_gauntlet.toolchains.find import Place
 from iree_gauntlet.toolchains.installer import Installer
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 __all__ = ["chosen", "toolchain_place"]

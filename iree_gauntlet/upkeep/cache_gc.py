@@ -6,20 +6,17 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.garbage import Users, collect, leftovers, plan_collection, remove_leftovers
-from iree_gauntlet.artifacts.inventory import take_inventory
+from iree_gauntlet.artifacts.garbage import Collection, Users, collect, leftovers, plan_collection, remove_leftovers
+from iree_gauntlet.artifacts.inventory import Item, take_inventory
 from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.upkeep.cache_place import age_text, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.artifacts.garbage import Collection
-    from iree_gauntlet.artifacts.inventory import Item
-    from iree_gauntlet.upkeep.cache_place import CachePlace
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest
 
 __all__ = ["collect_garbage"]

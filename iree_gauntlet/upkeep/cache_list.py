@@ -12,18 +12,16 @@ from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
 from iree_gauntlet.artifacts.publishing import human_bytes
-from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, local_name, parse_source
+from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
 from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.upkeep.cache_place import age_text, open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.artifacts.sources import Source
     from iree_gauntlet.settings import Configuration
-    from iree_gauntlet.upkeep.cache_place import CachePlace
 
 __all__ = ["list_cache", "where"]
 

@@ -25,13 +25,12 @@ from iree_gauntlet.errors import ArtifactError, ExitCode, Problem, SpecError, Us
 from iree_gauntlet.progress import Progress, Recorder
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.upkeep.cache_place import open_cache, refusals_explained
+from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from iree_gauntlet.results import Fetched
-    from iree_gauntlet.upkeep.cache_place import CachePlace
     from iree_gauntlet.upkeep.upkeep_requests import LockRequest
 
 __all__ = ["lock_hashes", "plan_relock", "registry_text", "write_registry"]

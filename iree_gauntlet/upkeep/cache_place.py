@@ -13,14 +13,13 @@ from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.settings import cache_folder, project_folder, shown
+from iree_gauntlet.settings import Configuration, cache_folder, project_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.settings import Configuration
 
 __all__ = ["CachePlace", "age_text", "open_cache", "refusals_explained"]
 

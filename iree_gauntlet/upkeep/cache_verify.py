@@ -22,7 +22,6 @@ from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_ex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from iree_gauntlet.artifacts.inventory import Item
     from iree_gauntlet.reports.live.painter import Painter
     from iree_gauntlet.upkeep.upkeep_requests import VerifyRequest
 

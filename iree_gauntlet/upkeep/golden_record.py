@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Kind
+from iree_gauntlet.cases import Case, Kind
 from iree_gauntlet.dialects.torch_schema import QualityTest
 from iree_gauntlet.engine.processes.supervisor import Supervisor
-from iree_gauntlet.engine.recording import output_folder, record_outputs, weight_effects, why_not
+from iree_gauntlet.engine.recording import Recorded, output_folder, record_outputs, weight_effects, why_not
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iree_gauntlet.artifacts.store import ArtifactStore
-    from iree_gauntlet.cases import Case
     from iree_gauntlet.dialects.spec import Spec
-    from iree_gauntlet.engine.recording import Recorded
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
 __all__ = ["record", "sensitivity"]

@@ -9,16 +9,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.cases import Metric, Statistic
+from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
-from iree_gauntlet.document import Column, Document, Kind, Table
-from iree_gauntlet.engine.workspace import select
+from iree_gauntlet.document import Cell, Column, Document, Kind, Table
+from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.figures import milliseconds, whole
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.requests import Defaults
+from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.cases import Golden
-    from iree_gauntlet.document import Cell
-    from iree_gauntlet.engine.workspace import Selection
-    from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.requests import SelectionRequest
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 
 __all__ = ["show"]

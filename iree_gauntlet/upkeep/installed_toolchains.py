@@ -15,10 +15,10 @@ from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
-from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import environment_for, find_toolchain
+from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Compiler, Runtime, Toolchain
 from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.upkeep.cache_place import age_text
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.requests import ToolchainRequest
-    from iree_gauntlet.toolchains.choice import Choice
     from iree_gauntlet.toolchains.environments import Environment
-    from iree_gauntlet.toolchains.find import Place
-    from iree_gauntlet.toolchains.toolchain import Compiler, Runtime, Toolchain
 
 __all__ = ["install", "list_toolchains", "remove", "show"]
 

@@ -15,12 +15,12 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.modules.batches import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
-from iree_gauntlet.records.earlier_runs import asked_for
+from iree_gauntlet.records.earlier_runs import Asked, asked_for
 from iree_gauntlet.records.run_folder import free_folder
 from iree_gauntlet.reports.diagnostic_groups import diagnostic_of
-from iree_gauntlet.requests import Defaults, FolderRequest
+from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest
 from iree_gauntlet.settings import project_folder, shown
 from iree_gauntlet.upkeep.proposed_changes import FileChange
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.records.earlier_runs import Asked
-    from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.results import Result
 
 __all__ = ["config_changes", "is_operator_run"]

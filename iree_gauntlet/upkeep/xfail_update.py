@@ -16,7 +16,7 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.toml_file import read_toml
 from iree_gauntlet.engine.workspace import suite_path
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
 from iree_gauntlet.settings import runs_folder, shown
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tomlkit.items import AoT
 
     from iree_gauntlet.dialects.load import ExpectedFailure
-    from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from iree_gauntlet.artifacts.parameters.mlir_bytecode import MAGIC, UnknownEncodingError, references_in_bytecode
 from iree_gauntlet.artifacts.parameters.mlir_text import references_in_text
@@ -19,7 +19,6 @@ from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterErr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
     from iree_gauntlet.artifacts.parameters.reference import Reference
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.parameters.parameter import ParameterError
+from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes, splat_pattern
 from iree_gauntlet.artifacts.publishing import publishing, require_space
 from iree_gauntlet.system.atomic import sync_folder
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from iree_gauntlet.artifacts.parameters.parameter import Parameter
 
 __all__ = ["write_archive"]
 

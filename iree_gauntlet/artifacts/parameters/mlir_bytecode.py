@@ -13,14 +13,13 @@ Format: https://mlir.llvm.org/docs/BytecodeFormat/, versions 0 to 6.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from iree_gauntlet.artifacts.parameters.mlir_text import MARKER, references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
     from iree_gauntlet.artifacts.parameters.reference import Reference
 

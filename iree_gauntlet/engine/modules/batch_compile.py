@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.modules.batches import flags_of
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.modules import is_edited
-from iree_gauntlet.engine.processes.compile_client import BatchJob
+from iree_gauntlet.engine.processes.compile_client import BatchJob, CompileServer
 from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.system.atomic import write_atomic
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
-    from iree_gauntlet.engine.processes.compile_client import CompileServer
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.steps import Step
 

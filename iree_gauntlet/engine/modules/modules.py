@@ -14,9 +14,9 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.judging import after_process, first_error
-from iree_gauntlet.engine.modules.module_cache import EntryGoneError
+from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError
 from iree_gauntlet.engine.modules.module_key import make_key
-from iree_gauntlet.engine.modules.shared_modules import Found
+from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.results import CacheUse, Result
@@ -24,8 +24,6 @@ from iree_gauntlet.results import CacheUse, Result
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.engine.modules.module_cache import Entry
-    from iree_gauntlet.engine.modules.shared_modules import SharedModules
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.engine.session import Session

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor, shell_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Command, Step
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.round_seed import seed_of
-from iree_gauntlet.engine.rounds.taken_rounds import take_round
+from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, take_round
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
 
 __all__ = [

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Statistic, Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import as_written, take_round
-from iree_gauntlet.measuring.goldens.golden_confirmation import confirm_breach
+from iree_gauntlet.measuring.goldens.golden_confirmation import Confirmation, confirm_breach
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
-from iree_gauntlet.results import shorten
+from iree_gauntlet.results import Check, shorten
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
     from iree_gauntlet.engine.processes.processes import Processes
-    from iree_gauntlet.measuring.goldens.golden_confirmation import Confirmation
     from iree_gauntlet.measuring.statistics.rounds import Round
-    from iree_gauntlet.results import Check
     from iree_gauntlet.steps import Step
 
 __all__ = ["CONFIRM_SECONDS", "ConfirmRules", "Confirmed", "confirm_rules", "confirm_time"]

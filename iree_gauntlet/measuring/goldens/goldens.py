@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.results import Check
+from iree_gauntlet.results import Check, Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.results import Samples
 
 __all__ = ["check_figure", "check_time", "describe", "release_of"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.measuring.machine.cpu_times import CpuUse, cpu_use, read_cpu_times
-from iree_gauntlet.measuring.machine.gpu_state import Slowdown
+from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, read_gpus
 from iree_gauntlet.measuring.machine.machine_sensors import cpus_there
 from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
@@ -31,7 +31,6 @@ from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from iree_gauntlet.measuring.machine.gpu_state import GpuState
 
 __all__ = ["Limits", "RoundState", "RoundWatch"]
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iree_gauntlet.measuring.statistics.comparison_verdict import without_verdict
+from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, without_verdict
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison
 
 __all__ = [
     "DEFAULT_DISCOVERY_RATE",

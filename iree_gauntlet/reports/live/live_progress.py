@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, TextIO
 
 import rich.console
 import rich.progress
-from rich.console import Group
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
     ProgressColumn,
+    Task,
     TaskProgressColumn,
     TimeElapsedColumn,
 )
 from rich.segment import Segment
 from rich.spinner import Spinner
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from iree_gauntlet.cleaning import clean, one_line
@@ -31,9 +32,6 @@ from iree_gauntlet.reports.live.progress_text import left_text, short_name, spee
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from rich.console import ConsoleOptions, RenderableType, RenderResult
-    from rich.progress import Task
-    from rich.table import Table
 
 __all__ = ["LiveProgress"]
 

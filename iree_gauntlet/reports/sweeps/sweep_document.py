@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.document import Column, Document, Folded, Heading, Items, Kind, Picture, Table
+from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Kind, Picture, Table
 from iree_gauntlet.figures import duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
 from iree_gauntlet.reports.sweeps.sweep_figures import (
@@ -19,14 +19,12 @@ from iree_gauntlet.reports.sweeps.sweep_figures import (
     summaries,
     time_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_rows import entries
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Row, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from iree_gauntlet.document import Block
     from iree_gauntlet.reports.sweeps.sweep_plots import Plot
-    from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Row
 
 __all__ = ["speedup_table", "sweep_document"]
 

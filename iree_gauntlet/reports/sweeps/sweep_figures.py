@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.document import Judged
 from iree_gauntlet.figures import byte_size, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.reports.sweeps.sweep_rows import mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, mean_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side
 
 __all__ = [
     "LEGEND",

@@ -27,7 +27,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     tick_text,
 )
 from iree_gauntlet.reports.sweeps.sweep_figures import times
-from iree_gauntlet.reports.sweeps.sweep_rows import entries, mean_ratio
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, entries, mean_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row
 
 __all__ = ["Plot", "check_matplotlib", "draw_plots", "picture", "speedup_bars"]
 

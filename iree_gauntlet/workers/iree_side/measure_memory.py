@@ -49,14 +49,13 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
-from iree_gauntlet.workers.iree_side.device_context import device_memory
+from iree_gauntlet.workers.iree_side.device_context import Device, device_memory
 from iree_gauntlet.workers.iree_side.measure_module import read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from iree_gauntlet.workers.iree_side.device_context import Device
 
 __all__ = ["MemoryWatch", "measure", "thinned"]
 
