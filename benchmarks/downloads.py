@@ -73,7 +73,7 @@ print(json.dumps([ended - began, time.process_time(), peak]))
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What one download came to: seconds, CPU seconds, peak bytes of memory."""
+    """The result of one download: seconds, CPU seconds, peak bytes of memory."""
 
     seconds: float
     cpu: float

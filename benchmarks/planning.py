@@ -56,7 +56,7 @@ _SUBMODELS = 20  # a folder holds those of one model
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What a process came to."""
+    """The result of a process."""
 
     seconds: float
     peak: int

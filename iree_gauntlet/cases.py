@@ -82,7 +82,7 @@ class ArgumentOrder(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a step came to."""
+    """The result of a step."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -102,7 +102,7 @@ _EXIT_CODES = {
 
 
 def exit_code_of(verdicts: Iterable[Verdict]) -> ExitCode:
-    """What a run exits with whose steps came to these."""
+    """The exit code of a run whose steps have these verdicts."""
     return ExitCode.worst([_EXIT_CODES.get(verdict, ExitCode.OK) for verdict in verdicts])
 
 

@@ -214,7 +214,7 @@ class Document:
         facts: what the answer stands on, a few words each.
         blocks: everything else, in reading order.
         details: what follows in files, where a terminal has no room for it.
-        exit_code: of the command; None where it has not come to its end.
+        exit_code: of the command; None where it has not finished.
         remarks: what a reader should know first, a line each: below the answer in files, above it on a terminal.
     """
 
@@ -228,7 +228,7 @@ class Document:
 
     @property
     def ending(self) -> str:
-        """`exit code 0: all as expected`; empty where the command has not come to its end."""
+        """`exit code 0: all as expected`; empty where the command has not finished."""
         code = self.exit_code
         return "" if code is None else f"exit code {int(code)}: {code.meaning}"
 

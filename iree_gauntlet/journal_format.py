@@ -35,7 +35,7 @@ class JournalRecord:
         runs: every `run` event; a resumed run has more than one.
         steps: the steps of the last `run` event, and those that it found out later (`steps` events).
         starts: when each step was last started, as written (ISO 8601), by step id.
-        results: what each step came to last, by step id.
+        results: the result of each step last, by step id.
         result_times: when that was written (ISO 8601), by step id.
         end: the `end` event; None for a run that was killed, is under way, or was resumed and not ended.
         torn: whether there is a line that was cut short by a crash (it is left out).

@@ -402,7 +402,7 @@ class MicroRequest:
         "never quiet).",
         choices=("replace", "count"),
     )
-    targets: str = option("", "JSON file of what metrics should come to, for the target_value of the records.")
+    targets: str = option("", "JSON file of the values that metrics should have, for the target_value of the records.")
     torch_python: str = option("", "Python that has torch and makes the models (default: this one).")
     resume: bool = option(False, "Continue the newest run of `micro` (or --run-dir) where it was killed.")
     run_dir: str = option("", "With --resume: folder of the run to continue.")

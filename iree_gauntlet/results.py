@@ -204,7 +204,7 @@ class Result(Recorded):
     """The journal's `result` event, without its name, time and step.
 
     Attributes:
-        verdict, reason: what it came to, and why in one line.
+        verdict, reason: its result, and why in one line.
         command: as a person would type it; empty for steps without a process.
         seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
         tool_seconds: wall time inside IREE's tools.

@@ -198,7 +198,7 @@ class Arrivals:
                 for name in ("data", "state.jsonl"):
                     (folder / name).unlink(missing_ok=True)
                 if error.resumed and not fresh:
-                    progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning anew")
+                    progress.note(source.url, f"what an earlier attempt had left is damaged ({error}): beginning again")
                     continue
                 raise _wrong_content(source, remote.url, error, expected) from error
         raise AssertionError("the second attempt resumes nothing")

@@ -1,7 +1,7 @@
 """What of a cache may go, least recently used first, and how it goes without anybody noticing.
 
 Nothing goes that a living process uses (see `leases`) or is fetching. A file goes by one unlink; a folder by
-one rename, and is deleted then: a reader sees it whole or not at all, and makes it anew.
+one rename, and is deleted then: a reader sees it whole or not at all, and makes it again.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
         if path.suffix == ".lock":
             descriptor = lock_or_none(path)
             if descriptor is not None:
-                # Removed while it is held: who waits for it sees that it is gone, and makes it anew.
+                # Removed while it is held: who waits for it sees that it is gone, and makes it again.
                 path.unlink(missing_ok=True)
                 os.close(descriptor)
         elif path.is_dir() and not path.is_symlink():

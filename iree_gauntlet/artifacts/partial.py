@@ -124,7 +124,7 @@ class Partial:
 
     @classmethod
     def begin(cls, folder: Path, url: str, file: RemoteFile) -> Self:
-        """Start anew; what an earlier attempt has left is thrown away.
+        """Start again; what an earlier attempt has left is thrown away.
 
         Raises:
             OSError: the folder cannot be written.

@@ -167,7 +167,7 @@ class ArtifactStore:
                 what = (
                     f"wrong content: {url} has sha256 {sha256}, {pin.said_by} says {pin.sha256}; nothing was replaced"
                 )
-                raise ArtifactError(url, what, "Make the archive anew from a cache that `cache.verify` calls good.")
+                raise ArtifactError(url, what, "Make the archive again from a cache that `cache.verify` calls good.")
             with disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary.chmod(0o644)
@@ -220,7 +220,7 @@ class ArtifactStore:
         sha256 = self._hash(source.url, path, expected)
         if expected and sha256 != expected:
             digests = f"sha256 {sha256[:12]}…, not {expected[:12]}…"
-            progress.note(source.url, f"{path} is not what it should be ({digests}): getting it anew")
+            progress.note(source.url, f"{path} is not what it should be ({digests}): getting it again")
             return ""
         if pin is None:
             self._record(source, sha256, progress)

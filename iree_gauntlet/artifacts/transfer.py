@@ -121,7 +121,7 @@ class Transfer:
             try:
                 return self._version(resume=number == 0 and not fresh)
             except ChangedError as error:
-                self.progress.note(self.name, f"changed at its source ({error}): beginning anew")
+                self.progress.note(self.name, f"changed at its source ({error}): beginning again")
         what = f"changed {_VERSIONS} times while it was fetched: {self.remote.url}"
         raise ArtifactError(self.name, what, "Wait until nobody writes it any more.")
 
@@ -159,7 +159,7 @@ class Transfer:
                         self._begin(attempt, body)
                     return attempt.kept(), body.file
                 except TransientError as error:
-                    # With parts, the others go on where this one broke off; a stream begins anew.
+                    # With parts, the others go on where this one broke off; a stream begins again.
                     if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
                         self._after_failure(error, 0)
                         return attempt.kept(), body.file

@@ -41,7 +41,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What checking an item came to.
+    """The result of checking an item.
 
     Attributes:
         item: what was checked.
@@ -75,7 +75,7 @@ def check_artifact(
             return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
         if _same(before, after):
             break
-        # It was fetched anew meanwhile.
+        # It was fetched again meanwhile.
     if not expected:
         return Finding(item, Condition.UNKNOWN, "no record says what it should be", url)
     if sha256 != expected:

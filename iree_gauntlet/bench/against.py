@@ -90,7 +90,7 @@ def measure(
     Args:
         session: what it runs in.
         names: `torch`, which is eager and `torch.compile`, or `torch-eager`, and `onnxruntime`.
-        iree: as `iree_rounds` gives it. The plan is written anew for each peer, with its number of calls.
+        iree: as `iree_rounds` gives it. The plan is written again for each peer, with its number of calls.
         build: folder of the built model.
         place: where peers run.
         seed: of the coins that choose the order of each block.

@@ -91,7 +91,7 @@ class Generation:
         position: of the first token that `decode` is given.
         tokens: how many are made for each sample.
         state: tensors of the state, which prefill returns behind the logits.
-        carried: how many of them `decode` returns anew.
+        carried: how many of them `decode` returns again.
         chosen: token ids that torch eager chose, by sample.
     """
 

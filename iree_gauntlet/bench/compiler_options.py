@@ -34,7 +34,7 @@ _LADDER = {"HiFi4": "f32", "HiFi3": "f16", "HiFi2": "bf16", "LoFi": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class CompilerOptions:
-    """What an option comes to.
+    """The result of an option.
 
     Attributes:
         flags: for `iree-compile`.

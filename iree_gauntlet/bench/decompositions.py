@@ -129,7 +129,7 @@ def max_pool_backward(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,  # noqa: ARG001 - it shows in the shape of the gradient
-    indices: Any,  # noqa: ARG001 - found anew, since they would have to be scattered
+    indices: Any,  # noqa: ARG001 - found again, since they would have to be scattered
 ) -> Any:
     """`aten::max_pool2d_with_indices_backward`: the gradient goes to the first of the largest values of a window.
 

@@ -42,7 +42,7 @@ def discover(folders: Sequence[Path], passed_over: list[Problem] | None = None) 
     """Import every `*.py` of models folders whose name does not start with `_`, and collect the models by name.
 
     Each folder is a package of a private name, so that files of one name in two folders do not meet and files
-    import their siblings relatively (`from ._layers import Attention`). A folder is read anew with every call.
+    import their siblings relatively (`from ._layers import Attention`). A folder is read again with every call.
 
     Args:
         folders: where to look.

@@ -1,4 +1,4 @@
-"""The benchmark step: the same inputs again and again, and what that came to."""
+"""The benchmark step: the same inputs again and again, and the result."""
 
 from __future__ import annotations
 

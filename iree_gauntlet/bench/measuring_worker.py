@@ -35,7 +35,7 @@ _TOOL = "the measuring program"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a measuring program came to.
+    """The result of a measuring program.
 
     Attributes:
         outcome: how its process ended.

@@ -97,7 +97,7 @@ def judged(peer: Peer, evidence: Evidence) -> Peer:
 
 
 def ratio_figures(found: Comparison) -> dict[str, Any]:
-    """What a comparison of two programs comes to, A being the one that is spoken of.
+    """The result of a comparison of two programs, A being the one that is spoken of.
 
     Returns:
         `ratio` (time of B / its own), `low` and `high` (None where there are too few blocks for an interval) and `word`

@@ -107,7 +107,7 @@ def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
 
 
 def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
-    """What a step came to, where it came to anything good."""
+    """The figures of a step, where it has any."""
     found = record.results.get(step_id(chain.id, stage, role))
     return found if found is not None and found.verdict in _GOOD and found.statistics else None
 

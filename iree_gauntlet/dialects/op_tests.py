@@ -84,7 +84,7 @@ class OpInputs:
 
 @dataclass(frozen=True, slots=True)
 class OpCases:
-    """What a folder comes to.
+    """The result of a folder.
 
     Attributes:
         cases: one for each config and kind; of a folder with problems, blocked.

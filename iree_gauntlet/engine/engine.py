@@ -58,7 +58,7 @@ class Performed:
 
     Attributes:
         verdicts: of all steps, by id.
-        code: what that comes to; INTERRUPTED where Ctrl-C or SIGTERM ended it.
+        code: the result; INTERRUPTED where Ctrl-C or SIGTERM ended it.
     """
 
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Engine:
         available_memory: bytes that are free now; None where that is not known, which keeps nothing back.
 
     Attributes:
-        results: what each step has come to, by id.
+        results: the result of each step, by id.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
         self._maker = ModuleMaker(session, workbench, made_again=options.made_again)
 
     def run(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> ExitCode:
-        """Runs steps and journals what they come to, up to the `end` event.
+        """Runs steps and journals their results, up to the `end` event.
 
         Args:
             steps: a plan's steps.
@@ -133,7 +133,7 @@ class Engine:
         self._progress.steps_added(len(steps))
 
     def perform(self, steps: Sequence[Step], finished: Mapping[str, Verdict]) -> dict[str, Verdict]:
-        """Runs some steps of a plan and journals what they come to; more may follow.
+        """Runs some steps of a plan and journals their results; more may follow.
 
         Returns:
             Verdicts by step id, those that were finished before among them.
@@ -185,7 +185,7 @@ class Engine:
         if result.verdict in (Verdict.FAILED, Verdict.ERROR) and not step.blocked:
             result = _with_gone_input(step, result)
         if self._cancelled.is_set():
-            # What was cut short came to nothing: the journal shows it as unfinished, and a resumed run does it.
+            # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         result = with_expectation(step, result, lenient=self._options.lenient)
         return self._finish(step, result, round(time.monotonic() - began, 6))

@@ -106,9 +106,7 @@ class ServedCompiles(Processes):
         if outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE):
             # Not by the compiler.
             why = outcome.tail[-1] if outcome.tail else "it does not say why"
-            raise GauntletError(
-                f"a compile did not come to its end: {why}", f"See {folder}, and `doctor` for the disk."
-            )
+            raise GauntletError(f"a compile did not finish: {why}", f"See {folder}, and `doctor` for the disk.")
         return outcome
 
 

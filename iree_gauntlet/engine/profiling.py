@@ -148,7 +148,7 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
 
 
 class _Work:
-    """The processes of one profile, and what they came to."""
+    """The processes of one profile, and their results."""
 
     def __init__(self, step: Step, processes: Processes) -> None:
         self._step = step

@@ -26,7 +26,7 @@ __all__ = ["Limits", "ReadyQueue", "Scheduler"]
 _POLL_SECONDS = 0.5
 FETCHES_AT_ONCE = 4
 # Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
-# asked anew whenever a step ends, and thousands may wait.
+# asked again whenever a step ends, and thousands may wait.
 _PASSED_OVER = 64
 _GOOD = (Verdict.PASSED, Verdict.XPASSED)
 _BAD = (Verdict.FAILED, Verdict.ERROR, Verdict.XPASSED)
@@ -126,7 +126,7 @@ class Scheduler:
             self.cancel()
 
     def _next(self, step: Step, verdict: Verdict, pool: ThreadPoolExecutor) -> Step | None:
-        """Notes what a step came to; of the steps that may run now, one for this thread, and threads for the rest."""
+        """Notes the result of a step; of the steps that may run now, one for this thread, and threads for the rest."""
         with self._mutex:
             self._queue.finish(step, verdict)
             steps = self._taken()
@@ -231,7 +231,7 @@ class ReadyQueue:
         return [self._steps[place] for place in places]
 
     def finish(self, step: Step, verdict: Verdict) -> None:
-        """Notes that a step that was taken has come to an end, and what it came to."""
+        """Notes that a step that was taken has finished, and its result."""
         self._count(step, -1)
         self.settle(step, verdict)
         if self._limits.fail_fast and verdict in _BAD and not self._stopped_by:
@@ -242,7 +242,7 @@ class ReadyQueue:
                 self._give_up(place)
 
     def settle(self, step: Step, verdict: Verdict) -> None:
-        """Notes what a step came to that was skipped."""
+        """Notes the result of a step that was skipped."""
         self.verdicts[step.id] = verdict
         for place in self._dependants.pop(step.id, ()):
             self._unmet[place] -= 1

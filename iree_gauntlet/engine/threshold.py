@@ -65,7 +65,7 @@ def check_threshold(step: Step, processes: Processes) -> Result:
 
 
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """What a run that did not come to its end came to."""
+    """The result of a run that did not finish."""
     lines = processes.error_lines(step)
     result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
     return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))

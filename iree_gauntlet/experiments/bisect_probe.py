@@ -43,7 +43,7 @@ CONSOLE = "console.txt"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a candidate came to.
+    """The result of a candidate.
 
     Attributes:
         bad: whether it is like the bad end; None where it cannot be judged.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-# What a resumed comparison may be given anew: the rest stays, as other values would make two sessions of one.
+# What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 # What stays as it was unless a resumed comparison is told otherwise: blocks that count stay as they are.
 _MAY_CHANGE = ("disturbed",)

@@ -129,7 +129,7 @@ class _Runs:
         return ""
 
     def _earlier(self, iree: AskedIree) -> ExitCode | None:
-        """What a run came to that an earlier part of the matrix has judged; None for one that is to be done."""
+        """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
         result = self._record.results.get(iree.label) if self._record else None
         if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
             return None

@@ -1,4 +1,4 @@
-"""What a session of rounds came to: a verdict for each model, and the mean over all of them.
+"""The result of a session of rounds: a verdict for each model, and the mean over all of them.
 
 The order matters: each model's blocks are judged, held against A/A of the same minutes, and then against the number of
 models that were looked at (`measuring/statistics/false_discovery.py`).

@@ -212,7 +212,7 @@ def record_costs(named: str, output: str) -> ExitCode:
     runs = [run_named(name, "shard.costs") for name in shlex.split(named)]
     costs = cost_of_chains([read_journal(run / JOURNAL) for run in runs])
     if not costs:
-        raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that came to their end.")
+        raise UsageError(f"nothing ran in {', '.join(map(str, runs))}", "Name runs that finished.")
     text = json.dumps(costs, indent=1, ensure_ascii=False) + "\n"
     if not output:
         sys.stdout.write(text)

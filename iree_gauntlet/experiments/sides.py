@@ -108,7 +108,7 @@ def unready(side: Side, step: Step) -> str:
             continue
         result = results.get(item["id"])
         if item["stage"] in _BEFORE and (result is None or result.verdict is not Verdict.PASSED):
-            return f"{item['stage']}: {result.reason if result else 'it did not come to an end'}"
+            return f"{item['stage']}: {result.reason if result else 'it did not finish'}"
         if item["stage"] == Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
     return ""

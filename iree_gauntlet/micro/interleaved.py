@@ -76,7 +76,7 @@ class Blocks:
 
     @property
     def too_disturbed(self) -> bool:
-        """Whether the machine is too busy for this to come to an end."""
+        """Whether the machine is too busy for this to finish."""
         return self.replaced > SPARE_BLOCKS + self.count
 
     @property
@@ -142,7 +142,7 @@ class InterleavedRounds:
                 complete = self._torch_round(self._torch, rounds)
             complete = complete and self._rounds(order[::-1], rounds)
         if self._cancelled.is_set():
-            # What was cut short came to nothing.
+            # What was cut short has no result.
             return
         failed = next(((name, taken.failure) for name, taken in rounds if taken.failure), None)
         counted = complete and failed is None

@@ -31,7 +31,7 @@ _NOTHING = "a plugin declares with @recipe, compiler_recipe, @architecture, @act
 
 
 def load_registry(files: Sequence[Path] = (), builtin: Sequence[Path] = BUILTIN_FILES) -> Registry:
-    """Everything that the toolkit and some plugin files declare; each file is read anew with every call.
+    """Everything that the toolkit and some plugin files declare; each file is read again with every call.
 
     Args:
         files: plugin files; one that is named twice counts once.

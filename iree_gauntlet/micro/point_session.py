@@ -48,7 +48,7 @@ class PointSession:
         session: what it runs in.
         workbench: the caches and the IREE.
         measuring: how it is measured.
-        results: what each step has come to, by id: the engine's.
+        results: the result of each step, by id: the engine's.
     """
 
     chain: PointChain
@@ -68,7 +68,7 @@ class PointSession:
         return {Stage.EXPORT: self._export, Stage.THRESHOLD: self._check, Stage.BENCHMARK: self._benchmark}
 
     def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
-        """What there is to do, one after the other: each is planned when the one before has come to its end."""
+        """What there is to do, one after the other: each is planned when the one before has finished."""
         return (self.chain.exports, self._modules, self._measured, self._profiles)
 
     def tidy(self) -> None:
@@ -110,7 +110,7 @@ class PointSession:
         return self._found[variant.label].status == MEASURED
 
     def _standing(self, variant: Variant) -> VariantFigures:
-        """What the steps before came to: the first that did not pass says why there is nothing to measure."""
+        """The result of the steps before: the first that did not pass says why there is nothing to measure."""
         if variant.refusal:
             return VariantFigures(status="skipped", reason=variant.refusal)
         side = variant.side

@@ -39,7 +39,7 @@ _CODE = "inductor"
 
 @dataclass(slots=True)
 class TorchTrial:
-    """What torch came to, once.
+    """A trial of torch.
 
     Attributes:
         round: for the blocks; None where nothing of torch's can be measured.

@@ -169,7 +169,7 @@ class ModelTestSession:
                 raise StepError(self._outcome(step), self.run_dir)
 
     def check(self, case: Case) -> StepOutcome:
-        """Runs a test's check, and says what it came to.
+        """Runs a test's check, and says its result.
 
         Raises:
             TestFailure: something that it needs failed.
@@ -224,7 +224,7 @@ class ModelTestSession:
             raise
 
     def _engine(self) -> Engine:
-        """An engine for some steps; after an exception in another test (its time was up), all is made anew."""
+        """An engine for some steps; after an exception in another test (its time was up), all is made again."""
         if self._session is None or self._session.cancelled.is_set():
             self._opened.close()
             self._session = self._opened.enter_context(open_session(self.run_dir, self._journal, self._log))

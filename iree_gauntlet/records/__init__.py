@@ -1,1 +1,1 @@
-"""What was done: append-only logs, their readers, what a run came to."""
+"""What was done: append-only logs, their readers, the results of runs."""

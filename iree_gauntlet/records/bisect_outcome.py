@@ -34,7 +34,7 @@ _JUDGED = ("bad", "value", "text", "low", "high", "third", "reason", "folder", "
 
 @dataclass(frozen=True, slots=True)
 class BisectOutcome:
-    """What a bisect has come to.
+    """The result of a bisect.
 
     Attributes:
         name: of its folder.
@@ -54,7 +54,7 @@ class BisectOutcome:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the command ended with; ERROR where it did not come to its end."""
+        """What the command ended with; ERROR where it did not finish."""
         return ExitCode(self.end["exit_code"]) if self.end else ExitCode.ERROR
 
     @property
@@ -109,9 +109,9 @@ class BisectOutcome:
         if self.torn:
             found.append(f"{BISECT_RECORD} has a line that a crash cut short: it is left out")
         if self.end is None:
-            found.append("it did not come to its end: --resume goes on with it")
+            found.append("it did not finish: --resume continues it")
         elif self.end["interrupted"]:
-            found.append("it was interrupted: --resume goes on with it")
+            found.append("it was interrupted: --resume continues it")
         return found
 
     def commit_of(self, label: str) -> str:

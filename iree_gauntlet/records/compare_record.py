@@ -26,7 +26,7 @@ class ComparedSide:
         asked: as the command line named it.
         toolchain: what it was (the journal's record).
         folder: of its run.
-        run: what its run came to; None where there is none.
+        run: the result of its run; None where there is none.
     """
 
     name: str
@@ -102,7 +102,7 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
         match event.get("event"):
             case "comparison":
-                # A resumed one judges anew.
+                # A resumed one judges again.
                 opening, verdicts, summary, where, end = event, {}, {}, {}, None
             case "prepared":
                 opening = {**opening, **event, "time": opening.get("time")}

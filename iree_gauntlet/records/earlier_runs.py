@@ -115,7 +115,7 @@ def asked_for(run_dir: Path) -> Asked:
 
 
 def failed_chains(run_dir: Path) -> set[str]:
-    """Chains of a run in which something failed, ended in an error, or never came to an end."""
+    """Chains of a run in which something failed, ended in an error, or never finished."""
     record = read_journal(run_dir / JOURNAL)
     return {
         step["chain"]

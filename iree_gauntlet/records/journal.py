@@ -5,7 +5,7 @@ Its events, as `EventLog` writes them:
 - `run`: what is to be done and with what; `steps` holds every step. A resumed run appends another one.
 - `steps`: further steps, of a run that learns on the way what there is to do.
 - `start`: a `step` begins.
-- `result`: what it came to.
+- `result`: its result.
 - `end`: the run is over.
 
 A result is with the kernel before the call returns: `kill -9` of this process loses none that was reported. The plan,
@@ -47,7 +47,7 @@ class Journal(EventLog):
         self.write("start", {"step": step}, sync=Sync.LATER)
 
     def result(self, step: str, result: Result) -> None:
-        """Write what a step came to."""
+        """Write the result of a step."""
         sync = Sync.NOW if result.seconds >= _LONG_SECONDS else Sync.SOON
         self.write("result", {"step": step, **result.as_dict()}, sync=sync)
 

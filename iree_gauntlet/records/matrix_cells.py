@@ -1,4 +1,4 @@
-"""What one chain came to with one IREE: the figures that are held beside those of other IREEs."""
+"""The result of one chain with one IREE: the figures that are held beside those of other IREEs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["MatrixCell", "matrix_cell"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """What a chain came to; a figure that was not measured is None.
+    """The result of a chain; a figure that was not measured is None.
 
     Attributes:
         verdict: of the chain.

@@ -1,4 +1,4 @@
-"""What a matrix came to: the journals of its runs, one for each IREE, put beside each other.
+"""The result of a matrix: the journals of its runs, one for each IREE, put beside each other.
 
 Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
 still under way, has an outcome like any other.
@@ -26,7 +26,7 @@ __all__ = ["MatrixIree", "MatrixOutcome", "MatrixRow", "matrix_outcome"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixIree:
-    """One IREE of a matrix, and what its run came to.
+    """One IREE of a matrix, and the result of its run.
 
     Attributes:
         label: its name.
@@ -72,7 +72,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, slots=True)
 class MatrixOutcome:
-    """What a matrix came to.
+    """The result of a matrix.
 
     Attributes:
         name: of its folder.

@@ -6,7 +6,7 @@ Its events, as `records/event_log.py` writes them (`experiments/matrix.py` is th
   resumed matrix appends another one.
 - `toolchain`: what a `label` turned out to be (`toolchain`), or why it cannot be had (`error`, `hint`).
 - `start`: the run of a `label` begins, or is resumed.
-- `result`: it came to an end with `exit_code`; `error` and `hint` where it could not be run to its end.
+- `result`: it finished with `exit_code`; `error` and `hint` where it could not be run to its end.
 - `end`: nothing more comes: `interrupted`, or `stopped` with the reason why IREEs were left out.
 
 All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.

@@ -1,4 +1,4 @@
-"""What a run came to: the journal's record, judged and put in order.
+"""The result of a run: the journal's record, judged and put in order.
 
 Pure: the same record gives the same outcome, and no clock, file or process is looked at. A run that was
 killed, or is still under way, has an outcome like any other; what is missing shows as errors.
@@ -77,7 +77,7 @@ class ChainOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         run: its id, the name of its folder.

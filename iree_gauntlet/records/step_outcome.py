@@ -1,4 +1,4 @@
-"""What one step came to: its plan and its result, joined."""
+"""The result of one step: its plan and its result, joined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESULT = tuple(field.name for field in fields(Result))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome(Result):
-    """What one step came to, with what was planned.
+    """The result of one step, with what was planned.
 
     The verdict of a step without a result is judged by how its run ended; notes are those of the plan and of the
     result; the command is what was planned where the result has none.

@@ -1,4 +1,4 @@
-"""`summary.json`: what a run came to, for programs.
+"""`summary.json`: the result of a run, for programs.
 
 The document, `"schema": 1`. Within one schema number keys are only added. Times are in seconds unless the
 key says `_ms`; a figure that was not measured is null; NaN and infinities are the strings `"nan"`, `"inf"`,

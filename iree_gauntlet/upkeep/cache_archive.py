@@ -268,7 +268,7 @@ class _Import:
         what = (
             lines[0] if len(lines) == 1 else "not all of the archive was taken:\n" + "\n".join(f"  {x}" for x in lines)
         )
-        raise GauntletError(what, "Make the archive anew on the other machine, or copy it again.")
+        raise GauntletError(what, "Make the archive again on the other machine, or copy it again.")
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
         self.place.root.mkdir(parents=True, exist_ok=True)

@@ -120,7 +120,7 @@ def _fetched_anew(place: CachePlace, urls: list[str], progress: Progress) -> Ite
 
 
 def _take_over(place: CachePlace, item: Fetched, progress: Progress) -> None:
-    """Put a file that was fetched anew in the place of the one in the cache; its wheel, too."""
+    """Put a file that was fetched again in the place of the one in the cache; its wheel, too."""
     path = place.root / "artifacts" / local_name(item.url)
     with locked(lock_of(place.root, item.url), item.url, progress):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +271,7 @@ def plan_relock(
     Args:
         registry: as it is.
         learnt: the hashes that a cache has learnt.
-        refreshed: of files that were fetched anew: these count more than what is pinned.
+        refreshed: of files that were fetched again: these count more than what is pinned.
         named: names that the project's specs need; learnt ones of others are left alone. None for all.
         prune: drop entries that `named` lacks.
     """

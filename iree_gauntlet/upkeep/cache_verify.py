@@ -1,4 +1,4 @@
-"""`cache.verify`: everything is hashed again; what is damaged is fetched again, or goes to be made anew."""
+"""`cache.verify`: everything is hashed again; what is damaged is fetched again, or goes to be made again."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bo
     item, path = finding.item, place.root / finding.item.path
     if item.kind is ItemKind.MODULE:
         ModuleCache(place.root).remove(item.key)
-        write_line(f"removed: module {item.name}; it is made anew when it is needed")
+        write_line(f"removed: module {item.name}; it is made again when it is needed")
         return True
     if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):
         with place.leases.collecting():
@@ -96,7 +96,7 @@ def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bo
                 write_line(f"not mended: {item.name}: another process uses it; verify again when it has ended")
                 return False
             path.unlink(missing_ok=True)
-        write_line(f"removed: {item.kind} {item.name}; it comes anew when it is needed")
+        write_line(f"removed: {item.kind} {item.name}; it comes again when it is needed")
         return True
     if not finding.url:
         write_line(f"not mended: {item.name}: no record says where it comes from; delete it, and fetch again")

@@ -148,7 +148,7 @@ def _steady(
 def _run_again(
     run: Path, record: JournalRecord, chains: Collection[str], request: RunRequest, *, forced: bool
 ) -> dict[str, Found]:
-    """What some chains of a run come to in another one, which is kept in the run's folder `again`."""
+    """The result of some chains of a run in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
     from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
     from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
@@ -188,7 +188,7 @@ def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChang
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a case came to under one config.
+    """The result of a case under one config.
 
     Attributes:
         stage: at which it failed, `compile` or `run`; empty where it did not.
@@ -237,7 +237,7 @@ def is_operator_run(record: JournalRecord) -> bool:
 
 
 def found_in(record: JournalRecord) -> dict[str, Found]:
-    """What each case of operator suites came to, by chain."""
+    """The result of each case of operator suites, by chain."""
     chains: dict[str, list[dict[str, Any]]] = {}
     for step in record.steps:
         if step["dialect"] == DIALECT and step["model"] != BATCH_MODEL:
@@ -332,7 +332,7 @@ def changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal
 
     Args:
         listed: the case in its config.
-        found: what it came to.
+        found: its result.
         release: of the IREE that it came to that with.
     """
     if found.unjudged:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["update", "with_expected_failures"]
 
-# What a broken golden comes to belongs into the golden, not into a list of failures.
+# The result of a broken golden belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
 _LONGEST_REASON = 160
 # What runs are called that are no suite's.
@@ -56,14 +56,14 @@ def update(asked: XfailUpdateRequest, request: RunRequest) -> ExitCode:
         request: how it is run again.
 
     Raises:
-        UsageError: there is no such run, it did not come to its end, or it was not a suite's.
+        UsageError: there is no such run, it did not finish, or it was not a suite's.
         SpecError: the suite cannot be read.
         GauntletError: the journal cannot be read.
     """
     run = run_named(asked.run, "--run") if asked.run else newest_run(runs_folder())
     record = read_journal(run / JOURNAL)
     if record.end is None or record.end.get("interrupted"):
-        raise UsageError(f"{shown(run)} did not come to its end", "`run --resume` continues it.")
+        raise UsageError(f"{shown(run)} did not finish", "`run --resume` continues it.")
     changes: list[FileChange] = []
     suite = _suite_of(run, record, asked.suite)
     if is_operator_run(record):

@@ -108,7 +108,7 @@ TYPES = {
     **{name: name for name in ("f16", "f32", "f64", "bf16", "i1", "i4", "i8", "i16", "i32", "i64", "f8E4M3FN")},
     "cf64": "complex<f32>",
 }
-# Rounds of `wait` that never come to an end.
+# Rounds of `wait` that never finish.
 ENDLESS = 1 << 60
 
 
@@ -457,7 +457,7 @@ def test_a_case_is_not_blamed_for_what_another_one_broke(faults: str, tmp_path: 
     with RunServers(sys.executable, 1) as servers:
         assert servers.run(fault(faults, "wait", "i64=1")).verdict == RunVerdict.PASSED
         thread, answers = in_background(servers, fault(faults, "wait", "i64=@rounds.bin", cwd=str(tmp_path)))
-        # In the process that is new, it comes to its end.
+        # In the process that is new, it finishes.
         rounds.write_bytes((1).to_bytes(8, "little"))
         workers(servers)[0].send_signal(signal.SIGABRT)
         thread.join()

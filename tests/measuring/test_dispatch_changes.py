@@ -1,4 +1,4 @@
-"""Matching the dispatches of two profiles: properties that hold for any, and what recorded ones come to."""
+"""Matching the dispatches of two profiles: properties that hold for any, and the result of recorded ones."""
 
 from __future__ import annotations
 

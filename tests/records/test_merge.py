@@ -149,7 +149,7 @@ def test_a_resumed_share_counts_once(tmp_path: Path) -> None:
     builder = _begun("resumed", "ab")
     _results(builder, "ab")
     builder.begin(run="resumed", resumed=True, asked=_ASKED)
-    # Begun once more, and killed in it: what it came to before does not count.
+    # Begun once more, and killed in it: its earlier result does not count.
     builder.start("m/b@cpu:compile")
     builder.write(tmp_path / "resumed")
     _run(tmp_path / "other", "c")

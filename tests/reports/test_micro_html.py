@@ -46,7 +46,7 @@ def test_the_page_has_what_the_rows_have() -> None:
     page = html.document_fromstring(sweep_page(rows, HEADER))
     assert texts(page, "//h2") == [entry.title for entry in entries(rows)]
     assert "IREE 3.13.0rc20261016" in texts(page, "//p[@class='answer']")[0]
-    # Of each entry: what its recipes came to, speed-ups, and all figures.
+    # Of each entry: the result of its recipes, speed-ups, and all figures.
     assert len(page.xpath("//table")) == 6
     assert len(page.xpath("//details//tbody/tr")) == len(rows)
     for table in page.xpath("//table"):

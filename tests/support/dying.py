@@ -43,7 +43,7 @@ def killed_everywhere(work: Callable[[], object], look: Callable[[], object]) ->
     It forks: call it in a process without threads.
 
     Args:
-        work: what is killed, until it comes to its end.
+        work: what is killed, until it finishes.
         look: called after each death, and after that end.
     """
     moment = 0

@@ -46,7 +46,7 @@ esac
 {before}
 exec {real} "$@"
 """
-# Google Benchmark's report. Each start takes the next times of the list, which begins anew where it ends.
+# Google Benchmark's report. Each start takes the next times of the list, which begins again where it ends.
 _TIMES = """
 # NAME
 folder=${0%/*}/../made-up
@@ -142,7 +142,7 @@ class MadeUpTimes:
         (self._folder / "started").write_text("0\n")
 
     def hang_after(self, starts: int) -> None:
-        """The next start after so many never comes to an end."""
+        """The next start after so many never finishes."""
         (self._folder / "hang-after").write_text(f"{starts}\n")
 
     def go_on(self) -> None:

@@ -86,8 +86,8 @@ def write_record(
     Args:
         folder: where to.
         runs: by label: a run, why the IREE cannot be had, or None for one that was not begun.
-        results: exit codes of runs that came to an end; 0 for all where none are given.
-        end: the `end` event's fields; True for one that came to its end, None or False for none.
+        results: exit codes of runs that finished; 0 for all where none are given.
+        end: the `end` event's fields; True for one that finished, None or False for none.
         torn: follows the last newline.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""IREE beside onnxruntime and torch: the order of rounds and what they come to, and real programs of onnxruntime's.
+"""IREE beside onnxruntime and torch: the order of rounds and their results, and real programs of onnxruntime's.
 
 Six blocks of real rounds are in `test_bench_against_measured.py`, torch is in `test_bench_against_torch.py`.
 """

@@ -110,7 +110,7 @@ def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBu
     assert "damaged: module toy/file@cpu: the checksum of module.vmfb does not match" in done.out
     assert "entry.json is not as it was written" in done.out
     assert "damaged: module toy/missing@cpu: module.vmfb is missing" in done.out
-    assert "removed: module toy/file@cpu; it is made anew when it is needed" in done.out
+    assert "removed: module toy/file@cpu; it is made again when it is needed" in done.out
     assert "1 good, 3 damaged (3 mended)" in done.out
     assert [module.exists() for module in modules] == [False, False, False, True]
 

@@ -108,7 +108,7 @@ def test_a_golden_against_its_figure(golden: Golden, measured: float, verdict: s
         (_golden(Metric.TIME_MS, 3.0, sku="desk"), {}, "run-1 measured 3.1 ms without a SKU"),
         (_golden(Metric.TIME_MS, 3.0, sku="desk"), {"sku": "rack"}, "run-1 measured 3.1 ms with the SKU rack"),
         (_golden(Metric.TIME_MS, 3.0), {"threshold": "failed"}, "run-1 measured 3.1 ms but its threshold failed"),
-        (_golden(Metric.TIME_MS, 3.0), {"ended": False}, "run-1 measured 3.1 ms but its run did not come to its end"),
+        (_golden(Metric.TIME_MS, 3.0), {"ended": False}, "run-1 measured 3.1 ms but its run did not finish"),
         (_golden(Metric.DISPATCH_COUNT, 9, release="3.12.0"), {}, "run-1 measured 19 with release 3.13.0"),
         (_golden(Metric.DISPATCH_COUNT, 9, sku="mi300"), {"sku": "mi308"}, "run-1 measured 19 with the SKU mi308"),
         (_golden(Metric.BINARY_SIZE_BYTES, 9), {"size": 1_234_567, "ended": False}, "run-1 measured 1,234,567 but"),

@@ -146,7 +146,7 @@ def test_several_runs_count_together(project: Path, capsys: pytest.CaptureFixtur
         ({"disturbed": ["the CPU throttled 2 times"]}, "disturbed: the CPU throttled 2 times"),
         ({"threshold": "failed"}, "its threshold failed"),
         ({"threshold": "error"}, "its threshold error"),
-        ({"ended": False}, "did not come to its end"),
+        ({"ended": False}, "did not finish"),
     ],
 )
 def test_what_does_not_count_is_told(

@@ -69,7 +69,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _journal(folder: Path, results: Results, **changes: Any) -> None:
-    """A run of cases with what their compile and their run came to."""
+    """A run of cases with the result of their compile and their run."""
     builder = JournalBuilder(run=folder.name)
     steps = []
     for name, (compiled, ran) in results.items():

@@ -123,7 +123,7 @@ def test_mistakes(project: Path) -> None:
     with pytest.raises(UsageError, match="--run nope: there is no such run"):
         _update(run="nope")
     _run(project, {("toy/x", "compile"): "failed"}, ended=False)
-    with pytest.raises(UsageError, match="did not come to its end"):
+    with pytest.raises(UsageError, match="did not finish"):
         _update()
     _run(project, {("toy/x", "compile"): "failed"}, suite="other")
     with pytest.raises(UsageError, match="is a run of the suite 'other'"):

@@ -375,7 +375,7 @@ def test_a_loop_takes_what_its_calls_take_and_each_is_timed() -> None:
 
 def test_calls_beside_each_other_take_the_time_of_the_longest() -> None:
     clock = Clock(0)
-    # 20 ns pass where both contexts are inside a call, and so none of them comes to an end alone.
+    # 20 ns pass where both contexts are inside a call, and so none of them finishes alone.
     together = threading.Barrier(2, action=lambda: clock.advance(20))
     loop = run_loop([lambda: together.wait(LIMIT_SECONDS)] * 2, 8, lambda: int(clock()))
     assert loop == Loop(80, ((20,) * 4, (20,) * 4))

@@ -72,7 +72,7 @@ class EntryGoneError(GauntletError):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"module {key[:12]} was removed from the cache while it was used",
-            "run again: it will be compiled anew",
+            "run again: it will be compiled again",
         )
 
 
@@ -115,7 +115,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a lookup came to; `reason` is one line, also for a hit."""
+    """The result of a lookup; `reason` is one line, also for a hit."""
 
     entry: Entry | None
     reason: str
@@ -123,7 +123,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What publishing came to: the entry that is in the store now, or a note why there is none."""
+    """The result of publishing: the entry that is in the store now, or a note why there is none."""
 
     entry: Entry | None
     note: str = ""
@@ -291,7 +291,7 @@ class ModuleCache:
         try:
             yield
         finally:
-            # Who waits for it sees that it is gone, and makes it anew.
+            # Who waits for it sees that it is gone, and makes it again.
             lock.remove()
 
     def explain_miss(self, name: str, ingredients: Mapping[str, str]) -> str:

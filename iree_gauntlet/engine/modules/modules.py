@@ -330,7 +330,7 @@ def _is_of_the_program(lines: Sequence[str]) -> bool:
 
 
 def _with_shared(result: Result, found: Found) -> Result:
-    """A result with what the shared store came to, where it was of no use."""
+    """A result with what the shared store answered, where it was of no use."""
     if found.note:
         return replace(result, notes=(*result.notes, found.note))
     if found.asked and result.cache is not None:

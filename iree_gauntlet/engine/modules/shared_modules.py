@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look into the shared store came to.
+    """The result of a look into the shared store.
 
     Attributes:
         entry: now in the local store too; None where it was not to be had.

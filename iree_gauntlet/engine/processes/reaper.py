@@ -282,7 +282,7 @@ class _Reaper:
                     self._finish(run)
                     continue
                 if not run.terminated:
-                    # Its leader came to an end; what it left behind has nobody to work for.
+                    # Its leader finished; what it left behind has nobody to work for.
                     self._kill(run)
             if now < run.deadline:
                 continue

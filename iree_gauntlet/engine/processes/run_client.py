@@ -38,7 +38,7 @@ _MOST_STARTS = 3
 
 
 class RunVerdict:
-    """What a case came to.
+    """The result of a case.
 
     Attributes:
         PASSED: its outputs are what was expected.
@@ -88,7 +88,7 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class RunAnswer:
-    """What a case came to.
+    """The result of a case.
 
     Attributes:
         outcome: as of a process of its own; its exit code is 0 where the case passed, and 1 where it did not.

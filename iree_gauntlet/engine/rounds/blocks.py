@@ -85,7 +85,7 @@ class Evidence:
 
     @property
     def too_disturbed(self) -> bool:
-        """Whether the machine is too busy for this to come to an end."""
+        """Whether the machine is too busy for this to finish."""
         return self.replaced > SPARE_BLOCKS + len(self.blocks) + len(self.control)
 
     @property
@@ -169,7 +169,7 @@ class BlockTaker:
                 # Both sides of a control are A; the second is called so that its rounds can be told apart.
                 taken = take_round(sides[side], self._session.processes, f"rounds.{side if kind == AB else 'A'}.")
                 if self._cancelled.is_set():
-                    # What was cut short came to nothing.
+                    # What was cut short has no result.
                     return
                 rounds.append((side, taken))
                 if taken.failure or (taken.disturbed and self._replace):

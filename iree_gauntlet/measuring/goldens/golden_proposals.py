@@ -2,7 +2,7 @@
 
 A figure counts as evidence only where it can be trusted:
 
-- its run came to its end;
+- its run finished;
 - everything else of its chain passed: the figures of a model whose numbers are wrong are of no use;
 - a time was not measured under a disturbance (`measuring/machine/disturbance.py`).
 
@@ -91,7 +91,7 @@ def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evid
             result = record.results.get(step["id"])
             if step["stage"] not in _FIGURE_STAGES or result is None:
                 continue
-            refused = "its run did not come to its end" if not ended else unsound.get(step["chain"], "")
+            refused = "its run did not finish" if not ended else unsound.get(step["chain"], "")
             for golden, evidence in _figures(record, step, result, refused):
                 found.setdefault(golden, []).append(evidence)
     return found

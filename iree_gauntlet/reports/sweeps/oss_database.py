@@ -88,8 +88,8 @@ def oss_records(
         rows: of all points.
         header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
             `name` and `memory_bytes`; `state`, which stands in every record where it is not `complete`.
-        targets: what a metric should come to, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0 for
-            those that are not named, which dashboards read as none.
+        targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
+            for those that are not named, which dashboards read as none.
         mode: `inference`.
     """
     baselines = {_point(row): row for row in rows if row.is_baseline}

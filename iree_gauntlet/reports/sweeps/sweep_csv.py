@@ -46,7 +46,7 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
     A point without figures (of a sweep that was interrupted, say) has a line with its status and the reason.
 
     Args:
-        rows: of all points that came to an end.
+        rows: of all points that finished.
         header: of the run, with the points that are `missing`.
     """
     stream = io.StringIO(newline="")

@@ -1,4 +1,4 @@
-"""The report of a sweep: what recipes came to for each entry of `model_params`, and their speed-ups at each shape."""
+"""The report of a sweep: the result of recipes for each entry of `model_params`, and their speed-ups at each shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results are written for people: ratios, and what a recipe came to."""
+"""How results are written for people: ratios, and the result of a recipe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """What a recipe came to over all shapes of an entry.
+    """The result of a recipe over all shapes of an entry.
 
     Attributes:
         recipe: its label.
@@ -118,7 +118,7 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 
 def speedup_cell(row: Row | None) -> Judged | str:
-    """The speed-up of a variant, with a sign where it is one; in its place what the variant came to, if anything."""
+    """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
     if row is None or row.speedup is None:
         return NOTHING if row is None or row.status == "measured" else row.status
     word = row.speedup.word
@@ -179,11 +179,11 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
 
 
 def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What a reader must know before the figures: that a sweep did not come to its end, and what has none and why.
+    """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
 
     Args:
         header: of the run, with its `state` and the points that are `missing`.
-        rows: of all points that came to an end.
+        rows: of all points that finished.
     """
     header = header or {}
     points: dict[tuple[str, str], list[str]] = {}

@@ -124,7 +124,7 @@ def read_targets(name: str) -> Mapping[str, Mapping[str, float]]:
 
 
 def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any]]:
-    """Of all points that came to an end, in the order of the configuration."""
+    """Of all points that finished, in the order of the configuration."""
     results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in points]
     return [result.statistics["micro"] for result in results if result is not None and "micro" in result.statistics]
 

@@ -3,7 +3,7 @@
     python import_onnx.py MODEL.onnx -o OUT.mlir [--opset N | --least-opset N] [--shape NAME=1x3x48x192]...
 
 The order of preparation matters: input shapes are fixed first, then the opset is converted, then shapes
-are inferred anew. Recorded shapes of outputs and inner values are forgotten before that, because some files
+are inferred again. Recorded shapes of outputs and inner values are forgotten before that, because some files
 record wrong ones, and right ones contradict the fixed inputs. Where inference finds no shape for an output,
 its declared rank comes back, because the importer's checker refuses outputs without one.
 
