@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +18,6 @@ from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import Done, gauntlet_argv, run_here, run_in_process
 from tests.support.hanging import HANG
 from tests.support.warm_cache import fill_cache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["FLAGS", "INPUT", "TOOLS", "Project"]
 
@@ -169,6 +168,7 @@ class Project:
 
 
 def _warm(cache: Path) -> None:
-    project = Project(cache.with_name("toy-project"), cache="empty")
+    # Of each attempt its own: who tries again after a failure meets that failure, not what it left.
+    project = Project(Path(tempfile.mkdtemp(prefix="toy-project-", dir=cache.parent)), cache="empty")
     done = run_here(["compile", "--cache-dir", str(cache)], project.folder, project.environment())
     assert done.code == 0, done.text
