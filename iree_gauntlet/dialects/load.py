@@ -183,10 +183,12 @@ class _Loader:
         if spec.defines_module:
             # It is the business of the tests that load it.
             self._left_out.update(spec.problems or self._modules.define(spec))
+            self._warnings.update(spec.warnings)
             return
         wanted = chosen and (spec.words is None or self._matches(spec.words, chosen)) and self._asks_for(spec)
         problems = self._problems if wanted else self._left_out
         problems.update(spec.problems)
+        self._warnings.update(spec.warnings if wanted else ())
         if spec.document is None:
             return
         test, found = build_test(spec, self._modules, self._targets)

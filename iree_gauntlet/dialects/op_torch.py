@@ -41,7 +41,7 @@ def read_torch_op(spec: OpSpec) -> tuple[_Found | None, list[Problem], list[Prob
     content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
     if content is None:
         return None, problems, []
-    content, warnings = without_strange_fields(content, TorchOp, spec.name, text)
+    content, warnings = without_strange_fields(content, TorchOp.model_fields, spec.name, text)
     try:
         document = TorchOp.model_validate(content)
     except ValidationError as error:

@@ -78,6 +78,7 @@ class Spec:
         name: the file as the user names it.
         document: what it says; None where it cannot be understood.
         problems: what is wrong with it.
+        warnings: fields that its format may have gained since, and which are passed over.
         torch: whether it lies in a tree of torch models.
         kind: what its fields make it, of one that cannot be used too; None where they do not say.
         words: its kind's name and its markers, which marker expressions select it by; None where it does not say.
@@ -89,6 +90,7 @@ class Spec:
     name: str
     document: Document | None
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     torch: bool = False
     kind: type[Document] | None = None
     words: frozenset[str] | None = None

@@ -175,13 +175,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def without_strange_fields(
-    content: dict[str, Any], model: type[BaseModel], name: str, text: str
+    content: dict[str, Any], known: Collection[str], name: str, text: str
 ) -> tuple[dict[str, Any], list[Problem]]:
     """A document without the fields that its format may have gained since, and a warning of each.
 
     A field that is spelled nearly as a known one stays, and is an error when the document is validated.
+
+    Args:
+        content: the document.
+        known: names of the format's fields.
+        name: of the file, for messages.
+        text: of the file.
     """
-    known = list(model.model_fields)
     strange = [field for field in content if field not in known and not nearest(field, known)]
     hint = f"Known fields: {', '.join(sorted(known))}."
     warnings = [problem_at(name, text, [field], "unknown field, which is passed over", hint) for field in strange]

@@ -43,7 +43,7 @@ def read_document(
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return None, text, comments, problems, []
-    content, warnings = without_strange_fields(content, model, name, text)
+    content, warnings = without_strange_fields(content, model.model_fields, name, text)
     try:
         return model.model_validate(content), text, comments, [], warnings
     except ValidationError as error:

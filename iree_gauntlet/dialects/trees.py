@@ -23,8 +23,8 @@ from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree
-from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of
-from iree_gauntlet.dialects.torch_schema import ModuleDefinition, torch_document
+from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.torch_schema import TEST_TYPES, ModuleDefinition, torch_document
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _TORCH_ROOT = "torch_models"
 _ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", _TORCH_ROOT)
 _EXTERNAL_NAMES = ("external_test_files", "test_suite_files")
 _SHARKTANK: tuple[type[RegressionV1 | RegressionV2 | Benchmark], ...] = (RegressionV1, RegressionV2, Benchmark)
+_TORCH_FIELDS = frozenset().union(*(kind.model_fields for kind in (ModuleDefinition, *TEST_TYPES.values())))
 _OWN_FIELDS = {
     kind: frozenset(kind.model_fields).difference(*(other.model_fields for other in _SHARKTANK if other is not kind))
     for kind in _SHARKTANK
@@ -245,6 +246,7 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
     content, text, problems = load_json(path, name, without_comments)
     document: Document | None = None
     kind: type[Document] | str | None = None
+    warnings: list[Problem] = []
     if content is not None:
         kind = torch_document(content)
         if kind is None:
@@ -252,10 +254,11 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
         if isinstance(kind, str):
             problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
         else:
+            content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
             document, problems = _validated(kind, content, name, text)
     known = kind if isinstance(kind, type) else None
     words = _words(content, str(content["type"])) if content and known not in (None, ModuleDefinition) else None
-    return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=known, words=words)
+    return Spec(tree, root, path, name, document, tuple(problems), tuple(warnings), torch=True, kind=known, words=words)
 
 
 def _words(content: dict[str, Any], kind: str) -> frozenset[str] | None:
