@@ -6,7 +6,7 @@ Anything else that escapes is a defect of the toolkit and keeps its traceback.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 __all__ = [
@@ -88,6 +88,13 @@ class Problem:
         field = f"{self.field}: " if self.field else ""
         text = f"{where}: {field}{self.message}"
         return f"{text}\n    {self.hint}" if self.hint else text
+
+    @property
+    def in_one_line(self) -> str:
+        """The same on one line, for the reason of a step."""
+        hint = self.hint.removesuffix(".")
+        begin = hint[:1].lower() if hint[1:2].islower() else hint[:1]
+        return f"{replace(self, hint='')}; {begin}{hint[1:]}" if hint else str(self)
 
 
 class SpecError(GauntletError):

@@ -21,10 +21,11 @@ from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.tolerance_flags import FlagFinding
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.requests import RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
     from iree_gauntlet.steps import Step
@@ -111,12 +112,15 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
 @_uncollected()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
+    from iree_gauntlet.engine.tolerance_flags import loose_tolerances, wrong_tolerances  # noqa: PLC0415
+
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
     problems += selection.source_problems(problems)
+    problems += _tolerance_problems(found.cases, wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
     texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
@@ -133,7 +137,8 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    passed_over = (*selection.cases.warnings, *selection.cases.aimless)
+    loose = _tolerance_problems(found.cases, loose_tolerances)
+    passed_over = (*found.warnings, *found.aimless, *loose)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
@@ -181,15 +186,15 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
+    return [*plan.problems, *plan.broken], notes
 
 
-def _with_line(problem: Problem) -> Problem:
-    """The problem of a flag, which its message ends with; with its line where its file has it once."""
-    flag = problem.message.rpartition(" ")[2]
-    with open(problem.file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - `list` does without pathlib
-        lines = [number for number, line in enumerate(file, 1) if flag in line]
-    return replace(problem, line=lines[0]) if len(lines) == 1 else problem
+def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
+    """What is found of the tolerances that cases give, each flag of a file once."""
+    from iree_gauntlet.dialects.flag_places import problem_of_flag  # noqa: PLC0415
+
+    findings = dict.fromkeys(finding for case in cases for finding in find(case))
+    return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:
