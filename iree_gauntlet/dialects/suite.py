@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.spec import Named
     from iree_gauntlet.targets import Target
 
-__all__ = ["Suite", "idle_includes", "read_suite"]
+__all__ = ["Suite", "idle_includes", "read_suite", "unselected_failures"]
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
@@ -157,3 +159,24 @@ def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
             )
     return found
+
+
+def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
+    """Its expected failures that name no case which it selects: they are of no use.
+
+    Args:
+        suite: the suite.
+        selected: all of its cases.
+    """
+    names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
+    return [
+        Problem(
+            item.origin.file,
+            0,
+            f"{item.origin.field}.case",
+            f"{item.case!r} is a case that no [[include]] selects",
+            "Add an include that selects it, or remove the entry.",
+        )
+        for item in suite.expected_failures
+        if not any(fnmatchcase(name, item.case) for name in names)
+    ]

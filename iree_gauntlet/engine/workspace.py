@@ -173,7 +173,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _suite(request, defaults)
@@ -197,6 +197,11 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         # Folders in place of its own may hold less than it names.
         idle = [] if request.spec_dir else idle_includes(suite, specs)
         cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
+        if for_problems and failures and not (cases.problems or request.spec_dir):
+            # The options may narrow it down.
+            whole = load_cases(specs, suite.includes, targets)
+            useless = _with_lines_of(suite, unselected_failures(suite, whole))
+            cases = replace(cases, warnings=(*cases.warnings, *useless))
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
