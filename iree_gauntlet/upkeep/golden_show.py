@@ -68,7 +68,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/goldens.md says how to set one.",
         )
-    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)))
+    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)), runs_folder())
     if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -146,7 +146,7 @@ def _print(standings: Sequence[Standing]) -> None:
         print_table([_HEAD, *rows])
     remarks = Counter(item.note for item in standings if item.note and item.run)
     for remark, count in remarks.items():
-        sys.stdout.write(f"note: {count} of them {remark}\n")
+        sys.stdout.write(f"note: {count} of them: {remark}\n")
     counts = Counter(item.verdict for item in standings)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     plural = "s" if len(standings) != 1 else ""
