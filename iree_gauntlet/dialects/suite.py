@@ -151,9 +151,13 @@ def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
     tests = [spec for spec in specs if not spec.defines_module]
     found: list[Problem] = []
+    if not tests:
+        folders = ", ".join(map(str, suite.spec_dirs))
+        hint = "Name folders of specs, relative to the suite's file."
+        return [Problem(str(suite.path), 0, "spec_dirs", f"there is no spec in {folders}", hint)]
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
-            why = unmatched(include, tests) or ("Its globs fit none together." if tests else "There is none.")
+            why = unmatched(include, tests) or "Its globs fit none together."
             hint = "Mend the entry, or remove it; `list` shows every model and submodel."
             found.append(
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)

@@ -235,6 +235,14 @@ def test_an_include_that_fits_no_spec_is_named_beside_those_that_fit(project: Pa
     assert problem.message == "fits no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
 
 
+def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
+    (project / "empty").mkdir()
+    write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../empty"]\n')
+    (problem,) = chosen(project).cases.problems
+    assert (problem.line, problem.field) == (3, "spec_dirs")
+    assert problem.message == f"there is no spec in {project}/suites/../empty"
+
+
 def test_an_include_alone_that_fits_no_spec(project: Path) -> None:
     write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../trees"]\n[[include]]\nmodel = "aa*"\n')
     with pytest.raises(SpecError, match=r"x.toml:4: include\[0\]: fits no spec: no model 'aa\*'"):
