@@ -42,6 +42,24 @@ _NO_STALL = ("--timeout-stall", f"{LIMIT_SECONDS:g}")
 _TOOLS = [("compile", "compile"), ("threshold", "run_module"), ("benchmark", "benchmark_module")]
 
 
+@pytest.mark.parametrize("kind", ["file", "below a file", "dangling link"])
+def test_a_folder_of_locks_that_cannot_be_is_found_before_anything_runs(
+    project: Project, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = project.folder / "locks"
+    if kind == "dangling link":
+        place.symlink_to(project.folder / "nowhere")
+    else:
+        place.touch()
+    monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(place / "deep" / "er" if kind == "below a file" else place))
+    before = sorted(project.folder.rglob("*"))
+    done = project.gauntlet("run")
+    assert done.code == 2, done.text
+    assert done.err.startswith(f"error: $IREE_GAUNTLET_LOCKS is {place}")
+    assert "must name a folder that exists or can be made" in done.err
+    assert sorted(project.folder.rglob("*")) == before
+
+
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[Project]:
     """A toy project that compiles."""
