@@ -18,11 +18,11 @@ from iree_gauntlet.engine.tolerance_flags import wrong_tolerances
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 
 if TYPE_CHECKING:
-    from iree_gauntlet.errors import Problem
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.engine.plan_context import PlanContext
+    from iree_gauntlet.errors import Problem
     from iree_gauntlet.toolchains.translate import Translation
 
 __all__ = ["Plan", "blocked", "make_plan"]

@@ -395,10 +395,16 @@ def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
     def linted(value: str) -> Result:
         flags = ["--expected_f32_threshold=0.1f", f"--expected_{name}_threshold={value}"]
         write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
-        return run("lint", "--model", "b", "--target", "cpu")
+        result: Result = run("lint", "--model", "b", "--target", "cpu")
+        return result
 
     place = "specs/regression_tests/b/y.json:28: cpu_threshold_args[1]: flag"
-    for value, what in (("abc", "not a number"), ("1e-05x", "not a number"), ("nan", "nothing pass"), ("-1", "nothing")):
+    for value, what in (
+        ("abc", "not a number"),
+        ("1e-05x", "not a number"),
+        ("nan", "nothing pass"),
+        ("-1", "nothing"),
+    ):
         found = linted(value)
         assert found.code == 2, value
         assert f"{place} '--expected_{name}_threshold={value}'" in found.err
