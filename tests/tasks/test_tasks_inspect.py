@@ -371,23 +371,25 @@ def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: A
     assert run("plan", "--model", "u", *words[2:]).err == f"warning: {names[0]}: {text}{hint}\n"
 
 
-def test_lint_warns_of_missing_files(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -> None:
     write_tree(
         project,
         {
             "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": "nowhere.mlir"},
+            "specs/regression_tests/b/o_cpu.json": SECOND | {"outputs": [{"source": "gone.npy"}]},
             "specs/benchmarks/b/e_cpu.json": BENCHMARK | {"modules": ["b_gone"], "compilation_required": True}
             | {"mlir_file_name": "gone.mlir"},
         },
     )  # fmt: skip
     result = run("lint", "--target", "cpu")
-    assert result.code == 0
-    assert "p_cpu.json: mlir: the file " in result.out
-    assert "nowhere.mlir is missing" in result.out
+    assert result.code == 2
+    assert "p_cpu.json:14: mlir: the file " in result.err
+    assert "nowhere.mlir is missing" in result.err
+    assert "o_cpu.json:10: outputs[0].source: the file " in result.err
     assert "no regression spec defines module 'b_gone'" in result.out
     assert "gone.mlir is missing (mlir_file_name)" in result.out
     assert result.out.count("gone.mlir") == 1
-    assert result.out.endswith("5 spec files are sound, 2 with warnings\n")
+    assert "sound" not in result.out
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
