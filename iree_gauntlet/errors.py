@@ -92,9 +92,10 @@ class Problem:
     @property
     def in_one_line(self) -> str:
         """The same on one line, for the reason of a step."""
-        hint = self.hint.removesuffix(".")
-        begin = hint[:1].lower() if hint[1:2].islower() else hint[:1]
-        return f"{replace(self, hint='')}; {begin}{hint[1:]}" if hint else str(self)
+        what, hint = str(replace(self, hint="")), self.hint.removesuffix(".")
+        if not hint or what.endswith("?"):
+            return f"{what} {hint}".rstrip()
+        return f"{what}; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:]}"
 
 
 class SpecError(GauntletError):
@@ -142,3 +143,9 @@ class ArtifactError(GauntletError):
 
 class ToolchainError(GauntletError):
     """No usable IREE, or an IREE that lacks what is asked of it."""
+
+
+class NoSuchToolchainError(ToolchainError):
+    """What was named for an IREE is none: there is no such release, folder or environment."""
+
+    exit_code = ExitCode.USAGE
