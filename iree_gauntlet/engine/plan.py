@@ -15,7 +15,7 @@ from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
 from iree_gauntlet.engine.plan_places import Places, parameters_role
 from iree_gauntlet.engine.tolerance_flags import wrong_tolerances
-from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
+from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -379,7 +379,7 @@ class _Planner:
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
-            notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
+            notes = (*notes, NOTHING_COMPARED)
         actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
             self._step(
