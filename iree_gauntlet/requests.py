@@ -331,8 +331,7 @@ class RunRequest:
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
         """The same request with other values of options that a resumed run keeps, but for what is given anew."""
-        anew = given([self.conduct]).keys() & set(KEPT_UNLESS_GIVEN)
-        values = {name: value for name, value in values.items() if name not in anew}
+        values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
         return replace(
             self,
             selection=read(SelectionRequest, {**asdict(self.selection), **values}),
@@ -412,9 +411,7 @@ class MicroRequest:
 
 
 def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """The one rule of a resumed session: what it keeps may be left out, or be given as it was.
-
-    What `KEPT_UNLESS_GIVEN` names may be given anew.
+    """The rule of a resumed session: what it keeps is left out or given as it was, but for `KEPT_UNLESS_GIVEN`.
 
     Args:
         kind: what is resumed: `run`, `matrix`.

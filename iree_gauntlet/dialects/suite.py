@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["Suite", "idle_includes", "read_suite", "unselected_failures"]
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
+# It is a part of the names of runs.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"expected letters, digits, '_', '-' and '.', first a letter or digit, found {text!r}")
+    return text
 
 
 def _stage(text: str) -> str:
@@ -67,7 +76,7 @@ class _ExpectTable(_Table):
 
 
 class _SuiteTable(_Table):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
+    name: Annotated[str, AfterValidator(_name)]
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
@@ -114,6 +123,8 @@ def read_suite(path: Path) -> Suite:
         SpecError: with everything that is wrong with it.
     """
     name = str(path)
+    if path.is_dir():
+        raise UsageError(f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/suites.md.")
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/suites.md."

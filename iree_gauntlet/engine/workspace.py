@@ -87,7 +87,7 @@ class Selection:
             found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.aimless).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
-            found.append(f"{file}: {entries} no case that is here; `lint` lists them")
+            found.append(f"{file}: {entries} no case that is here; `lint` of the whole suite lists them")
         return [*found, *self.not_asked]
 
     def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
