@@ -274,7 +274,10 @@ def suite_path(text: str) -> Path:
     """The file that `--suite` means: a path, or the name of a suite of the project."""
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
-    return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
+    if path.is_file() or path.suffix == ".toml" or not named.parent.is_dir():
+        return path
+    # A folder is no suite: it is told to be one where no suite has its name.
+    return path if path.exists() and not named.is_file() else shown(named)
 
 
 def _dirs_of(suite: Suite) -> list[Path]:

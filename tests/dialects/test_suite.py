@@ -11,7 +11,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
-from iree_gauntlet.engine.workspace import Selection, select
+from iree_gauntlet.engine.workspace import Selection, select, suite_path
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
@@ -234,6 +234,16 @@ def test_an_include_that_fits_no_spec_is_named_beside_those_that_fit(project: Pa
     (problem,) = chosen(project).cases.problems
     assert (problem.line, problem.field) == (8, "include[0]")
     assert problem.message == "fits no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
+
+
+def test_a_suite_of_the_project_goes_before_a_folder_of_its_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    for name in ("specs", "x"):
+        (project / name).mkdir()
+    assert suite_path("x") == Path("suites/x.toml")
+    assert suite_path("specs") == Path("specs")
 
 
 def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
