@@ -6,7 +6,7 @@ Anything else that escapes is a defect of the toolkit and keeps its traceback.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 __all__ = [
@@ -105,6 +105,14 @@ class Problem:
         text = f"{where}: {field}{self.message}"
         return f"{text}\n    {self.hint}" if self.hint else text
 
+    @property
+    def in_one_line(self) -> str:
+        """The same on one line, for the reason of a step."""
+        what, hint = str(replace(self, hint="")), self.hint.removesuffix(".")
+        if not hint or what.endswith("?"):
+            return f"{what} {hint}".rstrip()
+        return f"{what}; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:]}"
+
 
 class SpecError(GauntletError):
     """Files that people write and that cannot be used; holds all their problems at once.
@@ -151,3 +159,9 @@ class ArtifactError(GauntletError):
 
 class ToolchainError(GauntletError):
     """No usable IREE, or an IREE that lacks what is asked of it."""
+
+
+class NoSuchToolchainError(ToolchainError):
+    """What was named for an IREE is none: there is no such release, folder or environment."""
+
+    exit_code = ExitCode.USAGE

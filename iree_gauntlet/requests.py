@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_SUITE",
+    "KEPT_UNLESS_GIVEN",
     "BisectRequest",
     "CacheRequest",
     "CompareRequest",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 DEFAULT_SUITE = "suites/cpu.toml"
+TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
+# What a resumed session keeps where it is not given anew; all else that it keeps is as it was begun.
+KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in TIMED_STAGES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +276,7 @@ class ConductRequest:
     @property
     def timeouts(self) -> dict[Stage, float]:
         """Seconds by stage, where they were given."""
-        stages = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
-        return {stage: seconds for stage in stages if (seconds := getattr(self, f"timeout_{stage}"))}
+        return {stage: seconds for stage in TIMED_STAGES if (seconds := getattr(self, f"timeout_{stage}"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +326,12 @@ class RunRequest:
     def kept(self) -> dict[str, Any]:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
-        return asdict(self.selection) | toolchain | asdict(self.shard) | {"batch": self.conduct.batch}
+        conduct = {name: getattr(self.conduct, name) for name in ("batch", *KEPT_UNLESS_GIVEN)}
+        return asdict(self.selection) | toolchain | asdict(self.shard) | conduct
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:
-        """The same request with other values of options that a resumed run keeps."""
+        """The same request with other values of options that a resumed run keeps, but for what is given anew."""
+        values = {**values, **{name: now for name, now in given([self.conduct]).items() if name in KEPT_UNLESS_GIVEN}}
         return replace(
             self,
             selection=read(SelectionRequest, {**asdict(self.selection), **values}),
@@ -409,7 +414,7 @@ class MicroRequest:
 
 
 def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """The one rule of a resumed session: what it keeps may be left out, or be given as it was.
+    """The rule of a resumed session: what it keeps is left out or given as it was, but for `KEPT_UNLESS_GIVEN`.
 
     Args:
         kind: what is resumed: `run`, `matrix`.
@@ -421,7 +426,7 @@ def require_as_begun(kind: str, folder: object, given: Mapping[str, Any], before
         UsageError: one is given another value.
     """
     for name, value in given.items():
-        if name in before and _plain(value) != _plain(before[name]):
+        if name in before and name not in KEPT_UNLESS_GIVEN and _plain(value) != _plain(before[name]):
             was = " ".join(map(str, _words(before[name])))
             now = " ".join(map(str, _words(value)))
             raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.dialects.spec_file import problem_at
 
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.errors import Problem
 
-__all__ = ["EXTERNAL_HINT", "external_file", "file_beside", "is_url", "machine_file", "problem", "resolve_url"]
+__all__ = [
+    "EXTERNAL_HINT",
+    "external_file",
+    "file_beside",
+    "file_path",
+    "is_url",
+    "machine_file",
+    "problem",
+    "resolve_url",
+]
 
 EXTERNAL_HINT = "--external-file-directory names the folder of such files"
 
@@ -32,6 +42,11 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 def problem(spec: Spec, path: Sequence[str | int], message: str, hint: str = "") -> Problem:
     """A problem at a field of a spec."""
     return problem_at(spec.name, spec.text, path, message, hint)
+
+
+def file_path(url: str) -> str:
+    """The path that a `file:` URL means; empty for another URL."""
+    return unquote(urlsplit(url).path) if url.startswith("file:") else ""
 
 
 def is_url(source: str) -> bool:

@@ -162,7 +162,7 @@ def _cases(
         expectations=_expectations(expected, compared=not read.benchmark),
         markers=_markers(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
-        blocked_reason="; ".join(map(_in_one_line, read.problems)),
+        blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
         working_directory=spec.folder.path,
         flags_origin=flags_origin,
@@ -174,10 +174,6 @@ def _cases(
         yield case
     if read.benchmark or golden:
         yield _benchmark(case, spec, read, config, golden)
-
-
-def _in_one_line(problem: Problem) -> str:
-    return str(problem).replace("\n    ", " (") + (")" if problem.hint else "")
 
 
 def _expectations(found: tuple[Expectation, ...], *, compared: bool) -> tuple[Expectation, ...]:

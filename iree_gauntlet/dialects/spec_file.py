@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,10 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        problem = Problem(name, 0, "", f"cannot be read: {error.strerror}", "Check the path and its rights.")
+        why, hint = error.strerror, "Check the path and its rights."
+        if path.is_symlink() and not path.exists():
+            why, hint = f"it is a link to {os.readlink(path)}, which is not there", "Mend the link, or remove it."  # noqa: PTH115
+        problem = Problem(name, 0, "", f"cannot be read: {why}", hint)
         raise SpecError([problem], kind) from error
     try:
         return raw.decode("utf-8-sig")

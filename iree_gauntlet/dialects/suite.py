@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -19,12 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.spec import Named
 
-__all__ = ["Suite", "idle_includes", "read_suite"]
+__all__ = ["Suite", "idle_includes", "read_suite", "unselected_failures"]
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
+# It is a part of the names of runs.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"expected letters, digits, '_', '-' and '.', first a letter or digit, found {text!r}")
+    return text
 
 
 def _stage(text: str) -> str:
@@ -64,7 +75,7 @@ class _ExpectTable(_Table):
 
 
 class _SuiteTable(_Table):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
+    name: Annotated[str, AfterValidator(_name)]
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
@@ -111,6 +122,8 @@ def read_suite(path: Path) -> Suite:
         SpecError: with everything that is wrong with it.
     """
     name = str(path)
+    if path.is_dir():
+        raise UsageError(f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/suites.md.")
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = (
@@ -150,11 +163,36 @@ def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
     tests = [spec for spec in specs if not spec.defines_module]
     found: list[Problem] = []
+    if not tests:
+        folders = ", ".join(map(str, suite.spec_dirs))
+        hint = "Name folders of specs, relative to the suite's file."
+        return [Problem(str(suite.path), 0, "spec_dirs", f"there is no spec in {folders}", hint)]
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
-            why = unmatched(include, tests) or ("Its globs fit none together." if tests else "There is none.")
+            why = unmatched(include, tests) or "Its globs fit none together."
             hint = "Mend the entry, or remove it; `list` shows every model and submodel."
             found.append(
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
             )
     return found
+
+
+def unselected_failures(suite: Suite, selected: CaseSet) -> list[Problem]:
+    """Its expected failures that name no case which it selects: they are of no use.
+
+    Args:
+        suite: the suite.
+        selected: all of its cases.
+    """
+    names = {f"{case.model}/{case.submodel}" for case in (*selected.cases, *selected.required)}
+    return [
+        Problem(
+            item.origin.file,
+            0,
+            f"{item.origin.field}.case",
+            f"{item.case!r} is a case that no [[include]] selects",
+            "Add an include that selects it, or remove the entry.",
+        )
+        for item in suite.expected_failures
+        if not any(fnmatchcase(name, item.case) for name in names)
+    ]

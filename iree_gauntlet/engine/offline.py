@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
 from iree_gauntlet.cases import Case, Stage
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.workspace import urls_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.steps import Step
 
-__all__ = ["MissingFile", "missing_files", "missing_text"]
+__all__ = ["MissingFile", "missing_files", "missing_text", "without_missing_files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,26 @@ def missing_text(files: Sequence[MissingFile]) -> str:
         "  Fetch once with network access, or `cache.import` an archive; `cache.where URL` shows where it would lie."
     )
     return "\n".join(lines)
+
+
+def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile]) -> tuple[Step, ...]:
+    """The steps of a plan, where those that fetch say what of theirs cannot be had."""
+    urls = {file.url for file in missing}
+
+    def told(step: Step) -> Step:
+        # Path.exists raises for a name that is too long.
+        gone = [
+            item.url
+            for item in step.inputs
+            if item.url in urls or ((path := file_path(item.url)) and not os.path.exists(path))  # noqa: PTH110
+        ]
+        if step.stage is not Stage.FETCH or not gone:
+            return step
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        count = f"{len(gone)} of {len(step.inputs)} files {'is' if len(gone) == 1 else 'are'} missing"
+        return replace(step, cache=replace(step.cache, reason=f"{count}: {gone[0]}{more}"))
+
+    return tuple(map(told, steps))
 
 
 def _needs_network(store: ArtifactStore, url: str) -> bool:

@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
+from iree_gauntlet.dialects.flag_places import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, PlanContext
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
 from iree_gauntlet.engine.plan_places import Places, parameters_role
-from iree_gauntlet.errors import Problem
-from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
+from iree_gauntlet.engine.tolerance_flags import wrong_tolerances
+from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from iree_gauntlet.dialects.load import CaseSet
+    from iree_gauntlet.errors import Problem
     from iree_gauntlet.toolchains.translate import Translation
 
 __all__ = ["Plan", "blocked", "make_plan"]
@@ -112,6 +114,7 @@ class _Planner:
         self._steps: dict[str, Step] = {}
         self._places = Places(context.run_dir, self._owners)
         self._files: dict[str, StepInput] = {}
+        self._flag_problems: dict[tuple[str, str], Problem] = {}
         self._translations: dict[tuple[str, tuple[str, ...]], Translation] = {}
         self._paths = Paths(self._places.module_path, self._places.archive_path, lambda url: self._artifact(url).path)
         self._chains: dict[str, list[Case]] = {}
@@ -231,9 +234,15 @@ class _Planner:
         if result is None:
             result = self._translations[key] = self._context.translate(flags, tool)
         for unknown in result.unknown:
-            problem = Problem(origin.file, 0, "", unknown.message, unknown.hint)
+            problem = self._at_flag(origin.file, unknown.flag, unknown.message, unknown.hint)
             (self._problems if problems is None else problems).add(problem)
         return result
+
+    def _at_flag(self, file: str, flag: str, message: str, hint: str) -> Problem:
+        """A problem of a flag where it is written, looked for once however many cases have it."""
+        if (file, flag) not in self._flag_problems:
+            self._flag_problems[file, flag] = problem_of_flag(file, flag, message, hint)
+        return self._flag_problems[file, flag]
 
     def _run_flags(self, case: Case, tool: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
         """The flags of a run as the tool spells them, notes, and which of its own the tool does not know."""
@@ -241,7 +250,8 @@ class _Planner:
         if not case.own_flags:
             return shared.flags, (*case.notes, *shared.notes), ""
         own = self._translated(case.own_flags, tool, case.origin, self._broken)
-        reasons = "; ".join(unknown.message for unknown in own.unknown)
+        unknown = (self._at_flag(case.origin.file, item.flag, item.message, item.hint) for item in own.unknown)
+        reasons = "; ".join(problem.in_one_line for problem in unknown)
         return (*shared.flags, *own.flags), (*case.notes, *shared.notes, *own.notes), reasons
 
     # Steps
@@ -364,10 +374,11 @@ class _Planner:
 
     def _threshold(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-run-module")
+        wrong = (self._at_flag(item.file, item.flag, item.message, item.hint) for item in wrong_tolerances(case))
         folder = self._places.folder(case.chain, Stage.THRESHOLD)
         argv = threshold_argv(self._context.run_module, case, flags, self._paths, folder)
         if not (case.expected_outputs or case.reference):
-            notes = (*notes, "the spec has no expected outputs: only that it runs is checked")
+            notes = (*notes, NOTHING_COMPARED)
         actual = [("actual_output", f"{folder}/actual_{i}.npy") for i in range(len(case.expected_outputs))]
         self._add(
             self._step(
@@ -384,7 +395,7 @@ class _Planner:
                 outputs=tuple(actual),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, device=case.device),
-                blocked=case.blocked(Stage.THRESHOLD) or unknown,
+                blocked=case.blocked(Stage.THRESHOLD) or unknown or "; ".join(problem.in_one_line for problem in wrong),
                 skip=case.skip_reason or dict(case.skips).get(Stage.THRESHOLD, ""),
                 notes=notes,
                 allclose=case.allclose,

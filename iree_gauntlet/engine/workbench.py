@@ -17,6 +17,7 @@ from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_key import flag_ingredients, make_key
 from iree_gauntlet.engine.modules.shared_modules import SharedModules, shared_modules
 from iree_gauntlet.engine.plan_context import PlanContext
+from iree_gauntlet.engine.rounds.machine_lock import require_lock_folder
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
@@ -86,13 +87,15 @@ def open_workbench(
         progress: is told of downloads.
         network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
-        look_only: whether the folder of the caches need not be there.
+        look_only: whether nothing runs, so that the folders of caches and locks need not be there.
 
     Raises:
         ToolchainError: there is no IREE, and `need_toolchain`.
-        UsageError: `--iree` names none, or the cache's folder cannot be made.
+        UsageError: `--iree` names none, or the folder of the cache or of locks cannot be made.
         GauntletError: the registry of artifacts cannot be read.
     """
+    if not look_only:
+        require_lock_folder(os.environ)
     cache_dir = (cache_folder if look_only else made_cache_folder)(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     store = ArtifactStore(

@@ -86,7 +86,7 @@ class Selection:
             found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
         for file, count in sorted(Counter(problem.file for problem in self.cases.aimless).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
-            found.append(f"{file}: {entries} no case that is here; `lint` lists them")
+            found.append(f"{file}: {entries} no case that is here; `lint` of the whole suite lists them")
         return [*found, *self.not_asked]
 
     def source_problems(self, broken: Iterable[Problem] = ()) -> list[Problem]:
@@ -172,7 +172,7 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
     # Specs bring pydantic; `--help` answers without it.
     from iree_gauntlet.dialects.load import load_cases  # noqa: PLC0415
     from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
-    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes  # noqa: PLC0415
+    from iree_gauntlet.dialects.suite import DEFAULT_STAGES, idle_includes, unselected_failures  # noqa: PLC0415
     from iree_gauntlet.dialects.trees import read_specs  # noqa: PLC0415
 
     suite = _suite(request, defaults)
@@ -196,6 +196,11 @@ def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool 
         # Folders in place of its own may hold less than it names.
         idle = [] if request.spec_dir else idle_includes(suite, specs)
         cases = replace(cases, problems=_with_lines_of(suite, (*cases.problems, *idle)))
+        if for_problems and failures and not (cases.problems or request.spec_dir):
+            # The options may narrow it down.
+            whole = load_cases(specs, suite.includes, targets)
+            useless = _with_lines_of(suite, unselected_failures(suite, whole))
+            cases = replace(cases, warnings=(*cases.warnings, *useless))
     if not (cases.cases or cases.problems or (for_problems and cases.left_out)):
         families = {target.family for target in targets}
         unread = sorted({problem.file for problem in cases.left_out})
@@ -268,7 +273,10 @@ def suite_path(text: str) -> Path:
     """The file that `--suite` means: a path, or the name of a suite of the project."""
     path = Path(text)
     named = project_folder() / "suites" / f"{text}.toml"
-    return shown(named) if not path.exists() and path.suffix != ".toml" and named.parent.is_dir() else path
+    if path.is_file() or path.suffix == ".toml" or not named.parent.is_dir():
+        return path
+    # A folder is no suite: it is told to be one where no suite has its name.
+    return path if path.exists() and not named.is_file() else shown(named)
 
 
 def _dirs_of(suite: Suite) -> list[Path]:

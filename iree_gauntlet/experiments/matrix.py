@@ -27,7 +27,15 @@ from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import matrix_outcome
 from iree_gauntlet.records.matrix_record import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.requests import Defaults, FolderRequest, RunRequest, SelectionRequest, given, require_as_begun
+from iree_gauntlet.requests import (
+    KEPT_UNLESS_GIVEN,
+    Defaults,
+    FolderRequest,
+    RunRequest,
+    SelectionRequest,
+    given,
+    require_as_begun,
+)
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
@@ -41,7 +49,7 @@ __all__ = ["asked_irees", "matrix"]
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 # What a record keeps of each run's request; its IREE is the matrix's own.
-_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime")
+_KEPT = (*SelectionRequest.__dataclass_fields__, "iree_compiler", "iree_runtime", *KEPT_UNLESS_GIVEN)
 _EXAMPLE = "Such as: gauntlet matrix --iree 3.9.0 --iree 3.13.0 --suite cpu"
 # IREE's tools misread '@' and '%' in paths; ':' ends an entry of PATH; the rest means something to shells.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")

@@ -33,7 +33,7 @@ from iree_gauntlet.records.earlier_runs import (
 )
 from iree_gauntlet.records.journal import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import ConductRequest, Defaults, RunRequest, given, require_as_begun
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, ConductRequest, Defaults, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
@@ -269,8 +269,9 @@ def _as_before(request: RunRequest) -> RunRequest:
         return request
     as_asked = replace(request, defaults=Defaults.of(asked.defaults), stages=request.stages or asked.stages or ())
     if folder.last_failed:
-        # Another IREE may be tried on what failed.
-        return as_asked.with_kept(asked.selection | changed)
+        # Another IREE may be tried on what failed; how the earlier run was carried out is its own matter.
+        selected = {name: value for name, value in asked.selection.items() if name not in KEPT_UNLESS_GIVEN}
+        return as_asked.with_kept(selected | changed)
     require_as_begun("run", shown(earlier), changed, asked.selection)
     return replace(as_asked.with_kept(asked.selection), folder=replace(folder, run_dir=str(earlier)))
 

@@ -120,6 +120,11 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
     main = next((step for step in compiles if not step.role), None)
     benchmarks = [step for step in chain.steps if step.samples is not None]
     bad = [step for step in chain.steps if step.verdict in BAD_VERDICTS]
+    # The worst first: it is the chain's.
+    bad.sort(key=lambda step: step.verdict is not chain.verdict)
+    by_verdict: dict[str, list[str]] = {}
+    for step in bad:
+        by_verdict.setdefault(str(step.verdict), []).append(step.name)
     verdict = str(chain.verdict)
     dispatches, size = _worst(checks, "dispatch_count"), _worst(checks, "binary_size_bytes")
 
@@ -139,7 +144,7 @@ def chain_figures(chain: ChainOutcome) -> ChainFigures:
         size=size,
         dispatch_count=measured(dispatches, "dispatch_count"),
         binary_size_bytes=measured(size, "binary_size_bytes"),
-        verdict=f"{verdict}: {', '.join(step.name for step in bad)}" if bad else verdict,
+        verdict="; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) or verdict,
     )
 
 

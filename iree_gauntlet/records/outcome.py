@@ -44,6 +44,7 @@ _WORST_FIRST = (
 )
 _ENVIRONMENT = re.compile(r"shared cache .* is not|not put into the shared cache|\.tar is not used|the mirror[: ]")
 _MOST_ENVIRONMENT = 5
+_MADE_UP = "random://"
 _MANY_CHAINS = 200
 BAD_VERDICTS = frozenset({Verdict.ERROR, Verdict.FAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE})
 
@@ -93,6 +94,7 @@ class RunOutcome:
         seconds: wall time, over all parts of a resumed run.
         tool_seconds: wall time inside IREE's tools, summed over steps (steps may run beside each other).
         compiles, imports, downloads: how the caches did.
+        made_inputs: how many inputs were made up from their seeds.
         remarks: what a reader must know about the record itself, one line each.
         markers: the marker expression that its tests were selected by.
     """
@@ -118,6 +120,7 @@ class RunOutcome:
     downloads: CacheCount
     remarks: tuple[str, ...]
     markers: str = ""
+    made_inputs: int = 0
 
     @property
     def many(self) -> bool:
@@ -162,6 +165,8 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
             f"it was written by version {run.get('version', 'unknown')}; use that version to report on it",
         ) from error
     state = state_of(record)
+    fetched = _files(steps)
+    made = sum(not present for url, present in fetched.items() if url.startswith(_MADE_UP))
     interrupted = state == "interrupted"
     return RunOutcome(
         run=str(run.get("run", record.path.parent.name)),
@@ -187,7 +192,8 @@ def outcome_of(record: JournalRecord) -> RunOutcome:
         tool_seconds=sum(step.tool_seconds for step in steps),
         compiles=_cache_count(steps, "compile"),
         imports=_cache_count(steps, "import"),
-        downloads=_download_count(steps),
+        downloads=CacheCount(sum(fetched.values()), len(fetched) - sum(fetched.values()) - made),
+        made_inputs=made,
         remarks=_remarks(record, state),
         markers=str(run.get("markers") or ""),
     )
@@ -256,13 +262,12 @@ def _cache_count(steps: Iterable[StepOutcome], stage: str) -> CacheCount:
     return CacheCount(hits, len(ran) - hits)
 
 
-def _download_count(steps: Iterable[StepOutcome]) -> CacheCount:
-    """Each URL counts once: several steps may ask for one file."""
+def _files(steps: Iterable[StepOutcome]) -> dict[str, bool]:
+    """Each URL once, and whether its file was there before: several steps may ask for one file."""
     present: dict[str, bool] = {}
     for file in (file for step in steps for file in step.fetched):
         present[file.url] = present.get(file.url, True) and file.cached
-    hits = sum(present.values())
-    return CacheCount(hits, len(present) - hits)
+    return present
 
 
 def _wall_seconds(record: JournalRecord) -> float:

@@ -17,6 +17,7 @@ from iree_gauntlet.records.headline import cache_line, headline, version
 from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
+from iree_gauntlet.steps import NOTHING_COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +65,7 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
         outcome: of the run.
         folder: of the run, as the user knows it; None where the document lies in it.
     """
-    bad = outcome.bad_steps
+    bad = _bad_steps(outcome)
     inside = f"; IREE's tools ran for {duration(outcome.tool_seconds)} in all" if outcome.tool_seconds else ""
     blocks: list[Block] = []
     if len(bad) >= _GROUPED_FROM:
@@ -73,7 +74,10 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     if len(bad) > _SHOWN_FAILURES:
         text = f"{len(bad) - _SHOWN_FAILURES} more went wrong; "
         blocks.append(Paragraph((text, Name("junit.xml"), " and ", Name("summary.json"), " have each of them.")))
-    blocks += [*_figures(outcome), Paragraph((cache_line(outcome),))]
+    idle = len(outcome.bad_steps) - len(bad)
+    if idle:
+        blocks.append(Paragraph((f"{idle} step{'s' if idle > 1 else ''} did not start.",)))
+    blocks += [*_figures(outcome), *_unchecked(outcome), Paragraph((cache_line(outcome),))]
     blocks.append(Paragraph((f"time: {duration(outcome.seconds)}{inside}",)))
     return Document(
         f"IREE Gauntlet: {f'suite {outcome.suite}, ' if outcome.suite else ''}run {outcome.run}",
@@ -86,12 +90,26 @@ def run_document(outcome: RunOutcome, folder: Path | None = None) -> Document:
     )
 
 
+def _bad_steps(outcome: RunOutcome) -> tuple[StepOutcome, ...]:
+    """Steps that began and came out badly: of those that an interrupted run never began there is nothing to say."""
+    return tuple(step for step in outcome.bad_steps if not step.never_started)
+
+
+def _unchecked(outcome: RunOutcome) -> Iterator[Block]:
+    """Who reads `passed` is to know where no number was looked at."""
+    steps = [step for step in outcome.steps if step.verdict is Verdict.PASSED and NOTHING_COMPARED in step.notes]
+    if steps:
+        more = f" and {len(steps) - _NAMED_STEPS} more" if len(steps) > _NAMED_STEPS else ""
+        named = ", ".join(step.title for step in steps[:_NAMED_STEPS])
+        yield Paragraph((f"no expected outputs, only that it runs was checked: {named}{more}",))
+
+
 def _details(outcome: RunOutcome, folder: Path | None) -> Iterator[Block]:
     steps, many = outcome.steps, outcome.many
     if not many:
         yield from _times(outcome)
     yield from _speeds(steps)
-    yield from _failures("What else went wrong", outcome.bad_steps[_SHOWN_FAILURES:_MOST_FAILURES], folder)
+    yield from _failures("What else went wrong", _bad_steps(outcome)[_SHOWN_FAILURES:_MOST_FAILURES], folder)
     expected = [step for step in steps if step.verdict is Verdict.XFAILED]
     if many:
         yield from _groups("Expected failures, by diagnostic", expected)

@@ -10,8 +10,8 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
+from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
@@ -21,10 +21,12 @@ from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.cases import Case
+    from iree_gauntlet.engine.offline import MissingFile
     from iree_gauntlet.engine.plan import Plan
+    from iree_gauntlet.engine.tolerance_flags import FlagFinding
     from iree_gauntlet.steps import Step
 
 __all__ = ["lint", "list_cases", "show_plan"]
@@ -72,7 +74,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     # The planner's context brings pydantic, numpy and the caches; `list` answers without them.
     from pathlib import Path  # noqa: PLC0415
 
-    from iree_gauntlet.engine.offline import missing_files, missing_text  # noqa: PLC0415
+    from iree_gauntlet.engine.offline import missing_files, missing_text, without_missing_files  # noqa: PLC0415
     from iree_gauntlet.engine.plan import make_plan  # noqa: PLC0415
     from iree_gauntlet.engine.workbench import open_workbench, plan_context  # noqa: PLC0415
     from iree_gauntlet.progress import Progress  # noqa: PLC0415
@@ -87,6 +89,10 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
     named = request.folder.run_dir
     run_dir = Path(named).resolve() if named else runs_folder() / f"next-{name}"
     plan, _ = only_shard(make_plan(cases, stages, plan_context(machine, run_dir, request.conduct)), request.shard)
+    missing: list[MissingFile] = []
+    if request.network.offline:
+        missing = missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
+        plan = replace(plan, steps=without_missing_files(plan.steps, missing))
     if as_json:
         head = {
             "schema": 1,
@@ -99,9 +105,7 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
         if machine.missing is not None:
             sys.stdout.write(f"note: {machine.missing}\n")
         _print_plan(plan)
-        if request.network.offline:
-            missing = missing_files(plan.steps, (*cases.cases, *cases.required), machine.store)
-            sys.stdout.write(missing_text(missing) + "\n" if missing else "")
+        sys.stdout.write(missing_text(missing) + "\n" if missing else "")
     _report_problems(plan.problems)
     return ExitCode.USAGE if plan.problems else ExitCode.OK
 
@@ -109,15 +113,19 @@ def show_plan(request: RunRequest, *, as_json: bool) -> ExitCode:
 @_uncollected()
 def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitCode:
     """Reads every selected spec, with all that is wrong with them at once; flags too, where an IREE is given."""
+    from iree_gauntlet.engine.tolerance_flags import loose_tolerances, wrong_tolerances  # noqa: PLC0415
+
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
     _warn(selection.doubts())
     # One that was not selected is a mistake all the same.
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
     problems += selection.source_problems(problems)
+    problems += _tolerance_problems(found.cases, wrong_tolerances)
     cases = (*found.cases, *found.required)
     broken = {problem.file for problem in found.broken}
-    texts = [(case, text) for case in cases for text in (*case.notes, *_missing(case))]
+    problems += _missing_files(case for case in cases if case.origin.file not in broken)
+    texts = [(case, text) for case in cases for text in (*case.notes, case.blocked_reason) if text]
     warnings = {(case.origin.file, text) for case, text in texts if case.origin.file not in broken}
     notes: list[str] = []
     if toolchain:
@@ -131,7 +139,11 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
             problems += more
     for line in each_once(sorted(warnings)):
         sys.stdout.write(f"warning: {line}\n")
-    passed_over = (*selection.cases.warnings, *selection.cases.aimless)
+    loose = _tolerance_problems(found.cases, loose_tolerances)
+    part = any((request.model, request.submodel, request.filename, request.markers))
+    # Of a part of a suite, `doubts` has said how many entries name none of its cases.
+    aimless = () if part or len(found.aimless) > len(found.cases) else found.aimless
+    passed_over = (*found.warnings, *aimless, *loose)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
@@ -149,15 +161,18 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _missing(case: Case) -> Iterator[str]:
-    """What a sound case lacks on this machine."""
-    if case.blocked_reason:
-        yield case.blocked_reason
-    for field, url in urls_of(case):
-        path = unquote(urlsplit(url).path)
-        # Path.exists raises for a name that is too long.
-        if url.startswith("file:") and path not in case.blocked_reason and not os.path.exists(path):  # noqa: PTH110
-            yield f"{field}: the file {path} is missing"
+def _missing_files(cases: Iterable[Case]) -> list[Problem]:
+    """Files that specs name by their paths, and that are not there."""
+    from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
+
+    missing = {
+        (case.origin.file, field, path)
+        for case in cases
+        for field, url in urls_of(case)
+        if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
+    }
+    hint = "Put it there, or mend the path."
+    return [problem_of_field(file, field, f"the file {path} is missing", hint) for file, field, path in sorted(missing)]
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -179,15 +194,15 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
     context = replace(context, artifact_path=Path, artifact_hash=lambda _url: "")
     plan = make_plan(selection.cases, selection.stages, context)
     notes = sorted({f"{step.origin.file}: {note}" for step in plan.steps for note in step.notes})
-    return [_with_line(problem) for problem in (*plan.problems, *plan.broken)], notes
+    return [*plan.problems, *plan.broken], notes
 
 
-def _with_line(problem: Problem) -> Problem:
-    """The problem of a flag, which its message ends with; with its line where its file has it once."""
-    flag = problem.message.rpartition(" ")[2]
-    with open(problem.file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - `list` does without pathlib
-        lines = [number for number, line in enumerate(file, 1) if flag in line]
-    return replace(problem, line=lines[0]) if len(lines) == 1 else problem
+def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
+    """What is found of the tolerances that cases give, each flag of a file once."""
+    from iree_gauntlet.dialects.flag_places import problem_of_flag  # noqa: PLC0415
+
+    findings = dict.fromkeys(finding for case in cases for finding in find(case))
+    return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
 
 
 def _listed(model: str, submodel: str, target: str, cases: Sequence[Case]) -> dict[str, Any]:

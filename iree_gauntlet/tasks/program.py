@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from iree_gauntlet.requests import (
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
+    dashed,
     options_of,
     read,
 )
@@ -48,7 +50,7 @@ from iree_gauntlet.tasks.task_options import (
 from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["main", "namespace"]
 
@@ -61,6 +63,11 @@ _ALL = Defaults(suite=DEFAULT_SUITE)
 _AS_OPTION = {"compare": "--sides"}
 # Those that take folders, which may have blanks in their names.
 _FOLDERS = frozenset({"report", "shard.costs"})
+# How the tasks without --iree, and with two of them, have them named.
+_NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
+# What Invoke says.
+_UNKNOWN = re.compile(r"No idea what '(.*)' is!")
+_LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
 _TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
@@ -221,11 +228,36 @@ def _usage_errors() -> Iterator[None]:
         yield
     except (ParseError, ValueError) as error:
         # A ValueError is Python's own, for an option that takes a number: it ends with what was given.
-        what = str(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"
-        near = nearest_option(what.split("'")[1]) if sys.argv[1:2] == [bench_task.name] and "'--" in what else ""
-        what += f" Did you mean {near.replace('_', '-')}?" if near else ""
+        what = _plainly(error) if isinstance(error, ParseError) else f"{str(error).rpartition(': ')[2]} is not a number"
         sys.stderr.write(f"error: {what}\n  `gauntlet --help TASK` shows what TASK understands.\n")
         raise Exit(code=int(ExitCode.USAGE)) from error
+
+
+def _plainly(error: ParseError) -> str:
+    """What Invoke cannot read, in plain words, and what may be meant."""
+    text = str(error)
+    if lacking := _LACKS_VALUE.match(text):
+        return f"{dashed(lacking[1])} needs a value"
+    unknown = _UNKNOWN.match(text)
+    if unknown is None:
+        return text
+    word = unknown[1].partition("=")[0]
+    task = str(error.context.name or "") if error.context else ""
+    if not word.startswith("-"):
+        near = _nearest(word, namespace.task_names)
+        return f"{text} Did you mean {near}?" if near else text
+    if word == "--iree" and task in _NAMES_IREES:
+        return f"{task} has no --iree: name them as {_NAMES_IREES[task]}"
+    known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
+    near = nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
+    where = f"{task} has" if task else "there is"
+    return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - for a slip alone
+
+    return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
 def main() -> None:

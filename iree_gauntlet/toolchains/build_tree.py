@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
 from iree_gauntlet.toolchains.installed import IMPORTER
 from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import (
@@ -84,7 +84,7 @@ class BuildTree:
             ToolchainError: there are no such tools in it.
         """
         if not root.is_dir():
-            raise ToolchainError(f"build:{root} is not a folder", "Name the folder that CMake has built IREE in.")
+            raise NoSuchToolchainError(f"build:{root} is not a folder", "Name the folder that CMake has built IREE in.")
         for name in _TOOLS:
             if all((root / name / tool).is_file() for tool in needed):
                 return cls(root, root / name, f"build: {root}")

@@ -13,7 +13,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind
 from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
@@ -149,7 +149,7 @@ def _venv_python(folder: Path) -> Path:
         return folder
     python = folder / "bin" / "python"
     if not python.exists():
-        raise ToolchainError(
+        raise NoSuchToolchainError(
             f"venv:{folder} is no virtual environment: {python} does not exist",
             f"Make one: python -m venv {folder}, and install IREE there.",
         )
@@ -186,7 +186,7 @@ def environment_for(choice: Choice, place: Place) -> Environment:
         nearest = _nearest(version, place, sources)
         if nearest is None:
             raise
-        raise ToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
+        raise NoSuchToolchainError(f"there is no IREE {version} for this Python and platform", nearest) from error
 
 
 def _recipe(version: Version, sources: Sources) -> Recipe:
@@ -217,7 +217,7 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
     versions = environments.installer.versions(COMPILER_WHEEL.distribution, wanted, asked)
     if not versions and choice.range is not None:
         known = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), asked)
-        raise ToolchainError(
+        raise NoSuchToolchainError(
             f"no release of IREE is {choice.text}",
             f"There are {known[0]} to {known[-1]}." if known else "The index has none: check its settings.",
         )
@@ -248,7 +248,7 @@ def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
 def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
     """What is installed of a folder of wheels: the one of each kind that fits this Python."""
     if not folder.is_dir():
-        raise ToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")
+        raise NoSuchToolchainError(f"wheels:{folder} is not a folder", "Name the folder that holds IREE's wheels.")
     tags = frozenset(sys_tags())
     fitting: dict[str, list[tuple[Version, Path]]] = {}
     others = []

@@ -17,6 +17,7 @@ from iree_gauntlet.artifacts.archive import (
     END,
     ArchiveReader,
     Blocks,
+    CutArchiveError,
     DamagedArchiveError,
     archive_bytes,
     member,
@@ -244,21 +245,20 @@ class _Import:
     problems: list[str] = field(default_factory=list)
     arrived: list[Packed] = field(default_factory=list)
     present: list[Packed] = field(default_factory=list)
+    reached: int = 0
 
     def run(self) -> ExitCode:
         reader = ArchiveReader(self.stream)
-        files: list[Packed] = []
+        listed, files = b"", list[Packed]()
         try:
-            files = read_manifest(reader.first(MANIFEST_FILE, LONGEST_MANIFEST))
+            listed = reader.first(MANIFEST_FILE, LONGEST_MANIFEST)
+            files = read_manifest(listed)
             with open_progress(sys.stderr) as progress:
                 progress.work("unpacking", sum(file.size for file in files))
                 self._unpack(reader, files, progress)
             reader.end()
         except DamagedArchiveError as error:
-            right = len(self.arrived) + len(self.present)
-            size = human_bytes(sum(file.size for file in (*self.arrived, *self.present)))
-            known = f"; {right} of {len(files)} files ({size}) arrived and are right" if files else ""
-            self.problems.append(f"{self.archive}: {error}{known}")
+            self.problems.append(f"{self.archive}: {self._damage(error, listed, files)}")
         write_line(f"{self.place.root}: {_count(self.arrived)} put there, {_count(self.present)} there already")
         if not self.problems:
             return ExitCode.OK
@@ -269,6 +269,22 @@ class _Import:
             lines[0] if len(lines) == 1 else "not all of the archive was taken:\n" + "\n".join(f"  {x}" for x in lines)
         )
         raise GauntletError(what, "Make the archive again on the other machine, or copy it again.")
+
+    def _damage(self, error: DamagedArchiveError, listed: bytes, files: Sequence[Packed]) -> str:
+        """What is wrong with the archive, in which of its files, and how many before that are right."""
+        if not files:
+            return str(error)
+        what = str(error)
+        if isinstance(error, CutArchiveError):
+            whole = archive_bytes([len(listed), *(file.size for file in files)])
+            at = files[self.reached] if self.reached < len(files) else None
+            place = (
+                f"in {at.url or at.name} (file {self.reached + 1} of {len(files)})" if at else "behind its last file"
+            )
+            what = f"it ends after {self.archive.stat().st_size:,} of {whole:,} bytes, {place}"
+        right = [file for file in files[: self.reached] if file in self.arrived or file in self.present]
+        size = human_bytes(sum(file.size for file in right))
+        return f"{what}; {len(right)} of {len(files)} files ({size}) arrived and are right"
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
         self.place.root.mkdir(parents=True, exist_ok=True)
@@ -282,6 +298,7 @@ class _Import:
             if not want:
                 reader.skip(name, file.size, self.stream)
                 progress.advance(file.size)
+                self.reached = index + 1
                 continue
             digest = hashlib.sha256()
             blocks = _advancing(_hashed(reader.member(name, file.size), digest), progress)
@@ -291,6 +308,7 @@ class _Import:
                 self.problems.append(problem)
             else:
                 self.arrived.append(file)
+            self.reached = index + 1
 
     def _is_wanted(self, file: Packed, store: ArtifactStore, modules: ModuleCache) -> bool:
         if file.kind is PackedKind.MODULE:

@@ -66,7 +66,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
             f"the {len({case.chain for case in selection.cases.cases})} selected chains have no golden",
             "docs/how-to/goldens.md says how to set one.",
         )
-    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)))
+    standings = golden_standings(goldens, list(_records(runs_folder(), asked.last)), runs_folder())
     if asked.as_json:
         document = {"schema": _SCHEMA, "goldens": [_record(item) for item in standings]}
         sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -145,7 +145,7 @@ def _document(standings: Sequence[Standing]) -> Document:
         f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {told}",
         (),
         (Table(_COLUMNS, tuple(map(_row, standings))),),
-        remarks=tuple(f"{count} of them {remark}" for remark, count in remarks.items()),
+        remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),
     )
 
 

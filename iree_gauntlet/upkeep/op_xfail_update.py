@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.results import Result
 
-__all__ = ["config_changes", "is_operator_run"]
+__all__ = ["config_changes", "is_operator_run", "short_reason"]
 
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
@@ -350,12 +350,14 @@ def changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal
     )
     if not wanted or wanted in listed.lists:
         return changes, f"remove   {listed.entry}: {found.words}, {said}" if gone else ""
-    diagnostic = _bounded(diagnostic_of(found.reason) or "no reason was given")
+    diagnostic = short_reason(found.reason)
     reason = f"{found.stage}: {diagnostic}" + (f" (IREE {release})" if release else "")
     changes.append(Addition(wanted, listed.entry, reason))
     verb = "move    " if gone else "add     "
     return changes, f"{verb} {listed.entry}: {wanted}: {diagnostic}" + (f"; {said}" if gone else "")
 
 
-def _bounded(text: str) -> str:
+def short_reason(reason: str) -> str:
+    """What a list of expected failures says of a failure: what the tool said, and of which operator."""
+    text = diagnostic_of(reason) or "no reason was given"
     return text if len(text) <= _LONGEST_DIAGNOSTIC else text[: _LONGEST_DIAGNOSTIC - 1] + "…"

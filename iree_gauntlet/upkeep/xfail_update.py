@@ -20,7 +20,7 @@ from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import asked_for, newest_run, run_named
 from iree_gauntlet.settings import runs_folder, shown
-from iree_gauntlet.upkeep.op_xfail_update import config_changes, is_operator_run
+from iree_gauntlet.upkeep.op_xfail_update import config_changes, is_operator_run, short_reason
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = ["update", "with_expected_failures"]
 
 # The result of a broken golden belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)
-_LONGEST_REASON = 160
 # What runs are called that are no suite's.
 _NO_SUITE = "custom"
 _NAME = "expect_failure"
@@ -124,7 +123,7 @@ def _new_failures(record: JournalRecord, release: str) -> list[tuple[str, Stage,
         if result is None or result.verdict not in (Verdict.FAILED, Verdict.ERROR) or step["dialect"] == DIALECT:
             continue
         case, stage = f"{step['model']}/{step['submodel']}", Stage(step["stage"])
-        reason = " ".join(result.reason.split())[:_LONGEST_REASON] or "no reason was given"
+        reason = short_reason(result.reason)
         error = result.verdict is Verdict.ERROR
         if error or stage not in _STAGES:
             why = "an error is no failure of the product" if error else "golden.update is for figures"

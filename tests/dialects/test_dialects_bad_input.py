@@ -282,6 +282,13 @@ def test_a_spec_that_cannot_be_opened(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in problem.message
 
 
+def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "regression_tests" / "m").mkdir(parents=True)
+    (tmp_path / "regression_tests" / "m" / "s_cpu.json").symlink_to("gone.json")
+    problem = only(list(load(tmp_path).problems))
+    assert problem.message == "cannot be read: it is a link to gone.json, which is not there"
+
+
 def test_two_specs_of_one_submodel(tmp_path: Path) -> None:
     write_tree(tmp_path, {"regression_tests/m/s.json": FIRST, "regression_tests/m/s_cpu.json": SECOND})
     problem = only(list(load(tmp_path).problems))

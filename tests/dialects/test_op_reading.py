@@ -13,6 +13,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.tasks.inspect import lint
 from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
 from tests.support.spec_trees import plan
 
@@ -226,6 +228,24 @@ def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
     assert len(load_ops(tmp_path / "node").aimless) == 3
 
 
+def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("test_abs", "test_neg"):
+        add_onnx(tmp_path, f"node/{name}")
+    config(tmp_path, expected_run_failures=["node/a", "node/b"])
+
+    def linted(**selection: str) -> tuple[int, str]:
+        lint(read(SelectionRequest, {"spec_dir": [str(tmp_path)], **selection}), None)
+        said = capsys.readouterr()
+        return said.out.count("warning: "), said.err
+
+    assert linted()[0] == 2
+    count, summed = linted(submodel="test_abs")
+    assert count == 0
+    assert "2 entries name no case that is here; `lint` of the whole suite lists them" in summed
+
+
 def test_configs_of_one_name_are_called_by_their_files(tmp_path: Path) -> None:
     add_onnx(tmp_path)
     config(tmp_path, "cpu_O0", config_name="cpu")
@@ -319,7 +339,9 @@ def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str],
     at = "threshold" if "missing" in expected or "leaves" in expected else "compile"
     assert blocked == [f"node/test_a@cpu:{at}"]
     what, _, hint = problem.partition("\n")
-    assert steps[blocked[0]].blocked.removeprefix(f"{tmp_path}/") == f"{what} ({hint.strip()})"
+    hint = hint.strip().removesuffix(".")
+    hint = f" {hint}" if what.endswith("?") else f"; {hint[0].lower()}{hint[1:]}"
+    assert steps[blocked[0]].blocked.removeprefix(f"{tmp_path}/") == what + hint
     assert at == "threshold" or "node/test_a@cpu:compile" in steps["node/test_a@cpu:threshold"].needs
 
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iree_gauntlet.dialects.load import load_cases
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.targets import Target
+from iree_gauntlet.targets import FAMILIES, Target
 from tests.support.spec_trees import BENCHMARK, CPU, FIRST, SECOND, load, write_tree
+from tests.support.torch_trees import TREE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +126,29 @@ def test_nothing_selected_in_a_suite_says_what_is_outside(tree: Path) -> None:
         "  Models outside the suite: llama.",
         "  `list` shows every model, submodel and marker.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("families", "says"),
+    [
+        ({"rocm"}, "no case for target rocm"),
+        ({"rocm", "cuda"}, "no case for target cuda or rocm"),
+        ({*FAMILIES}, "there is no case"),
+    ],
+)
+def test_nothing_selected_says_what_was_asked(tmp_path: Path, families: set[str], says: str) -> None:
+    error = no_match([Include()], read_specs([tmp_path]), families)
+    assert error.what == f"nothing selected: {says}"
+
+
+def test_a_model_for_another_target_is_not_listed_for_this_one(tmp_path: Path) -> None:
+    write_tree(tmp_path, TREE)
+    includes = [Include()]
+    cases = load_cases(read_specs([tmp_path]), includes, [Target("rocm")])
+    assert not cases.cases
+    error = no_match(includes, read_specs([tmp_path]), {"rocm"}, cases.known_markers, cases.elsewhere)
+    assert "Models for rocm: none." in error.hint
+    assert "Models for other targets: m; see --target." in error.hint
 
 
 def test_models_of_other_targets_are_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.dialects.load import ExpectedFailure
 from iree_gauntlet.dialects.selection import Include
 from iree_gauntlet.dialects.suite import DEFAULT_STAGES, read_suite
-from iree_gauntlet.engine.workspace import Selection, select
+from iree_gauntlet.engine.workspace import Selection, select, suite_path
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.requests import Defaults, SelectionRequest, read
 from iree_gauntlet.targets import Target
@@ -97,11 +97,24 @@ def test_the_shipped_suites_share_no_test_although_models_have_the_same_names() 
     assert {Path(file).resolve() for file in torch} == tests
 
 
+def test_an_expected_failure_of_a_case_that_is_not_selected_is_warned_of(project: Path) -> None:
+    entry = '\n[[expect_failure]]\ncase = "b/x"\nstage = "compile"\nreason = "elsewhere"\n'
+    path = write(project, SUITE.replace('["trees"]', '["../trees"]') + entry)
+    options = read(SelectionRequest, {"suite": str(path)})
+    (warning,) = select(options, Defaults(), for_problems=True).cases.warnings
+    place = (warning.file, warning.line, warning.field)
+    assert place == (str(path), path.read_text().splitlines().index('case = "b/x"') + 1, "expect_failure[1].case")
+    assert warning.message == "'b/x' is a case that no [[include]] selects"
+    # Narrowed down, the entries of what is left out are as good as before.
+    narrow = select(read(SelectionRequest, {"suite": str(path), "model": "b"}), Defaults(), for_problems=True)
+    assert narrow.cases.warnings == (warning,)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field", "says"),
     [
         ('name = "nightly"', "", "name", "is missing"),
-        ('name = "nightly"', 'name = "../x"', "name", "'../x'|\"../x\""),
+        ('name = "nightly"', 'name = "../x"', "name", "first a letter or digit, found '../x'"),
         ('target = "gfx942"', 'target = "vulkn"', "target", "unknown target 'vulkn'"),
         ('target = "gfx942"', "target = 5", "target", "expected a string, found the number 5"),
         ('target = "gfx942"', "target = 2026-11-23", "target", 'expected a string, found the value "2026-11-23"'),
@@ -188,6 +201,7 @@ def test_expected_failures_of_a_suite_reach_the_cases_they_match(project: Path) 
         ({"external_file_directory": "/nowhere"}, "is not a folder"),
         ({"spec_dir": ["/nowhere"]}, "does not exist"),
         ({"suite": "/nowhere.toml"}, "does not exist"),
+        ({"suite": "/"}, "suite / is a folder"),
     ],
 )
 def test_options_that_do_not_fit(project: Path, options: dict[str, Any], says: str) -> None:
@@ -220,6 +234,24 @@ def test_an_include_that_fits_no_spec_is_named_beside_those_that_fit(project: Pa
     (problem,) = chosen(project).cases.problems
     assert (problem.line, problem.field) == (8, "include[0]")
     assert problem.message == "fits no spec: no submodel 'yy'; did you mean 'y'? 'b' has: x, y."
+
+
+def test_a_suite_of_the_project_goes_before_a_folder_of_its_name(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    for name in ("specs", "x"):
+        (project / name).mkdir()
+    assert suite_path("x") == Path("suites/x.toml")
+    assert suite_path("specs") == Path("specs")
+
+
+def test_folders_without_specs_are_what_is_wrong(project: Path) -> None:
+    (project / "empty").mkdir()
+    write(project, 'name = "x"\ntarget = "cpu"\nspec_dirs = ["../empty"]\n')
+    (problem,) = chosen(project).cases.problems
+    assert (problem.line, problem.field) == (3, "spec_dirs")
+    assert problem.message == f"there is no spec in {project}/suites/../empty"
 
 
 def test_an_include_alone_that_fits_no_spec(project: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import shlex
 import subprocess
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -57,6 +57,46 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
+
+
+def test_a_tolerance_that_is_no_number_is_an_error_of_its_case(project: Project) -> None:
+    project.add("b")
+    project.regression(threshold_args=["--expected_f32_threshold=1e-05x"])
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert done.code == 3, done.text
+    assert (project.verdict(f"{_CHAIN}:threshold"), project.verdict("toy/b@cpu:threshold")) == ("error", "passed")
+    reason = project.result(f"{_CHAIN}:threshold")["reason"]
+    place = "specs/regression_tests/toy/abs_cpu.json:21: threshold_args[0]"
+    assert reason.startswith(
+        f"{place}: flag '--expected_f32_threshold=1e-05x': '1e-05x' is not a number; write a number"
+    )
+
+
+@pytest.mark.parametrize(
+    "flags", [{"compiler_flags": [*FLAGS, "--iree-opt-levl=O1"]}, {"threshold_args": ["--devic=x"]}]
+)
+def test_an_unknown_flag_is_told_alike_by_lint_and_by_run(project: Project, flags: dict[str, Any]) -> None:
+    project.regression(**flags)
+    told = [project.gauntlet(*words) for words in (("lint", "--toolchain"), ("run",), ("plan",))]
+    assert [done.code for done in told] == [2, 2, 2]
+    (field,) = flags
+    assert f"abs_cpu.json:{18 if len(flags[field]) > 1 else 21}: {field}[{len(flags[field]) - 1}]: iree-" in told[0].err
+    assert "did you mean --" in told[0].err
+    assert told[1].err == told[0].err
+    assert f"  {told[2].err}" in told[0].err
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "it has no nodes"), (b"not ONNX", "Error parsing message")])
+def test_a_file_that_is_no_onnx_model_is_an_error_of_the_data(project: Project, content: bytes, says: str) -> None:
+    (project.regressions / "abs.onnx").write_bytes(content)
+    project.regression(mlir="abs.onnx", onnx_import={})
+    done = project.gauntlet("run", "--stages", "compile")
+    assert done.code == 3, done.text
+    assert project.verdict(f"{_CHAIN}:import") == "error"
+    reason = project.result(f"{_CHAIN}:import")["reason"]
+    assert "is not a usable ONNX file: " in reason
+    assert says in reason
+    assert reason in done.out
 
 
 def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project, tmp_path: Path) -> None:

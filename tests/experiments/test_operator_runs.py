@@ -172,12 +172,13 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
         "wrong:compile": "error",
         "wrong:threshold": "skipped",
     }
-    files = {name: f"ops/node/{name}/run_module_io_flags.txt" for name in ("misspelt", "neg", "wrong")}
-    two = "found model.mlir and more.mlir (Leave one program in the folder.)"
+    files = {name: f"ops/node/{name}/run_module_io_flags.txt" for name in ("misspelt", "neg", "refused", "wrong")}
+    two = "found model.mlir and more.mlir; leave one program in the folder"
+    unknown = "iree-run-module does not know --no_such_flag=1"
     reasons = {
-        "misspelt:threshold": f"{files['misspelt']}: is not UTF-8 (Save the file as UTF-8.)",
-        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing (Put it beside the flagfile.)",
-        "refused:threshold": "iree-run-module does not know --no_such_flag=1",
+        "misspelt:threshold": f"{files['misspelt']}: is not UTF-8; save the file as UTF-8",
+        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing; put it beside the flagfile",
+        "refused:threshold": f"{files['refused']}:3: {unknown}; see all flags: iree-run-module --help",
         "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {two}",
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons

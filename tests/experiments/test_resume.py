@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.hanging import HANG, marked_hang
@@ -222,6 +223,35 @@ def test_a_resumed_run_keeps_its_selection(project: Project) -> None:
     assert "--submodel" in other.err
     assert project.gauntlet("run", "--resume").code == 1
     assert {step["chain"] for step in project.journal.steps} == {"toy/b@cpu"}
+
+
+def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Project) -> None:
+    project.add("b")
+    stages = ("--stages", "compile", "--jobs", "1")
+    assert project.gauntlet("run", *stages).code == 0
+    run = project.gauntlet("run", *stages, "--force-recompile", "--timeout-compile", "77", "--run-dir", "cut")
+    assert run.code == 0, run.text
+    # Killed after the first compile: the second one is what is left to do.
+    path = project.folder / "cut" / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    compiled = [number for number, line in enumerate(lines) if '"event":"result"' in line and ':compile"' in line]
+    path.write_text("".join(lines[: compiled[0] + 1]))
+    again = project.folder / "cut" / "made-again"
+    first, second = sorted(again.iterdir(), key=lambda note: note.stat().st_mtime_ns)
+    second.unlink()
+    tools = project.telling_tools()
+
+    resumed = project.gauntlet("run", "--resume", "--run-dir", "cut", **tools)
+    assert resumed.code == 0, resumed.text
+    assert project.calls == ["compile"], "what was made again is not made again, what was not is"
+    record = read_journal(path)
+    assert {record.results[step].reason for step in record.results if step.endswith(":compile")} == {""}
+    assert {step["timeout"] for step in record.steps if step["stage"] == "compile"} == {77.0}
+    assert {first.name, second.name} == {note.name for note in again.iterdir()}
+
+    anew = project.gauntlet("run", "--resume", "--run-dir", "cut", "--timeout-compile", "88")
+    assert anew.code == 0, anew.text
+    assert {step["timeout"] for step in read_journal(path).steps if step["stage"] == "compile"} == {88.0}
 
 
 def test_files_that_are_gone_are_fetched_again(project: Project) -> None:

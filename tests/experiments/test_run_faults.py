@@ -42,6 +42,24 @@ _NO_STALL = ("--timeout-stall", f"{LIMIT_SECONDS:g}")
 _TOOLS = [("compile", "compile"), ("threshold", "run_module"), ("benchmark", "benchmark_module")]
 
 
+@pytest.mark.parametrize("kind", ["file", "below a file", "dangling link"])
+def test_a_folder_of_locks_that_cannot_be_is_found_before_anything_runs(
+    project: Project, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    place = project.folder / "locks"
+    if kind == "dangling link":
+        place.symlink_to(project.folder / "nowhere")
+    else:
+        place.touch()
+    monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(place / "deep" / "er" if kind == "below a file" else place))
+    before = sorted(project.folder.rglob("*"))
+    done = project.gauntlet("run")
+    assert done.code == 2, done.text
+    assert done.err.startswith(f"error: $IREE_GAUNTLET_LOCKS is {place}")
+    assert "must name a folder that exists or can be made" in done.err
+    assert sorted(project.folder.rglob("*")) == before
+
+
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[Project]:
     """A toy project that compiles."""
@@ -371,13 +389,15 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
 def test_only_what_was_started_can_be_reproduced(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(tmp_path / "file"))
+    # The folder of locks can be used, and what is in it cannot.
+    for name in ("quiet.lock", "quiet-gate.lock"):
+        (tmp_path / "locks" / name).mkdir(parents=True)
+    monkeypatch.setenv("IREE_GAUNTLET_LOCKS", str(tmp_path / "locks"))
     project.expected("abs", [9.0] * 4)
     project.benchmark("lonely")
     done = project.gauntlet("run")
     assert done.code == 3
-    assert done.out.count("is not a folder") >= 2
+    assert done.out.count("Is a directory") >= 2, done.text
     assert "no regression spec defines toy/lonely" in done.out
     assert "Reproduce:" not in done.out
     texts = [(project.newest / name).read_text().lower() for name in ("summary.md", "junit.xml")]

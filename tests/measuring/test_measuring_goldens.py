@@ -93,7 +93,7 @@ def test_figures_belong_to_their_release() -> None:
     assert other.passed is None
     assert other.note == "no golden for compiler release 3.9.0 (has: 3.13.0, 3.5.0): measured only"
     none = check_figure(Metric.BINARY_SIZE_BYTES, 833586, goldens, "3.9.0")
-    assert describe(none) == "size 833 586 bytes (no golden size in the spec: measured only)"
+    assert describe(none) == "size 833,586 bytes (no golden size in the spec: measured only)"
 
 
 @pytest.mark.parametrize(

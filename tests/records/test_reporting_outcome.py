@@ -7,6 +7,8 @@ import pytest
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_journal
+from iree_gauntlet.records.chain_figures import chain_figures
+from iree_gauntlet.records.headline import cache_line
 from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
@@ -300,6 +302,34 @@ def test_a_file_that_several_steps_ask_for_counts_once(tmp_path: Path) -> None:
             file["url"] = "https://models.example/same.onnx"
     outcome = judge(builder, tmp_path)
     assert (outcome.downloads.hits, outcome.downloads.misses) == (1, 0)
+
+
+def test_made_up_inputs_are_no_downloads(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    steps = good_chain(builder, "m", "a")
+    builder.begin()
+    files = [
+        {"url": "https://h/weights.irpa", "path": "w", "bytes": 9, "seconds": 0.1, "cached": False},
+        {"url": "random://zeros/4xf32?seed=1", "path": "a", "bytes": 16, "seconds": 0.0, "cached": False},
+        {"url": "random://zeros/4xf32?seed=2", "path": "b", "bytes": 16, "seconds": 0.0, "cached": True},
+    ]
+    builder.result(steps[0], fetched=files)
+    outcome = judge(builder, tmp_path)
+    assert cache_line(outcome).endswith("; downloads: 1 present, 1 fetched; inputs: 1 made")
+
+
+def test_each_verdict_of_a_chain_names_its_own_steps(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    stages = ("compile", "threshold", "compstat", "benchmark")
+    compiled, threshold, compstat, benchmark = (builder.step("m", "a", stage) for stage in stages)
+    builder.begin()
+    builder.result(compiled)
+    builder.result(benchmark, "inconclusive", "4 of 4 more rounds were disturbed")
+    builder.result(threshold, "failed", "wrong")
+    builder.result(compstat, "failed", "too large")
+    builder.end()
+    (chain,) = judge(builder, tmp_path).chains
+    assert chain_figures(chain).verdict == "failed: threshold, compstat; inconclusive: benchmark"
 
 
 def test_nan_and_infinity_are_read_from_their_names(tmp_path: Path) -> None:

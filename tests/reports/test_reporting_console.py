@@ -15,6 +15,7 @@ from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.reports.output import open_progress
 from iree_gauntlet.reports.run_reports import reports_of_run
 from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.steps import NOTHING_COMPARED
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.journal_builder import HIT, RUN, JournalBuilder, check, comparison, every_verdict, samples
@@ -54,6 +55,41 @@ def printed(builder: JournalBuilder, folder: Path, stream: io.StringIO, **option
     environ = options.pop("environ", {"TERM": "xterm"})
     reports_of_run(outcome).print(Path("runs") / RUN, stream, environ=environ, **options)
     return stream.getvalue()
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_what_never_began_is_one_line(tmp_path: Path, *, end: bool) -> None:
+    """After Ctrl-C, and after SIGKILL."""
+    builder = JournalBuilder()
+    steps = [builder.step("ocr", name, stage) for name in ("a", "b") for stage in ("compile", "threshold")]
+    builder.begin()
+    builder.result(steps[0])
+    builder.start(steps[1])
+    if end:
+        builder.end(130, interrupted=True)
+    text = printed(builder, tmp_path, io.StringIO())
+    assert "\n2 steps did not start.\n" in text
+    assert "error: ocr/a@cpu threshold" in text
+    assert text.count("Reproduce:") <= 1
+    assert "before this step started" not in text
+    outcome = outcome_of(read_journal(tmp_path / RUN / "journal.jsonl"))
+    reports_of_run(outcome).write(tmp_path / RUN)
+    said = {path.name: path.read_text() for path in (tmp_path / RUN).iterdir()}
+    for name in ("summary.md", "summary.html"):
+        assert "2 steps did not start." in said[name]
+        assert "before this step started" not in said[name]
+    for name in ("junit.xml", "summary.json"):
+        assert said[name].count("before this step started") >= 2
+
+
+def test_what_was_not_compared_is_told(tmp_path: Path) -> None:
+    builder = JournalBuilder()
+    step = builder.step("ocr", "a", "threshold")
+    builder.begin()
+    builder.result(step, notes=[NOTHING_COMPARED])
+    builder.end()
+    text = printed(builder, tmp_path, io.StringIO())
+    assert "\nno expected outputs, only that it runs was checked: ocr/a@cpu threshold\n" in text
 
 
 def test_a_line_for_each_finished_step() -> None:

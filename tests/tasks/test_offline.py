@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.artifacts.registry_file import Registry
 from iree_gauntlet.artifacts.store import ArtifactStore
 from iree_gauntlet.cases import Origin, Stage
-from iree_gauntlet.engine.offline import MissingFile, missing_files, missing_text
+from iree_gauntlet.engine.offline import MissingFile, missing_files, missing_text, without_missing_files
 from iree_gauntlet.settings import Configuration, Mirror
 from iree_gauntlet.steps import Step, StepInput
 
@@ -45,6 +45,14 @@ def test_only_what_the_network_has_is_missing(tmp_path: Path) -> None:
     put(store.path(PROGRAM))
     step = fetch_step(PROGRAM, WEIGHTS, "random://uniform/4xf32?seed=1", (tmp_path / "absent").as_uri(), WEIGHTS)
     assert missing_files([step], [], store) == [MissingFile(WEIGHTS, "a/b@cpu:fetch", 1)]
+
+
+def test_a_plan_says_which_files_cannot_be_had(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    put(store.path(PROGRAM))
+    steps = [fetch_step(PROGRAM, WEIGHTS, (tmp_path / "absent").as_uri()), fetch_step(PROGRAM, name="c/d@cpu")]
+    told = without_missing_files(steps, missing_files(steps, [], store))
+    assert [step.cache.reason for step in told] == [f"2 of 3 files are missing: {WEIGHTS} and 1 more", ""]
 
 
 def test_what_does_not_run_misses_nothing(tmp_path: Path) -> None:

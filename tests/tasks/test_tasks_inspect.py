@@ -371,23 +371,53 @@ def test_what_is_missing_is_told_once_before_anything_runs(project: Path, run: A
     assert run("plan", "--model", "u", *words[2:]).err == f"warning: {names[0]}: {text}{hint}\n"
 
 
-def test_lint_warns_of_missing_files(project: Path, run: Any, without_iree: None) -> None:
+def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -> None:
     write_tree(
         project,
         {
             "specs/regression_tests/b/p_cpu.json": SECOND | {"mlir": "nowhere.mlir"},
+            "specs/regression_tests/b/o_cpu.json": SECOND | {"outputs": [{"source": "gone.npy"}]},
             "specs/benchmarks/b/e_cpu.json": BENCHMARK | {"modules": ["b_gone"], "compilation_required": True}
             | {"mlir_file_name": "gone.mlir"},
         },
     )  # fmt: skip
     result = run("lint", "--target", "cpu")
-    assert result.code == 0
-    assert "p_cpu.json: mlir: the file " in result.out
-    assert "nowhere.mlir is missing" in result.out
+    assert result.code == 2
+    assert "p_cpu.json:14: mlir: the file " in result.err
+    assert "nowhere.mlir is missing" in result.err
+    assert "o_cpu.json:10: outputs[0].source: the file " in result.err
     assert "no regression spec defines module 'b_gone'" in result.out
     assert "gone.mlir is missing (mlir_file_name)" in result.out
     assert result.out.count("gone.mlir") == 1
-    assert result.out.endswith("5 spec files are sound, 2 with warnings\n")
+    assert "sound" not in result.out
+
+
+@pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
+def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
+    def linted(value: str) -> Result:
+        flags = ["--expected_f32_threshold=0.1f", f"--expected_{name}_threshold={value}"]
+        write_tree(project, {"specs/regression_tests/b/y.json": FIRST | {"cpu_threshold_args": flags}})
+        result: Result = run("lint", "--model", "b", "--target", "cpu")
+        return result
+
+    place = "specs/regression_tests/b/y.json:28: cpu_threshold_args[1]: flag"
+    for value, what in (
+        ("abc", "not a number"),
+        ("1e-05x", "not a number"),
+        ("nan", "nothing pass"),
+        ("-1", "nothing"),
+    ):
+        found = linted(value)
+        assert found.code == 2, value
+        assert f"{place} '--expected_{name}_threshold={value}'" in found.err
+        assert what in found.err
+        assert "write a number that is not negative" in found.err
+    for value in ("inf", "1e30"):
+        found = linted(value)
+        assert found.code == 0, value
+        assert f"warning: {place} '--expected_{name}_threshold={value}': so large a tolerance" in found.out
+    sound = linted("1.5")
+    assert (sound.code, "warning" in sound.out) == (0, False)
 
 
 @pytest.mark.iree
@@ -415,8 +445,8 @@ def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Pat
     result = run("lint", "--toolchain")
     assert result.code == 2
     flags = (
-        "flag_cpu.json:18: iree-compile does not know --iree-typo",
-        "source_cpu.json:17: iree-compile does not know",
+        "flag_cpu.json:18: compiler_flags[1]: iree-compile does not know --iree-typo",
+        "source_cpu.json:17: compiler_flags[0]: iree-compile does not know",
     )
     for text in (*flags, "junk: unknown", "unknown scheme 'ftp'"):
         assert text in result.err

@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.errors import ToolchainError, UsageError
+from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
@@ -127,6 +127,7 @@ def test_a_range_means_its_newest_release(releases: Releases) -> None:
     assert releases.environment("==3.8.*").name.startswith("3.8.0-")
     with pytest.raises(ToolchainError) as raised:
         releases.environment(">=4")
+    assert raised.value.exit_code is ExitCode.USAGE
     assert str(raised.value) == "no release of IREE is >=4\n  There are 3.8.0 to 3.12.0."
     place = releases.place(offline=True)
     assert environment_for(parse_choice(">=3.8"), place).label == "3.11.0"
@@ -148,6 +149,7 @@ def test_nightlies_of_a_day(releases: Releases) -> None:
 def test_a_release_that_does_not_exist_names_its_neighbours(releases: Releases) -> None:
     with pytest.raises(ToolchainError) as raised:
         releases.environment("3.10.0")
+    assert raised.value.exit_code is ExitCode.USAGE
     assert str(raised.value) == "there is no IREE 3.10.0 for this Python and platform\n  Nearest: 3.9.0 and 3.11.0."
     assert not [path for path in releases.folder.iterdir() if path.is_dir()]
 

@@ -113,6 +113,17 @@ def test_a_cut_archive_says_how_much_arrived(tmp_path: Path) -> None:
     assert taken(tmp_path, GOOD[:-1100]).endswith("; 1 of 2 files (2.8 kB) arrived and are right")
 
 
+def test_a_cut_archive_says_where_and_counts_nothing_behind_that(tmp_path: Path) -> None:
+    # All of it is in the cache already.
+    assert taken(tmp_path, GOOD) == ""
+    cut = len(GOOD) - 1100
+    where = f"x.tar: it ends after {cut:,} of {len(GOOD):,} bytes, in {OTHER} (file 2 of 2)"
+    assert taken(tmp_path, GOOD[:cut]).endswith(f"{where}; 1 of 2 files (2.8 kB) arrived and are right")
+    text = taken(tmp_path, GOOD[:2560])
+    assert f"it ends after 2,560 of {len(GOOD):,} bytes, in {URL} (file 1 of 2); 0 of 2 files" in text
+    assert "bytes, behind its last file; 2 of 2 files" in taken(tmp_path, GOOD[:-600])
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

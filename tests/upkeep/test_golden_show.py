@@ -16,6 +16,7 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
+from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.requests import SelectionRequest, read
 from iree_gauntlet.upkeep.golden_show import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
@@ -75,7 +76,7 @@ def _run(
 def _standing(golden: Golden, *runs: Path, rivals: Sequence[Golden] = ()) -> Standing:
     """How a golden stands; the newest run comes last."""
     records = [read_journal(run / "journal.jsonl") for run in reversed(runs)]
-    return golden_standings([(CHAIN, item) for item in (golden, *rivals)], records)[0]
+    return golden_standings([(CHAIN, item) for item in (golden, *rivals)], records, runs[0].parent)[0]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_the_newest_figure_that_counts_is_taken(tmp_path: Path) -> None:
     ]
     standing = _standing(golden, *runs)
     assert (standing.run, standing.verdict, standing.note) == ("run-2", "kept", "")
-    assert _standing(golden).verdict is Verdict.NOT_MEASURED
+    assert golden_standings([(CHAIN, golden)], [], tmp_path)[0].verdict is Verdict.NOT_MEASURED
 
 
 def test_a_sku_with_a_golden_of_its_own_leaves_that_of_the_family_alone(tmp_path: Path) -> None:
@@ -289,12 +290,29 @@ def test_the_table(project: Project, capsys: pytest.CaptureFixture[str]) -> None
         "CASE", "METRIC", "FOR", "GOLDEN", "FACTOR", "LIMIT", "MEASURED", "RATIO", "VERDICT", "RUN", "PLACE",
     ]  # fmt: skip
     (dispatches,) = [line for line in lines if line.endswith("golden_dispatch.cpu")]
-    assert " ".join(dispatches.split()).startswith("toy/abs@cpu dispatches cpu 3.13.0 1 1 1 3 3.00 broken run-1 ")
+    assert " ".join(dispatches.split()).startswith(
+        "toy/abs@cpu dispatches cpu 3.13.0 1 1 1 3 3.00 broken 20261121-matrix/3.13.0 "
+    )
     assert lines[-1] == "5 goldens: 1 loose, 1 broken, 3 not measured"
+    # By the name that it is shown under, `golden.update` finds it.
+    assert (run_named("20261121-matrix/3.13.0", "--run") / "journal.jsonl").is_file()
     assert "passed over" in captured.err
     # Of the two newest journals, only the newest is looked at.
     os.utime(runs / "broken/journal.jsonl", (2e9, 2e9))
     assert {item["verdict"] for item in _json(capsys, last=1)} == {"not measured"}
+
+
+def test_what_is_to_be_known_of_figures_is_told_below_the_table(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = JournalBuilder(run="run-1")
+    step = builder.step("toy", "abs", "benchmark", sku="desk")
+    builder.begin()
+    builder.result(step, "inconclusive", "4 of 4 more rounds were disturbed", samples=samples(9.0))
+    builder.end()
+    builder.write(project.folder / "runs" / "run-1")
+    assert _show() is ExitCode.OK
+    assert "\nnote: 1 of them: 4 of 4 more rounds were disturbed\n" in capsys.readouterr().out
 
 
 def test_colours_on_a_terminal_alone(

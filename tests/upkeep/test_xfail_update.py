@@ -49,12 +49,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _run(project: Path, verdicts: dict[tuple[str, str], str], *, ended: bool = True, suite: str = "ours") -> None:
+def _run(
+    project: Path, verdicts: dict[tuple[str, str], str], *, ended: bool = True, suite: str = "ours", why: str = ""
+) -> None:
     builder = JournalBuilder(run="run-1")
     steps = {
         builder.step(case.partition("/")[0], case.partition("/")[2], stage): (
             verdict,
-            f"{stage} of {case}: failed to\n legalize",
+            why or f"{stage} of {case}: failed to\n legalize",
         )
         for (case, stage), verdict in verdicts.items()
     }
@@ -74,6 +76,17 @@ def _update(**asked: Any) -> ExitCode:
 def _failures(project: Path) -> list[tuple[str, str, str]]:
     table = tomllib.loads((project / "suites" / "ours.toml").read_text())
     return [tuple(item.values()) for item in table.get("expect_failure", [])]
+
+
+def test_a_reason_is_what_the_compiler_said_of_which_operator(project: Path) -> None:
+    printed = '%24 = "torch.operator"(%22, %23) <{name = "onnx.AffineGrid"}> {torch.onnx.align_corners = 1 : si64}'
+    said = f"failed to legalize operation 'torch.operator' that was explicitly marked illegal: {printed} : (!torch"
+    why = f"iree-compile failed with exit code 1: {said}"
+    _run(project, {("toy/lstm", "compile"): "failed"}, why=why)
+    assert _update(write=True) is ExitCode.OK
+    reason = _failures(project)[-1][2]
+    said = "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.AffineGrid)"
+    assert reason.removesuffix(")").rpartition(" (IREE ")[0] == said
 
 
 def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

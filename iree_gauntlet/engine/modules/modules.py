@@ -19,7 +19,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.shared_modules import Found, SharedModules
 from iree_gauntlet.engine.plan_modules import FILE_ROLE
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.results import CacheUse, Result, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,9 @@ __all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024
+# How import_onnx.py begins its one line, and its exit code for a file that cannot be used.
+_IMPORT_SAYS = "import_onnx: "
+_UNUSABLE_INPUT = 2
 _PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 # Of a linker or a machine that was out of something for a moment.
 _PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
@@ -236,9 +239,14 @@ class ModuleMaker:
     ) -> Result:
         """What a tool that ended badly says, kept where it says it of the program."""
         lines = self._processes.error_lines(step)
-        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=first_error(lines))
+        said = next((line for line in lines if line.startswith(_IMPORT_SAYS)), "") if step.stage is Stage.IMPORT else ""
+        reason = shorten(said.removeprefix(_IMPORT_SAYS)) or first_error(lines)
+        result = after_process(step, outcome, lines, tool=_TOOLS[step.stage], reason=reason)
         if result.verdict is not Verdict.FAILED:
             return result
+        if said and outcome.exit_code == _UNUSABLE_INPUT and not step.expect_failure:
+            # Of the data, not of IREE; unless the spec counts on it.
+            return replace(result, verdict=Verdict.ERROR, reason=reason)
         if step.stage in _OURS:
             # Not the product under test: our own program, or what the spec asks of it.
             return replace(result, verdict=Verdict.ERROR)

@@ -34,6 +34,7 @@ __all__ = [
     "lock_facts",
     "lock_folder",
     "machine_locks",
+    "require_lock_folder",
 ]
 
 LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
@@ -185,6 +186,27 @@ def lock_folder(environ: Mapping[str, str]) -> LockFolder:
     if not os.access(parent, os.W_OK | os.X_OK):
         parent = Path(tempfile.gettempdir())
     return LockFolder(parent / f"iree-gauntlet-{os.getuid()}")
+
+
+def require_lock_folder(environ: Mapping[str, str]) -> None:
+    """Makes sure that there is, or can be made, the folder that `$IREE_GAUNTLET_LOCKS` names; makes nothing.
+
+    Raises:
+        UsageError: there is not, and cannot be.
+    """
+    folder = lock_folder(environ)
+    if not folder.named:
+        return
+    # A link that leads nowhere is in the way of a folder, too.
+    there = next(path for path in (folder.path, *folder.path.parents) if os.path.lexists(path))
+    why = "" if there.is_dir() else "is a link that leads nowhere" if not there.exists() else "is not a folder"
+    if not why and not os.access(there, os.W_OK | os.X_OK):
+        why = "is not writable"
+    if why:
+        raise UsageError(
+            f"${LOCKS_VARIABLE} is {folder.path}: {'it' if there == folder.path else there} {why}",
+            f"${LOCKS_VARIABLE} must name a folder that exists or can be made; unset it for this user's own.",
+        )
 
 
 def lock_facts(environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Check, Result
@@ -64,7 +65,9 @@ class Standing:
         return None if self.measured is None or not self.golden.value else self.measured / self.golden.value
 
 
-def golden_standings(goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord]) -> list[Standing]:
+def golden_standings(
+    goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
+) -> list[Standing]:
     """How each golden stands.
 
     A figure is held against a golden as a run would do it: a time on its SKU, a count or a size with its compiler
@@ -74,8 +77,9 @@ def golden_standings(goldens: Sequence[tuple[str, Golden]], records: Sequence[Jo
     Args:
         goldens: chain and golden.
         records: journals, the newest first.
+        folder: of all runs; one that is a part of a comparison is named by its path in it.
     """
-    runs = [_Run(record, goldens) for record in records if record.runs]
+    runs = [_Run(record, goldens, folder) for record in records if record.runs]
     standings = []
     for chain, golden in goldens:
         rivals = {
@@ -90,11 +94,11 @@ def golden_standings(goldens: Sequence[tuple[str, Golden]], records: Sequence[Jo
 class _Run:
     """The figures of one run, also for goldens that it did not know."""
 
-    def __init__(self, record: JournalRecord, goldens: Sequence[tuple[str, Golden]]) -> None:
+    def __init__(self, record: JournalRecord, goldens: Sequence[tuple[str, Golden]], folder: Path) -> None:
         by_chain: dict[str, list[dict[str, Any]]] = {}
         for chain, golden in goldens:
             by_chain.setdefault(chain, []).append(asdict(golden))
-        self.name = str(record.runs[-1].get("run", record.path.parent.name))
+        self.name = record.path.parent.relative_to(folder).as_posix()
         self._steps = {(step["chain"], step["stage"]): step for step in record.steps}
         self._results = record.results
         steps = tuple({**step, "goldens": by_chain.get(step["chain"], ())} for step in record.steps)

@@ -42,7 +42,7 @@ def describe(check: Check) -> str:
 
 def _figure(check: Check, value: float) -> str:
     # Counts and bytes in full; times in as many digits as a person can compare.
-    number = f"{value:.4g}" if check.unit == "ms" else f"{value:,.10g}".replace(",", " ")
+    number = f"{value:.4g}" if check.unit == "ms" else f"{value:,.10g}"
     return number if check.metric == Metric.DISPATCH_COUNT else f"{number} {check.unit}"
 
 

@@ -15,7 +15,7 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Tolerances", "parse_tolerances"]
+__all__ = ["Tolerances", "parse_tolerances", "passes_everything"]
 
 _NUMBERS = {
     "expected_f16_threshold": "f16",
@@ -27,6 +27,9 @@ _NUMBERS = {
 _MODE = "equality_mode"
 # The tool keeps these three in a C float.
 _SINGLE = frozenset({"f16", "f32", "bf16"})
+# Nothing that is compared differs by so much; of f16 nothing can.
+_MOST = 1e6
+_MOST_F16 = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,18 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
         # mypy cannot see that every name in the table is a float field.
         tolerances = replace(tolerances, **{_NUMBERS[name]: value})  # type: ignore[arg-type]
     return tolerances
+
+
+def passes_everything(flag: str) -> bool:
+    """Whether a sound flag is a tolerance so large that its check cannot fail."""
+    name, _, text = flag.strip().removeprefix("--").partition("=")
+    if not flag.strip().startswith("--") or name not in _NUMBERS:
+        return False
+    try:
+        value = _number(flag, name, text)
+    except UsageError:
+        return False
+    return value >= (_MOST_F16 if _NUMBERS[name] == "f16" else _MOST)
 
 
 def _number(flag: str, name: str, text: str) -> float:

@@ -1,0 +1,58 @@
+"""What is wrong with the tolerances that a case's flags give, told before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances, passes_everything
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iree_gauntlet.cases import Case
+
+__all__ = ["FlagFinding", "loose_tolerances", "wrong_tolerances"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFinding:
+    """Something about a flag.
+
+    Attributes:
+        file: that it is written in.
+        flag: as written.
+        message: what is found, and what is expected.
+        hint: what to do next.
+    """
+
+    file: str
+    flag: str
+    message: str
+    hint: str
+
+
+def wrong_tolerances(case: Case) -> Iterator[FlagFinding]:
+    """Tolerances that are no numbers, or negative; iree-run-module takes the former for 0."""
+    for file, flag in _flags(case):
+        try:
+            parse_tolerances([flag])
+        except UsageError as error:
+            yield FlagFinding(file, flag, error.what, error.hint)
+
+
+def loose_tolerances(case: Case) -> Iterator[FlagFinding]:
+    """Tolerances that no value can exceed: a check that cannot fail."""
+    for file, flag in _flags(case):
+        if passes_everything(flag):
+            message = f"flag {flag!r}: so large a tolerance lets every value pass"
+            yield FlagFinding(file, flag, message, "Give what the outputs may differ by, such as 1e-3.")
+
+
+def _flags(case: Case) -> Iterator[tuple[str, str]]:
+    """(file, flag) of a case that is compared by iree-run-module's rule."""
+    if case.allclose is None:
+        shared = (case.flags_origin or case.origin).file
+        yield from ((shared, flag) for flag in case.run_flags)
+        yield from ((case.origin.file, flag) for flag in case.own_flags)
