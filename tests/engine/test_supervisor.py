@@ -309,6 +309,15 @@ def test_death_of_the_reaper_is_reported_and_leaves_no_process(
         run("true")
 
 
+@linux
+def test_a_reaper_that_dies_before_it_says_whom_it_started_leaves_no_process(tmp_path: Path, never: Path) -> None:
+    # Whoever is faster: the process ends its parent as the first thing that it does.
+    for _ in range(20):
+        with Supervisor() as supervisor, pytest.raises(GauntletError, match="killed from outside"):
+            run_in(supervisor, tmp_path, "sh", "-c", f"kill -9 $PPID; cat {never}; true")
+        wait_until(lambda: running(str(never)) == [])
+
+
 def test_stuck_process_is_given_up(tmp_path: Path, never: Path, ready: Path) -> None:
     # No SIGKILL reaches it in time: none is waited for.
     script = f"trap '' TERM; : > ready; while :; do cat {never}; done"

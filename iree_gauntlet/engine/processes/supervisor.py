@@ -42,6 +42,9 @@ _KILL_PATIENCE_SECONDS = 15.0
 # Room that standard output gets in the tail beside a long standard error: iree-run-module and
 # iree-benchmark-module write their verdicts there.
 _STDOUT_LINES = 6
+# For what a reaper that died had started without a word of it.
+_LOOKS = 5
+_LOOK_SECONDS = 0.02
 _DISK_FULL_BYTES = 1 << 20
 _DISK_FULL_WORDS = ("no space left on device", "disk quota exceeded")
 
@@ -227,6 +230,8 @@ class Supervisor:
             # The reaper was killed and cannot do it any more.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(lines[0]), signal.SIGKILL)
+        else:
+            _kill_unknown(request["private"])
         raise _reaper_lost()
 
     def _hand_over(self, connection: socket.socket) -> None:
@@ -255,6 +260,22 @@ class Supervisor:
         self._control = ours
         for _ in range(self._cancels):
             ours.send(b"c")
+
+
+def _kill_unknown(private: str) -> None:
+    """Kill a process that was started by a reaper which was killed before it could say which one it is.
+
+    It is found by its private folder, which no other process has. Linux alone says what others' variables are.
+    """
+    mark = f"TMPDIR={private}".encode()
+    for _ in range(_LOOKS):
+        for process in Path("/proc").glob("[0-9]*"):
+            # It may have ended, or be another user's.
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.killpg(os.getpgid(int(process.name)), signal.SIGKILL)
+        # It may be between fork and exec.
+        time.sleep(_LOOK_SECONDS)
 
 
 def shell_line(command: Command) -> str:
