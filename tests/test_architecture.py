@@ -21,7 +21,7 @@ PACKAGE = ROOT / "iree_gauntlet"
 ROOMS = {
     # The words: they import each other alone.
     **dict.fromkeys(
-        ("cases", "cleaning", "document", "errors", "figures", "journal_format", "progress", "recorded"), 0
+        ("cases", "cleaning", "document", "errors", "figures", "journal_format", "option", "progress", "recorded"), 0
     ),
     **dict.fromkeys(("requests", "results", "settings", "steps", "targets", "__version__"), 0),
     "system": 1,

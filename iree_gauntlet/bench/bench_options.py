@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.formats import DataFormat
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import Option
+from iree_gauntlet.option import Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,9 +14,10 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, Judged
 from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
 from iree_gauntlet.experiments.run import Chosen, choose
+from iree_gauntlet.option import dashed, read
 from iree_gauntlet.recorded import number
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
-from iree_gauntlet.requests import BisectRequest, RunRequest, dashed, given, read, require_as_begun
+from iree_gauntlet.requests import BisectRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice

@@ -27,11 +27,12 @@ from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
+from iree_gauntlet.option import read
 from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import CompareRequest, ConductRequest, RunRequest, given, read, require_as_begun
+from iree_gauntlet.requests import CompareRequest, ConductRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:

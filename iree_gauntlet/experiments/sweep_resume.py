@@ -10,7 +10,8 @@ from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, read, require_as_begun
+from iree_gauntlet.option import read
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.steps import step_id
 

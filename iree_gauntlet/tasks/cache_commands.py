@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import (
-    DEFAULT_SUITE,
-    Defaults,
-    FormatRequest,
-    NetworkRequest,
-    Option,
-    RunRequest,
-    options_of,
-    read,
-)
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import DEFAULT_SUITE, Defaults, FormatRequest, NetworkRequest, RunRequest
 from iree_gauntlet.tasks.task_options import CACHE, FORMAT, SELECTION, TOOLCHAIN, gauntlet_task
 from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, LockRequest, VerifyRequest
 

@@ -6,17 +6,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.requests import (
-    DEFAULT_SUITE,
-    BisectRequest,
-    CompareRequest,
-    Defaults,
-    Option,
-    RunRequest,
-    ToolchainRequest,
-    options_of,
-    read,
-)
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import DEFAULT_SUITE, BisectRequest, CompareRequest, Defaults, RunRequest, ToolchainRequest
 from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, gauntlet_task
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Defaults, NetworkRequest, Option, RunRequest, SelectionRequest, options_of, read
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import Defaults, NetworkRequest, RunRequest, SelectionRequest
 from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, gauntlet_task
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdateRequest, XfailUpdateRequest
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.bench_options import OPTIONS, BenchOption, read_options
-from iree_gauntlet.requests import MicroRequest, Option, ToolchainRequest, options_of, read
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:

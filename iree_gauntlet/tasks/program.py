@@ -19,18 +19,15 @@ from iree_gauntlet import __version__
 from iree_gauntlet.bench.bench_options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.option import Option, dashed, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
     Defaults,
     FormatRequest,
-    Option,
     RunRequest,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
-    dashed,
-    options_of,
-    read,
 )
 from iree_gauntlet.tasks.cache_commands import cache_collection
 from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import Option
+from iree_gauntlet.option import Option
 from iree_gauntlet.tasks.task_options import gauntlet_task
 
 if TYPE_CHECKING:

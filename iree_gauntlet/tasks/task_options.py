@@ -13,17 +13,16 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.option import Option, options_of
 from iree_gauntlet.requests import (
     CacheRequest,
     ConductRequest,
     FolderRequest,
     FormatRequest,
     NetworkRequest,
-    Option,
     SelectionRequest,
     ShardRequest,
     ToolchainRequest,
-    options_of,
 )
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke.collection import Collection
 
-from iree_gauntlet.requests import FormatRequest, NetworkRequest, Option, ToolchainRequest, options_of, read
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import FormatRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.tasks.task_options import CACHE, FORMAT, TOOLCHAIN, gauntlet_task
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iree_gauntlet.requests import CacheRequest, FormatRequest, option
+from iree_gauntlet.option import option
+from iree_gauntlet.requests import CacheRequest, FormatRequest
 
 __all__ = [
     "CollectRequest",

@@ -13,7 +13,8 @@ from iree_gauntlet.cases import Stage
 from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.requests import SelectionRequest, read
+from iree_gauntlet.option import read
+from iree_gauntlet.requests import SelectionRequest
 from iree_gauntlet.tasks.inspect import lint
 from tests.support.op_trees import add_onnx, config, load_ops, problems_of_ops
 from tests.support.spec_trees import plan

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from options_page import PAGE, page
 
 from iree_gauntlet.bench.bench_options import OPTIONS as BENCH_OPTIONS
-from iree_gauntlet.requests import dashed
+from iree_gauntlet.option import dashed
 from iree_gauntlet.tasks.program import namespace
 from tests.support.places import ROOT
 
