@@ -31,7 +31,7 @@ from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.plain_progress import PlainProgress
 from iree_gauntlet.results import CacheUse, Result

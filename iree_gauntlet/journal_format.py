@@ -1,6 +1,6 @@
 """Reading a run's journal: JSON lines, append-only, written by a process that may die at any byte.
 
-The lines are described where they are written (`records/event_log.py`, `records/journal.py`). A reader trusts a line
+The lines are described where they are written (`records/event_log.py`, `records/event_log.py`). A reader trusts a line
 only when it is whole: a last line without its newline is torn, was never acknowledged, and is left out.
 """
 

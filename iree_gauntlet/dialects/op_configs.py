@@ -7,14 +7,16 @@ is the reason that reports give.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
 from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, strange_variables
+from iree_gauntlet.dialects.json5_text import comments_of, plain_json
 from iree_gauntlet.dialects.json_places import line_of, lines_of_items
-from iree_gauntlet.dialects.op_schema import OpConfig
-from iree_gauntlet.dialects.spec_file import nearest
-from iree_gauntlet.dialects.suite_configs import read_document
+from iree_gauntlet.dialects.op_schema import OpConfig, SuiteDocument
+from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
 from iree_gauntlet.dialects.target_flags import target_of_flags
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target
@@ -23,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["EXAMPLE", "SuiteConfig", "aimless_entries", "read_config"]
+
+__all__ = ["EXAMPLE", "SuiteConfig", "aimless_entries", "read_config", "read_document"]
 
 EXAMPLE = """{
   "config_name": "cpu_llvm_sync",
   "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],
   "iree_run_module_flags": ["--device=local-sync"]
 }"""
-
 _RUNS = (Stage.THRESHOLD, Stage.BENCHMARK)
 # The stages that the entries of a list do without, and those at which they are expected to fail; whether by a crash.
 _SKIPS: dict[str, tuple[Stage, ...]] = {
@@ -46,6 +48,7 @@ _FAILURES: dict[str, tuple[tuple[Stage, ...], bool]] = {
 _LISTS = (*_SKIPS, *_FAILURES)
 # Looking for the nearest of thousands of names takes a while.
 _MOST_GUESSES = 10
+_Document = TypeVar("_Document", bound=SuiteDocument)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,3 +182,33 @@ def _nearest(entry: str, known: Collection[str]) -> str:
 def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
     field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
     return Problem(name, line_of(text, [where, place]), field_name, message, hint)
+
+
+def read_document(
+    path: Path, name: str, model: type[_Document]
+) -> tuple[_Document | None, str, dict[int, str], list[Problem], list[Problem]]:
+    """Reads a config.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+        model: what it has to be.
+
+    Returns:
+        The document, or None where it cannot be understood; its text as JSON, every value in its place; its comments by
+        line; what is wrong with it; and what is passed over in it.
+    """
+    comments: dict[int, str] = {}
+
+    def plain(text: str) -> str:
+        comments.update(comments_of(text))
+        return plain_json(text)
+
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return None, text, comments, problems, []
+    content, warnings = without_strange_fields(content, model.model_fields, name, text)
+    try:
+        return model.model_validate(content), text, comments, [], warnings
+    except ValidationError as error:
+        return None, text, comments, problems_of(error, model, name, text), warnings

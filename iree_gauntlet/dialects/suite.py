@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
-from iree_gauntlet.dialects.load import ExpectedFailure
+from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
 from iree_gauntlet.dialects.spec_file import nearest, problems_of
 from iree_gauntlet.dialects.toml_file import read_toml, with_lines
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.spec import Named
 
 __all__ = ["Suite", "idle_includes", "read_suite", "unselected_failures"]

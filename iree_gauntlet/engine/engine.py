@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.confirming import ConfirmRules
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
-    from iree_gauntlet.records.journal import Journal
+    from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.steps import Step
 
 __all__ = ["Engine", "RunOptions"]

@@ -11,7 +11,7 @@ from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
 from iree_gauntlet.dialects.flag_places import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
-from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, PlanContext
+from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
-from iree_gauntlet.engine.plan_places import Places, parameters_role
 from iree_gauntlet.engine.tolerance_flags import wrong_tolerances
 from iree_gauntlet.steps import NOTHING_COMPARED, CacheLookup, Command, Resources, Step, StepInput, step_id
 

@@ -19,8 +19,7 @@ from iree_gauntlet.engine.rounds.machine_lock import lock_facts
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
-from iree_gauntlet.experiments.bisect_timing import TimingSettings, timed_blocks
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimingSettings, timed_blocks
 from iree_gauntlet.experiments.ending import recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.measuring.statistics.bisection import Search, Side

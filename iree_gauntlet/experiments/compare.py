@@ -17,10 +17,9 @@ from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_roun
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.experiments.comparing import Comparer, Rules
 from iree_gauntlet.experiments.ending import recorded_end
 from iree_gauntlet.experiments.run import Chosen, choose
-from iree_gauntlet.experiments.session_verdicts import ModelVerdict, judge, summary_of
+from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
 from iree_gauntlet.experiments.sides import Side, prepare_side, unready
 from iree_gauntlet.experiments.where_slower import explain
 from iree_gauntlet.journal_format import read_events

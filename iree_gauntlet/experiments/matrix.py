@@ -1,6 +1,6 @@
 """The `matrix` task: the same selection with one IREE after the other, and one report of all.
 
-<matrix>/matrix.jsonl              the record (`records/matrix_record.py` describes it)
+<matrix>/matrix.jsonl              the record (`records/matrix_outcome.py` describes it)
 <matrix>/<label>/journal.jsonl     one run for each IREE, with its own reports
 <matrix>/matrix.md, .html, .json, .csv, junit.xml
 """
@@ -24,8 +24,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, 
 from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.matrix_outcome import matrix_outcome
-from iree_gauntlet.records.matrix_record import MATRIX_RECORD, MatrixRecord, read_matrix
+from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, matrix_outcome, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,

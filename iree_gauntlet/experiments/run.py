@@ -31,7 +31,7 @@ from iree_gauntlet.records.earlier_runs import (
     finished_verdicts,
     newest_run,
 )
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, ConductRequest, Defaults, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import runs_folder, shown

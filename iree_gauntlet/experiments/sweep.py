@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.progress import Progress
-    from iree_gauntlet.records.journal import Journal
+    from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.bench.peers import BLOCKS
-from iree_gauntlet.engine.rounds.blocks import PAUSE_SECONDS, SPARE_BLOCKS, main_cause
-from iree_gauntlet.engine.rounds.round_seed import seed_of
+from iree_gauntlet.engine.rounds.blocks import PAUSE_SECONDS, SPARE_BLOCKS, main_cause, seed_of
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, take_round
 from iree_gauntlet.system.atomic import write_atomic
 

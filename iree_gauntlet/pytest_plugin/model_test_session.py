@@ -21,7 +21,7 @@ from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.step_outcome import StepOutcome, step_outcome
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.live.plain_progress import PlainProgress

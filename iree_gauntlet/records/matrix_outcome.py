@@ -2,26 +2,35 @@
 
 Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
 still under way, has an outcome like any other.
+
+The record, `matrix.jsonl`, lies beside the runs; `experiments/matrix.py` writes it. Its events:
+
+- `matrix`: `irees` ({label, iree, folder} each, in the order given), what was selected and by which options. A
+  resumed matrix appends another one.
+- `toolchain`: what a `label` turned out to be (`toolchain`), or why it cannot be had (`error`, `hint`).
+- `start`: the run of a `label` begins, or is resumed.
+- `result`: it finished with `exit_code`; `error` and `hint` where it could not be run to its end.
+- `end`: nothing more comes: `interrupted`, or `stopped` with the reason why IREEs were left out.
+
+All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import JOURNAL, read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
 from iree_gauntlet.records.headline import headline
 from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
-from iree_gauntlet.records.matrix_record import MatrixRecord, read_matrix
 from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = ["MATRIX_RECORD", "MatrixIree", "MatrixOutcome", "MatrixRecord", "MatrixRow", "matrix_outcome", "read_matrix"]
 
-
-__all__ = ["MatrixIree", "MatrixOutcome", "MatrixRow", "matrix_outcome"]
+MATRIX_RECORD = "matrix.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +270,80 @@ def _disturbances(irees: tuple[MatrixIree, ...], rows: tuple[MatrixRow, ...]) ->
             count = f"{len(disturbed)} of {len(timed)} times were"
             remarks.append(f"{iree.label}: {count} taken while the machine did other work (~): measure them again")
     return remarks
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRecord:
+    """What the record of a matrix says.
+
+    Attributes:
+        path: the record.
+        parts: every `matrix` event; a resumed matrix has more than one.
+        toolchains: the last `toolchain` event of each label.
+        started: labels whose run was begun.
+        results: the `result` event of each label; none while it is run again.
+        end: the `end` event; None for a matrix that was killed or is under way.
+        torn: whether there is a line that was cut short by a crash (it is left out).
+    """
+
+    path: Path
+    parts: tuple[dict[str, Any], ...]
+    toolchains: dict[str, dict[str, Any]] = field(default_factory=dict)
+    started: frozenset[str] = frozenset()
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+    torn: bool = False
+
+
+def is_matrix(folder: Path) -> bool:
+    """Whether a folder is that of a matrix."""
+    return (folder / MATRIX_RECORD).is_file()
+
+
+def read_matrix(folder: Path) -> MatrixRecord:
+    """Read the record of a matrix, also of one that was killed or is under way.
+
+    Raises:
+        GauntletError: there is none, or it is damaged in another way than by a crash.
+    """
+    record = read_events(folder / MATRIX_RECORD, "matrix")
+    parts: list[dict[str, Any]] = []
+    toolchains: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
+    started: set[str] = set()
+    end: dict[str, Any] | None = None
+    for number, event in record.events:
+        kind = event.get("event")
+        if kind == "matrix":
+            if not _names_irees(event):
+                record.refuse(number, "is a matrix event without a list of IREEs")
+            parts.append(event)
+            end = None
+        elif kind == "end":
+            end = event
+        elif kind in ("toolchain", "start", "result"):
+            label = event.get("label")
+            if not isinstance(label, str):
+                record.refuse(number, f"is a {kind} event without a label")
+            if kind == "toolchain":
+                toolchains[label] = event
+            elif kind == "start":
+                started.add(label)
+                results.pop(label, None)
+            else:
+                if not isinstance(event.get("exit_code"), int):
+                    record.refuse(number, "is a result event without an exit code")
+                results[label] = event
+    return MatrixRecord(record.path, tuple(parts), toolchains, frozenset(started), results, end, record.torn)
+
+
+def _names_irees(event: dict[str, Any]) -> bool:
+    """Whether it does, each with a folder that is no path to somewhere else."""
+    irees = event.get("irees")
+    return isinstance(irees, list) and all(
+        isinstance(iree, dict)
+        and all(isinstance(iree.get(key), str) for key in ("label", "iree", "folder"))
+        and PurePath(iree["folder"]).parts == (iree["folder"],)
+        and iree["folder"] not in ("..", "/")
+        for iree in irees
+    )

@@ -16,7 +16,7 @@ from iree_gauntlet.figures import byte_size, duration, milliseconds, whole
 from iree_gauntlet.records.compare_record import ComparisonRecord, read_comparison
 from iree_gauntlet.records.outcome import lock_remark
 from iree_gauntlet.reports.compare_rows import TimeRow, changes, ratio_text, span_text, time_rows, verdict_counts
-from iree_gauntlet.reports.junit_schema import schema_document
+from iree_gauntlet.reports.junit import schema_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.report_files import Reports

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.journal_format import JOURNAL
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.compare_record import COMPARISON_FILE
-from iree_gauntlet.records.matrix_record import MATRIX_RECORD
+from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD
 from iree_gauntlet.reports.bisect_document import bisect_reports
 from iree_gauntlet.reports.compare_report import comparison_reports
 from iree_gauntlet.reports.matrix_report import matrix_reports

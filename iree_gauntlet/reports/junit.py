@@ -20,17 +20,27 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import clean, last_lines, one_line
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.details import finding_lines, measured_lines
-from iree_gauntlet.reports.junit_schema import schema_document
 
 if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = ["junit_document"]
+__all__ = ["junit_document", "schema_document"]
 
 _SIZE_LIMIT = 1 << 16
 # Of a step that failed, in a run of many: CI systems drop a report that is too big.
 _LEAN_SIZE_LIMIT = 3000
+# What the schema `junit-10.xsd` of Jenkins' xunit plugin allows; the junit-xml package writes a few attributes more.
+_ALLOWED = {
+    "testsuites": frozenset({"name", "time", "tests", "failures", "errors"}),
+    "testsuite": frozenset(
+        {
+            *("name", "tests", "failures", "errors", "group", "time", "skipped", "timestamp", "hostname"),
+            *("id", "package", "file", "log", "url"),
+        }
+    ),
+    "testcase": frozenset({"name", "time", "classname", "group"}),
+}
 
 
 def junit_document(outcome: RunOutcome) -> str:
@@ -203,3 +213,18 @@ def _bounded(text: str, limit: int) -> str:
 def _flat(value: Any) -> Any:
     """A property's value; one with parts as JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def schema_document(root: ET.Element) -> str:
+    """The whole document with its XML declaration, without what the schema lacks; encode it as UTF-8."""
+    for element in root.iter():
+        allowed = _ALLOWED.get(element.tag)
+        attributes = element.attrib
+        for name in list(attributes):
+            if allowed is not None and name not in allowed:
+                del attributes[name]
+            else:
+                attributes[name] = clean(attributes[name])
+        element.text = clean(element.text) or None if element.text else None
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'

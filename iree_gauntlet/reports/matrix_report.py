@@ -1,4 +1,8 @@
-"""The reports of a matrix, from its record and the journals of its runs alone: also of one that was killed."""
+"""The reports of a matrix, from its record and the journals of its runs alone: also of one that was killed.
+
+docs/reference/results.md has the fields of `matrix.json` (`"schema": 1`; within one number keys are only added) and the
+columns of `matrix.csv`. NaN and infinities are the strings `"nan"`, `"inf"`, `"-inf"`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
-from iree_gauntlet.reports.junit import junit_document
-from iree_gauntlet.reports.junit_schema import schema_document
+from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import changes, mean_ratios, ratio
 from iree_gauntlet.reports.matrix_document import matrix_document
 from iree_gauntlet.reports.render_html import html_page

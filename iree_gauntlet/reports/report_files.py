@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.reports.markdown import shortened
 from iree_gauntlet.reports.render_console import print_document
-from iree_gauntlet.reports.render_markdown import markdown
+from iree_gauntlet.reports.render_markdown import markdown, shortened
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -69,6 +69,8 @@ class Rename:
         return f"renamed between {self.last_old} and {self.first_new}"
 
 
+# Read off the full help of 3.5.0, 3.9.0, 3.12.0 and 3.13.0: a change is known to lie between two of these.
+# Names are without dashes. A renamed flag means the same under both names, in both directions.
 RENAMED: tuple[Rename, ...] = (
     *(Rename(f"iree-hip-{flag}", f"iree-rocm-{flag}") for flag in _ROCM),
     # A switch became a number of stages: 0 and 1 are off, 2 is what the switch turned on.

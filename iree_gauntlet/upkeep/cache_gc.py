@@ -6,9 +6,18 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.garbage import Collection, Users, collect, leftovers, plan_collection, remove_leftovers
+from iree_gauntlet.artifacts.garbage import (
+    Collection,
+    Limits,
+    Users,
+    collect,
+    leftovers,
+    parse_age,
+    parse_bytes,
+    plan_collection,
+    remove_leftovers,
+)
 from iree_gauntlet.artifacts.inventory import Item, take_inventory
-from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes
 from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.reports.output import print_table

@@ -20,7 +20,7 @@ from iree_gauntlet.engine.workbench import Workbench
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import Command, Resources, Step, StepInput
 from tests.support.command_line import LIMIT_SECONDS

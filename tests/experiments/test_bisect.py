@@ -18,7 +18,7 @@ from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
 from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged, Reading, Run
 from iree_gauntlet.experiments.bisect_question import Question
-from iree_gauntlet.experiments.bisect_rounds import RoundsJudge
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds

@@ -19,7 +19,7 @@ from iree_gauntlet.engine import workbench
 from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records import run_folder
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS

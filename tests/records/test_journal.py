@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from iree_gauntlet.cases import Origin, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JournalRecord, read_journal
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import Result
 from iree_gauntlet.steps import CacheLookup, Command, Step
 from tests.support.command_line import LIMIT_SECONDS
@@ -174,7 +174,7 @@ def test_lock_dies_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     script = (
         "import sys; from pathlib import Path; from datetime import datetime, UTC\n"
-        "from iree_gauntlet.records.journal import Journal\n"
+        "from iree_gauntlet.records.event_log import Journal\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
         "print('held', flush=True); sys.stdin.read()\n"
     )
@@ -297,7 +297,7 @@ def test_what_was_reported_survives_sigkill(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from datetime import datetime, UTC\n"
         "from iree_gauntlet.cases import Verdict; from iree_gauntlet.results import Result\n"
-        "from iree_gauntlet.records.journal import Journal\n"
+        "from iree_gauntlet.records.event_log import Journal\n"
         "j = Journal(Path(sys.argv[1]), lambda: datetime.now(UTC))\n"
         "j.run({'steps': []})\n"
         "for n in range(50): j.start(str(n)); j.result(str(n), Result(Verdict.PASSED))\n"

@@ -10,7 +10,7 @@ import pytest
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.job_summary import job_summary, job_summary_json, job_summary_markdown
+from iree_gauntlet.reports.run_reports import job_summary, job_summary_json, job_summary_markdown
 from tests.support.journal_builder import JournalBuilder
 
 if TYPE_CHECKING:

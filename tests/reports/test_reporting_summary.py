@@ -15,7 +15,7 @@ from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.records.outcome import outcome_of
-from iree_gauntlet.reports import markdown
+from iree_gauntlet.reports import render_markdown
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.report_files import STEP_SUMMARY_LIMIT, append_step_summary
 from tests.support.journal_builder import RUN, JournalBuilder, check, comparison, every_verdict, samples
@@ -112,7 +112,7 @@ def test_a_run_without_steps(tmp_path: Path) -> None:
 
 @given(st.one_of(spiky, anything))
 def test_any_text_in_a_cell_is_shown_as_it_stands(text: str) -> None:
-    made = markdown.table(("a", "b"), [(markdown.escape(text), "end")])
+    made = render_markdown.table(("a", "b"), [(render_markdown.escape(text), "end")])
     (_, row) = cells(made)
     assert row[1] == "end"
     assert row[0] == one_line(text, 500)
@@ -120,7 +120,7 @@ def test_any_text_in_a_cell_is_shown_as_it_stands(text: str) -> None:
 
 @given(st.one_of(spiky, anything))
 def test_any_text_in_a_list_is_shown_as_it_stands(text: str) -> None:
-    tokens = GITHUB_LIKE.parse(f"- {markdown.escape(text)}\n\nend")
+    tokens = GITHUB_LIKE.parse(f"- {render_markdown.escape(text)}\n\nend")
     assert [token.type for token in tokens if token.type.endswith("_open")][:2] == [
         "bullet_list_open",
         "list_item_open",
@@ -135,14 +135,14 @@ def test_any_text_in_a_list_is_shown_as_it_stands(text: str) -> None:
 
 @given(st.one_of(spiky, anything))
 def test_any_text_in_code_leaves_its_cell_whole(text: str) -> None:
-    made = markdown.table(("a", "b"), [(markdown.code(text), "end")])
+    made = render_markdown.table(("a", "b"), [(render_markdown.code(text), "end")])
     (_, row) = cells(made)
     assert row[1:] == ["end"]
 
 
 @given(st.one_of(spiky, anything))
 def test_a_code_block_holds_all_of_its_text(text: str) -> None:
-    tokens = GITHUB_LIKE.parse(f"{markdown.fenced(text)}\n\nend")
+    tokens = GITHUB_LIKE.parse(f"{render_markdown.fenced(text)}\n\nend")
     assert [token.type for token in tokens][:2] == ["fence", "paragraph_open"]
 
 
@@ -152,7 +152,7 @@ def test_a_code_block_holds_all_of_its_text(text: str) -> None:
 )
 def test_a_shortened_document_fits_and_leaves_no_code_block_open(lines: list[str], limit: int) -> None:
     text = "\n".join(lines) + "\n"
-    short = markdown.shortened(text, limit, "**cut**")
+    short = render_markdown.shortened(text, limit, "**cut**")
     assert len(short.encode()) <= limit
     if short != text:
         inlines = [token.content for token in GITHUB_LIKE.parse(short) if token.type == "inline"]

@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.garbage import Users, collect, leftovers, plan_collection, remove_leftovers
+from iree_gauntlet.artifacts.garbage import (
+    Limits,
+    Users,
+    collect,
+    leftovers,
+    parse_age,
+    parse_bytes,
+    plan_collection,
+    remove_leftovers,
+)
 from iree_gauntlet.artifacts.inventory import Item, ItemKind
 from iree_gauntlet.artifacts.leases import Leases, lock_or_none
-from iree_gauntlet.artifacts.limits import Limits, parse_age, parse_bytes
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import UsageError
 from tests.support.cache_builder import DAY, CacheBuilder

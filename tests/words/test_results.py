@@ -16,7 +16,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.recorded import number
-from iree_gauntlet.records.journal import Journal
+from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.results import CacheUse, Check, Fetched, OutputComparison, Result, Samples
 from tests.support.places import DATA

@@ -6,13 +6,13 @@ failed or was disturbed, and `counted` says whether they are evidence. So what w
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.round_seed import seed_of
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, take_round
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
 
@@ -31,6 +31,7 @@ __all__ = [
     "Pair",
     "evidence_of",
     "main_cause",
+    "seed_of",
 ]
 
 # Kinds of blocks: B against A, and A against itself.
@@ -194,3 +195,9 @@ class BlockTaker:
         else:
             evidence.disturbances.update(causes)
             self._cancelled.wait(PAUSE_SECONDS)
+
+
+def seed_of(seed: int, chain: str, kind: str) -> int:
+    """The same for the same session, model and kind; unrelated for others, so that their coins are independent."""
+    digest = hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
