@@ -142,7 +142,7 @@ def _measure(
             models = {pair.chain for pair in pairs}
             begun = {chain: found for chain, found in earlier.items() if chain in models and found.blocks}
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
-            progress.message("interrupted; `compare --resume` goes on with it")
+            progress.message("interrupted; `compare --resume` continues it")
             return ExitCode.INTERRUPTED
 
 

@@ -266,7 +266,7 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
         for report in (printed(found), markdown(bisect_document(found)), bisect_json(found)):
             assert report.endswith("\n")
         if count < len(lines):
-            assert any("--resume goes on" in remark for remark in found.remarks)
+            assert any("--resume continues" in remark for remark in found.remarks)
             assert found.exit_code is ExitCode.ERROR
     for content, says in ((b"", "does not say what was looked for"), (b'{"event":"bisect"}\n', "is no whole record")):
         (tmp_path / BISECT_RECORD).write_bytes(content)

@@ -282,7 +282,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(micro: Micro) -> None:
     process.kill()
     process.wait()
     before = (micro.run / "journal.jsonl").read_text().splitlines()
-    said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume goes on with it"
+    said = "the sweep was killed, or is still under way: 1 of 3 points measured; micro --resume continues it"
     assert said in micro.gauntlet("report", "latest").out
     micro.measuring.goes_on("b.baseline")
     micro.measuring.takes("baseline", 7.0)
@@ -323,7 +323,7 @@ def test_an_interrupted_sweep_says_so_and_keeps_what_it_has(micro: Micro) -> Non
     results = json.loads((micro.results / "results.json").read_text())
     assert [point["point"]["name"] for point in results["points"]] == ["a"]
     assert results["header"]["state"] == "interrupted"
-    said = "the sweep was interrupted: 1 of 3 points measured; micro --resume goes on with it"
+    said = "the sweep was interrupted: 1 of 3 points measured; micro --resume continues it"
     assert said in (micro.results / "results.md").read_text()
     assert said in (micro.results / "results.html").read_text()
     assert said in micro.gauntlet("report", "latest").out

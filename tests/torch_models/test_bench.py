@@ -285,7 +285,7 @@ def test_a_python_without_torch(bench: Bench) -> None:
 def test_a_slip_of_the_keyboard(bench: Bench) -> None:
     done = bench.run("-m", "line", "-c", "small", "--loop-cuont", "5")
     assert done.code == 2
-    assert "Did you mean --loop-count?" in done.err
+    assert "did you mean --loop-count?" in done.err
 
 
 def test_a_run_of_specs_is_gone_on_with_beside_benchmarks(bench: Bench) -> None:

@@ -195,7 +195,7 @@ def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str,
         return tuple(said)
     measured = len({(row.name, row.label) for row in rows})
     total = measured + sum(map(len, points.values()))
-    return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume goes on with it", *said)
+    return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
 
 
 def _summary(entry: Entry, recipe: str) -> RecipeSummary:
