@@ -226,6 +226,10 @@ def test_listing_brings_pydantic_alone() -> None:
     assert imported_by(statement) & set(HEAVY) == {"pydantic"}
 
 
+def test_numpy_is_brought_by_what_compares_arrays_alone() -> None:
+    assert "numpy" not in imported_by("import iree_gauntlet.experiments.run, iree_gauntlet.reports.presenting")
+
+
 def test_reading_specs_and_planning_touch_neither_network_nor_processes() -> None:
     pure = [
         module

@@ -118,7 +118,7 @@ Timeouts = Annotated[dict[str, Positive], AfterValidator(_of_stages)]
 class Document(BaseModel):
     """A JSON object without unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None, defer_build=True)
 
 
 class ImportOptions(Document):

@@ -13,28 +13,22 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
-from iree_gauntlet.engine.allclose import compare_allclose
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob, RunServers, RunVerdict
+from iree_gauntlet.engine.processes.run_client import RunJob, RunServers, RunVerdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_raw
-from iree_gauntlet.measuring.numerics.comparison import compare_outputs
-from iree_gauntlet.measuring.numerics.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_served_threshold", "run_job"]
+__all__ = ["check_served_threshold", "run_job", "write_log"]
 
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
@@ -80,11 +74,13 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         return result
     if answer.verdict == RunVerdict.MISMATCH:
         if step.expect_failure or not job.device.startswith(_QUICK_DEVICES):
-            return _mismatched(step, job, answer, processes, result)
+            from iree_gauntlet.engine.served_mismatch import mismatched  # noqa: PLC0415 - it brings NumPy
+
+            return mismatched(step, job, answer, processes, result)
         return _asked_again(step, processes)
     ended = after_process(step, outcome, outcome.tail, tool=_TOOL, reason=_status(answer.message))
     if answer.message and not answer.logged:
-        result = replace(result, log=_write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
+        result = replace(result, log=write_log(Path(step.folder) / "stderr.txt", [answer.message], processes, step))
     return replace(
         result,
         verdict=ended.verdict,
@@ -178,50 +174,7 @@ def _status(message: str) -> str:
     return shorten("; ".join(parts[1:3]) if len(parts) > 1 else message)
 
 
-def _mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
-    """The result of a case whose outputs are not as expected, with the figures of each."""
-    assert step.command is not None, "it was run"
-    result = replace(result, verdict=Verdict.FAILED)
-    try:
-        expected = read_arguments(job.expected, Path(job.cwd))
-        actual = [_kept_output(record) for record in answer.outputs if record["type"]]
-        tolerances = parse_tolerances(step.command.argv)
-    except (GauntletError, OSError) as error:
-        what = error.what if isinstance(error, GauntletError) else str(error)
-        first = next(record for record in answer.outputs if not record["passed"])
-        reason = f"output {first['index']}: not as expected"
-        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
-    if step.allclose is None:
-        comparisons = compare_outputs(actual, expected, tolerances)
-    else:
-        comparisons = compare_allclose(actual, expected, step.allclose)
-    failing = [comparison for comparison in comparisons if not comparison.passed]
-    lines = [f"[FAILED] output {comparison.index}: {comparison.message}" for comparison in failing]
-    if not failing:
-        note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
-        result = replace(result, notes=(*result.notes, note))
-    return replace(
-        result,
-        reason=shorten(lines[0].removeprefix("[FAILED] ")) if lines else "an output is not as expected",
-        outputs=tuple(comparisons),
-        tail=tuple(lines),
-        log=result.log or _write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
-    )
-
-
-def _kept_output(record: Mapping[str, Any]) -> Tensor:
-    """An output that a server has written; one that it had no place for has its type alone."""
-    tensor_type = parse_tensor_type(record["type"])
-    path = Path(record["file"])
-    if not record["file"]:
-        empty = np.empty(0, storage_dtype(tensor_type.element_type))
-        return Tensor(tensor_type.element_type, tensor_type.shape, empty)
-    if path.suffix == ".npy":
-        return read_npy(path).with_element_type(tensor_type.element_type)
-    return read_raw(path, tensor_type)
-
-
-def _write_log(path: Path, lines: Sequence[str], processes: Processes, step: Step) -> str:
+def write_log(path: Path, lines: Sequence[str], processes: Processes, step: Step) -> str:
     """Writes what there is to say of a failure; the file's path for the journal.
 
     Raises:
