@@ -130,7 +130,7 @@ def test_the_variable_chooses_where_no_option_does(project: Project, monkeypatch
 @pytest.mark.iree
 @pytest.mark.models
 def test_a_release_from_the_index_runs_a_model(tmp_path: Path) -> None:
-    project = Project(tmp_path / "project")
+    project = Project(tmp_path / "project", cache="empty")
     done = project.gauntlet("run", "--model", "toy", "--iree", "3.12.0")
     assert done.code == 0, done.text
     toolchain = project.journal.runs[-1]["toolchain"]
