@@ -25,7 +25,7 @@ from iree_gauntlet.bench.agreement import agreement, limits
 from iree_gauntlet.bench.build_folder import Build, read_build, read_outputs, tensors
 from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.bench.torch_python import running
-from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Evidence, Pair
+from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidence
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
@@ -98,9 +98,9 @@ def measure(
     Raises:
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
-    taker = BlockTaker(session, seed, replace_disturbed=place.replace_disturbed)
+    taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
     own = _Rounds(iree, json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8")))
-    peers = _Peers(session, own, build, read_build(build), place, taker)
+    peers = _Peers(session, own, build, read_build(build), place, taker, seed)
     found: list[Peer] = []
     try:
         for name, peer in peers.peers(names):
@@ -140,6 +140,7 @@ class _Peers:
     build: Build
     place: AgainstPlace
     taker: BlockTaker
+    seed: int
     iree_ms: float = 0.0
 
     def peers(self, names: Sequence[str]) -> Iterator[tuple[str, _Rounds]]:
@@ -201,10 +202,10 @@ class _Peers:
             # Compiled before: torch.compile's processes would be work beside what is measured.
             peer.with_plan(home, "peer", {**_timing(calls), "outputs": "", "compile_threads": 1}),
         )
-        evidence = Evidence()
-        while len(evidence.blocks) < BLOCKS and not (self.session.cancelled.is_set() or self.taker.gives_up(evidence)):
-            self.session.progress.status(f"{name}: block {len(evidence.blocks) + 1} of {BLOCKS}")
-            self.taker.take(pair, evidence, AB)
+        evidence = PairEvidence()
+        while evidence.count < BLOCKS and self.taker.goes_on(evidence):
+            self.session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
+            self.taker.take(pair.block(AB, evidence, self.seed), evidence)
         return judged(replace(found, calls=calls), evidence)
 
     def _calls(self, home: Path, peer_ms: float) -> int:

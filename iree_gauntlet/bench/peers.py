@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.engine.rounds.blocks import Evidence
+    from iree_gauntlet.engine.rounds.blocks import PairEvidence
     from iree_gauntlet.measuring.statistics.rounds import Round
 
 __all__ = ["BLOCKS", "ONE_LOOK", "Peer", "judged", "ratio_figures", "shown"]
@@ -77,7 +77,7 @@ class Peer:
         return asdict(self)
 
 
-def judged(peer: Peer, evidence: Evidence) -> Peer:
+def judged(peer: Peer, evidence: PairEvidence) -> Peer:
     """The peer with what its blocks say: A is IREE, B the peer."""
     peer = replace(peer, blocks=len(evidence.blocks), replaced=evidence.replaced)
     if evidence.failure:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Evidence, Pair, evidence_of
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench
@@ -100,14 +100,14 @@ class TimedBlocks:
         question: Question,
         session: Session[Any],
         settings: TimingSettings,
-        earlier: dict[str, Evidence],
+        earlier: dict[str, PairEvidence],
         presenter: Presenter,
     ) -> None:
         self._presenter = presenter
         self._question = question
         self._folder = session.folder
         self._settings = settings
-        self._taker = BlockTaker(session, _SEED, replace_disturbed=settings.replace_disturbed)
+        self._taker = BlockTaker(session, replace_disturbed=settings.replace_disturbed)
         self._progress = session.progress
         self._evidence = earlier
         self._cancelled = session.cancelled
@@ -137,7 +137,7 @@ class TimedBlocks:
     def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         """Further blocks, the good end as A and the candidate as B; fewer where the time is up or one failed."""
         pair = self._pair(candidate)
-        evidence = self._evidence.setdefault(pair.chain, Evidence())
+        evidence = self._evidence.setdefault(pair.chain, PairEvidence())
         # Waiting for other runs is no measuring time.
         deadline = self._deadlines.setdefault(candidate.label, self._measuring_seconds() + self._settings.budget)
         begin = self._given.get(candidate.label, 0)
@@ -147,9 +147,9 @@ class TimedBlocks:
             if left <= 0 or self._cancelled.is_set():
                 break
             self._progress.status(f"{pair.chain}: block {len(evidence.blocks) + 1} of {end}, {left / 60:.0f} min left")
-            self._taker.take(pair, evidence, AB)
+            self._taker.take(pair.block(AB, evidence, _SEED), evidence)
             if len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)):
-                self._taker.take(pair, evidence, CONTROL)
+                self._taker.take(pair.block(CONTROL, evidence, _SEED), evidence)
         found = evidence.blocks[begin:end]
         self._given[candidate.label] = begin + len(found)
         return found
@@ -159,7 +159,7 @@ class TimedBlocks:
 
     def trouble(self, candidate: Candidate) -> str:
         """Why its blocks are no evidence after all; empty where they are."""
-        evidence = self._evidence.get(self._name(candidate), Evidence())
+        evidence = self._evidence.get(self._name(candidate), PairEvidence())
         if evidence.failure:
             return evidence.failure
         if self._taker.gives_up(evidence):

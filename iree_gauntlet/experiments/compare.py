@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet import __version__
 from iree_gauntlet.cases import Kind, Stage
-from iree_gauntlet.engine.rounds.blocks import Evidence, Pair, evidence_of
+from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
 from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
 from iree_gauntlet.engine.session import open_session
@@ -115,7 +115,7 @@ def _measure(
     sides: tuple[Side, Side],
     settings: _Settings,
     log: EventLog,
-    earlier: dict[str, Evidence],
+    earlier: dict[str, PairEvidence],
     presenter: Presenter,
 ) -> ExitCode:
     """Takes the rounds, judges them and says where B is slower; everything goes into the log."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Evidence, Pair
+from iree_gauntlet.engine.rounds.blocks import AB, CONTROL, BlockTaker, Pair, PairEvidence
 from iree_gauntlet.measuring.statistics.comparison_verdict import (
     Comparison,
     Verdict,
@@ -56,7 +56,7 @@ class ModelVerdict:
     chain: str
     comparison: Comparison | None
     control: Comparison | None
-    evidence: Evidence
+    evidence: PairEvidence
     failure: str
 
     @property
@@ -77,7 +77,7 @@ class ModelVerdict:
             "control_blocks": len(evidence.control),
             "replaced_blocks": evidence.replaced,
             "marked_blocks": evidence.marked,
-            "disturbance": evidence.main_disturbance,
+            "disturbance": evidence.main_disturbance if evidence.replaced else "",
             "peak_rss_bytes": dict(sorted(evidence.peak_bytes.items())),
         }
         if self.comparison is not None:
@@ -89,7 +89,9 @@ class ModelVerdict:
         return record
 
 
-def judge(evidence: Mapping[str, Evidence], rules: Rules, why_over: str = "the time is up") -> dict[str, ModelVerdict]:
+def judge(
+    evidence: Mapping[str, PairEvidence], rules: Rules, why_over: str = "the time is up"
+) -> dict[str, ModelVerdict]:
     """The verdicts of a session, by model.
 
     Args:
@@ -150,7 +152,7 @@ def summary_of(verdicts: Mapping[str, ModelVerdict], confidence: float = 0.95) -
     return record
 
 
-def _nothing(found: Evidence, why_over: str) -> str:
+def _nothing(found: PairEvidence, why_over: str) -> str:
     if found.replaced:
         return (
             f"each of its {found.replaced} blocks was disturbed; such as: {found.main_disturbance}"
@@ -233,11 +235,11 @@ class Comparer:
         self._progress = session.progress
         self._rules = rules
         self._cancelled = session.cancelled
-        self._taker = BlockTaker(session, rules.seed, replace_disturbed=rules.replace_disturbed)
+        self._taker = BlockTaker(session, replace_disturbed=rules.replace_disturbed)
         self._clock = clock
         self._began = clock()
 
-    def run(self, pairs: Sequence[Pair], earlier: dict[str, Evidence]) -> dict[str, Evidence]:
+    def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
 
         Args:
@@ -247,7 +249,7 @@ class Comparer:
         Returns:
             The evidence, by model.
         """
-        found = {pair.chain: earlier.setdefault(pair.chain, Evidence()) for pair in pairs}
+        found = {pair.chain: earlier.setdefault(pair.chain, PairEvidence()) for pair in pairs}
         waiting = list(pairs)
         while waiting and not self._over():
             still = []
@@ -270,7 +272,7 @@ class Comparer:
         """Seconds of the budget; waiting for other runs does not use it up."""
         return self._rules.budget - (self._clock() - self._began - self._taker.waited)
 
-    def _next_look(self, evidence: Evidence) -> int | None:
+    def _next_look(self, evidence: PairEvidence) -> int | None:
         """At how many blocks more could be said; None where nothing more can."""
         if self._taker.gives_up(evidence):
             return None
@@ -278,7 +280,7 @@ class Comparer:
             return self._rules.plan.looks[0]
         return self._rules.judged(evidence.blocks).next_look
 
-    def _take_until(self, pair: Pair, evidence: Evidence, look: int, place: str) -> None:
+    def _take_until(self, pair: Pair, evidence: PairEvidence, look: int, place: str) -> None:
         """Blocks up to a look; those of A against itself between them, so that they see the same machine."""
 
         def goes_on() -> bool:
@@ -289,11 +291,11 @@ class Comparer:
             self._progress.status(
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
-            self._taker.take(pair, evidence, AB)
+            self._taker.take(pair.block(AB, evidence, self._rules.seed), evidence)
             while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
-                self._taker.take(pair, evidence, CONTROL)
+                self._taker.take(pair.block(CONTROL, evidence, self._rules.seed), evidence)
 
-    def _tell(self, pair: Pair, evidence: Evidence) -> None:
+    def _tell(self, pair: Pair, evidence: PairEvidence) -> None:
         if evidence.failure or not evidence.blocks:
             self._progress.message(f"{pair.chain}: {evidence.failure or evidence.main_disturbance or 'the time is up'}")
             return

@@ -13,7 +13,7 @@ from iree_gauntlet.bench.measuring_worker import MODULE_WORKER, planned_command,
 from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
-from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds
+from iree_gauntlet.micro.interleaved import InterleavedRounds, PointEvidence
 from iree_gauntlet.micro.record import MEASURED, VariantFigures, median_ms, point_record
 from iree_gauntlet.micro.roofline import Roofline, why_no_roofline
 from iree_gauntlet.micro.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
@@ -91,7 +91,7 @@ class PointMeasurement:
         point = self.chain.point
         Path(step.folder).mkdir(parents=True, exist_ok=True)
         wanted = self.wanted
-        trial, blocks = TorchTrial(), Blocks()
+        trial, blocks = TorchTrial(), PointEvidence()
         if wanted:
             trial = self._try_torch(step, wanted)
             blocks = self._rounds(step, wanted, trial)
@@ -122,7 +122,7 @@ class PointMeasurement:
         with self.session.quiet(exclusive=False):
             return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
 
-    def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> Blocks:
+    def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> PointEvidence:
         words = worker_words(self.chain.toolchain, MODULE_WORKER)
         programs: dict[str, Measurement] = {}
         for variant in wanted:
@@ -141,7 +141,7 @@ class PointMeasurement:
         )
         return rounds.take(lambda number: self.session.progress.status(f"block {number}"))
 
-    def _notes(self, blocks: Blocks, trial: TorchTrial) -> tuple[str, ...]:
+    def _notes(self, blocks: PointEvidence, trial: TorchTrial) -> tuple[str, ...]:
         notes = [f"{name}: not measured: {problem}" for name, problem in trial.problems.items()]
         if blocks.too_disturbed:
             notes.append(
@@ -152,7 +152,7 @@ class PointMeasurement:
             notes.append(f"{rounds} disturbed, such as: {blocks.main_disturbance}")
         return tuple(notes)
 
-    def _share(self, variant: Variant, blocks: Blocks) -> dict[str, Any] | None:
+    def _share(self, variant: Variant, blocks: PointEvidence) -> dict[str, Any] | None:
         """How much of what the machine can do at best a variant reaches."""
         time_ms = median_ms(blocks, variant.label)
         roofline = self.measuring.roofline
@@ -165,7 +165,7 @@ class PointMeasurement:
         share, bound = roofline.share(self.flops, known.parameter_bytes + tensors, time_ms)
         return {"share": share, "bound": bound}
 
-    def _verdict(self, blocks: Blocks) -> tuple[Verdict, str]:
+    def _verdict(self, blocks: PointEvidence) -> tuple[Verdict, str]:
         reasons = {label: known.reason for label, known in self.found.items()}
         unproven = [f"{label}: {reason}" for label, reason in reasons.items() if reason.startswith(UNPROVEN)]
         unread = [f"{label}: {known.reason}" for label, known in self.found.items() if known.reason.startswith(UNREAD)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from iree_gauntlet.micro.configuration import Point, Variant
-    from iree_gauntlet.micro.interleaved import Blocks
+    from iree_gauntlet.micro.interleaved import PointEvidence
 
 __all__ = ["MEASURED", "SAME", "VariantFigures", "median_ms", "point_record", "speedup"]
 
@@ -63,7 +63,7 @@ def point_record(
     device: str,
     flops: int,
     found: Mapping[str, VariantFigures],
-    blocks: Blocks,
+    blocks: PointEvidence,
     first_call_ms: Mapping[str, float],
     seconds: float,
 ) -> dict[str, Any]:
@@ -95,13 +95,14 @@ def point_record(
         },
         "variants": [_variant(variant, found[variant.label], blocks, first_call_ms) for variant in point.variants],
         "blocks": blocks.count,
-        "replaced": blocks.replaced,
+        # One that failed ends them: no other took its place.
+        "replaced": blocks.replaced - bool(blocks.failure),
         "seconds": round(seconds, 3),
     }
 
 
 def _variant(
-    variant: Variant, known: VariantFigures, blocks: Blocks, first_call_ms: Mapping[str, float]
+    variant: Variant, known: VariantFigures, blocks: PointEvidence, first_call_ms: Mapping[str, float]
 ) -> dict[str, Any]:
     # One that is the baseline's module has the baseline's times.
     name = BASELINE if known.status == SAME else variant.label
@@ -123,7 +124,7 @@ def _variant(
         "first_call_ms": known.figures.get("first_call_ms"),
         "module_bytes": known.module_bytes,
         "parameter_bytes": known.parameter_bytes,
-        "peak_rss_bytes": blocks.peak_rss_bytes.get(name) or known.figures.get("peak_rss_bytes"),
+        "peak_rss_bytes": blocks.peak_bytes.get(name) or known.figures.get("peak_rss_bytes"),
         "device_peak_bytes": memory.get("device_bytes_peak"),
         "compile_s": known.compile_s,
         "roofline": known.roofline,
@@ -133,7 +134,7 @@ def _variant(
 
 
 def _torch(
-    variant: Variant, mode: str, own: str, blocks: Blocks, first_call_ms: Mapping[str, float]
+    variant: Variant, mode: str, own: str, blocks: PointEvidence, first_call_ms: Mapping[str, float]
 ) -> dict[str, Any] | None:
     """Torch's time of what torch makes for a variant, beside torch's baseline and beside IREE's variant."""
     side = variant.side
@@ -149,7 +150,7 @@ def _torch(
     }
 
 
-def speedup(blocks: Blocks, name: str, over: str) -> dict[str, Any] | None:
+def speedup(blocks: PointEvidence, name: str, over: str) -> dict[str, Any] | None:
     """How many times as fast a program is as another one.
 
     Args:
@@ -167,7 +168,7 @@ def speedup(blocks: Blocks, name: str, over: str) -> dict[str, Any] | None:
     return ratio_figures(compare_log_ratios(np.array(ratios), ONE_LOOK))
 
 
-def median_ms(blocks: Blocks, name: str) -> float | None:
+def median_ms(blocks: PointEvidence, name: str) -> float | None:
     """Median over all rounds of a program; None without any."""
     times = [time for block in blocks.times.get(name, ()) for time in block]
     return statistics.median(times) if times else None

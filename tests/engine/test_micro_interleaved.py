@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.bench.peers import BLOCKS
 from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.rounds import blocks as taking
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
-from iree_gauntlet.micro import interleaved
-from iree_gauntlet.micro.interleaved import Blocks, InterleavedRounds, TorchRound
+from iree_gauntlet.micro.interleaved import InterleavedRounds, PointEvidence, TorchRound
 from iree_gauntlet.micro.record import median_ms, speedup
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
@@ -63,7 +63,7 @@ class _Bench:
 
     def take(
         self, iree: Mapping[str, Measurement], torch: TorchRound | None = None, *, replace: bool = False
-    ) -> Blocks:
+    ) -> PointEvidence:
         (self.folder / "step").mkdir(exist_ok=True)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
@@ -147,7 +147,7 @@ def disturbed_at(numbers: set[int]) -> Callable[..., TakenRound]:
 
 
 def test_a_disturbed_round_is_taken_again(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "take_round", disturbed_at({0, 3, 4}))
+    monkeypatch.setattr(taking, "take_round", disturbed_at({0, 3, 4}))
     found = bench.take({"baseline": constant(bench, 2.0), "O3": constant(bench, 2.0)}, replace=True)
     assert (found.count, found.replaced, found.marked) == (BLOCKS, 0, 0)
     assert found.disturbances == Counter({"other work": 3})
@@ -155,22 +155,22 @@ def test_a_disturbed_round_is_taken_again(bench: _Bench, monkeypatch: pytest.Mon
 
 
 def test_a_disturbed_round_counts_where_it_is_to(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "take_round", disturbed_at({0, 3, 4}))
+    monkeypatch.setattr(taking, "take_round", disturbed_at({0, 3, 4}))
     found = bench.take({"baseline": constant(bench, 2.0), "O3": constant(bench, 2.0)})
     assert (found.count, found.marked) == (BLOCKS, 3)
     assert sum(time == 50.0 for block in found.times.values() for times in block for time in times) == 3
 
 
 def test_a_machine_that_is_never_quiet_ends_it(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved, "take_round", disturbed_at(set(range(10_000))))
-    monkeypatch.setattr(interleaved, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(taking, "take_round", disturbed_at(set(range(10_000))))
+    monkeypatch.setattr(taking, "_PAUSE_SECONDS", 0.0)
     found = bench.take({"baseline": constant(bench, 2.0)}, replace=True)
     assert found.too_disturbed
     assert (found.count, found.main_disturbance) == (0, "other work")
 
 
-def blocks_of(**times: list[tuple[float, ...]]) -> Blocks:
-    found = Blocks(times=dict(times))
+def blocks_of(**times: list[tuple[float, ...]]) -> PointEvidence:
+    found = PointEvidence(times=dict(times))
     found.count = len(next(iter(times.values())))
     return found
 

@@ -230,7 +230,7 @@ def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
             return RoundState(nothing, nothing, 1.0, CpuUse(2, busy, 0.0, 0.01))
 
     monkeypatch.setattr(rounds, "RoundWatch", Watch)
-    monkeypatch.setattr(blocks, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(blocks, "_PAUSE_SECONDS", 0.0)
 
 
 def test_a_block_with_a_disturbed_round_is_taken_again(

@@ -1,6 +1,10 @@
-"""Blocks of rounds of two programs, kept to the rule: replaced for a disturbance, never for their times.
+"""Rounds in blocks, kept to the rule: replaced for a disturbance, never for their times.
 
-Everything that is measured goes into a log of events at once: an event `block` holds four rounds, or fewer where one
+Programs that are compared are measured in blocks, whose rounds are taken one right after the other, in an order drawn
+by lot. Which rounds a block has is its design: A B B A of two programs here, there and back over all programs of a
+point in `micro/interleaved.py`. How they are taken is the same for all.
+
+Everything that is measured goes into a log of events at once: an event `block` holds the rounds, fewer where one
 failed or was disturbed, and `counted` says whether they are evidence. So what was cut short goes on where it was.
 """
 
@@ -17,20 +21,19 @@ from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound, ta
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round, block_orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
 
 __all__ = [
     "AB",
     "CONTROL",
-    "PAUSE_SECONDS",
-    "SPARE_BLOCKS",
     "BlockTaker",
     "Evidence",
     "Pair",
+    "PairEvidence",
+    "PlannedBlock",
     "evidence_of",
-    "main_cause",
     "seed_of",
 ]
 
@@ -38,10 +41,96 @@ __all__ = [
 AB = "ab"
 CONTROL = "aa"
 # Blocks that may be replaced for a disturbance, beyond one for each that counts.
-SPARE_BLOCKS = 5
-PAUSE_SECONDS = 1.0
-# More attempts than any plan makes.
-_MOST_ATTEMPTS = 4096
+_SPARE_BLOCKS = 5
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlock:
+    """A block that is to be taken.
+
+    Attributes:
+        chain: what is measured.
+        kind: of the block.
+        order: of its rounds, as the log has it.
+        rounds: whose, and how each is started.
+        attempts: how often a round is taken while other work disturbs it, before the block is given up.
+    """
+
+    chain: str
+    kind: str
+    order: str | Sequence[str]
+    rounds: Sequence[tuple[str, Measurement]]
+    attempts: int = 1
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What was measured so far.
+
+    Attributes:
+        attempts: blocks that were begun, by kind.
+        count: those of them that count.
+        disturbances: what disturbed rounds, and how many.
+        failure: why there can be no verdict; empty where nothing failed.
+        peak_bytes: largest resident set of a process, by side.
+    """
+
+    attempts: Counter[str] = field(default_factory=Counter)
+    count: int = 0
+    disturbances: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def replaced(self) -> int:
+        """Blocks that were taken and do not count."""
+        return self.attempts.total() - self.count
+
+    @property
+    def too_disturbed(self) -> bool:
+        """Whether the machine is too busy for this to finish."""
+        return self.replaced > _SPARE_BLOCKS + self.count
+
+    @property
+    def main_disturbance(self) -> str:
+        """What spoiled most rounds, whatever its figures, with those of one of them; empty for none."""
+        kinds = Counter(_without_figures(cause) for cause in self.disturbances.elements())
+        most = next((kind for kind, _ in kinds.most_common(1)), "")
+        return next((cause for cause in self.disturbances if _without_figures(cause) == most), "")
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """A block, as it stands in the log."""
+        self.attempts[event["kind"]] += 1
+        self.count += event["counted"]
+        for item in event["rounds"]:
+            name = _name(event["kind"], item["side"])
+            self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), int(item["peak_rss_bytes"]))
+            self.disturbances.update(item["disturbed"])
+
+
+@dataclass(slots=True)
+class PairEvidence(Evidence):
+    """What was measured of a model so far.
+
+    Attributes:
+        blocks: of B against A, those that count.
+        control: of A against itself.
+        marked: blocks that count although they were disturbed.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    control: list[Block] = field(default_factory=list)
+    marked: int = 0
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """A block, as it stands in the log."""
+        Evidence.add(self, event)
+        if event["counted"]:
+            rounds = [Round(tuple(item["times_ms"])) for item in event["rounds"]]
+            block = Block.of_rounds(BlockOrder(event["order"]), rounds)
+            (self.blocks if event["kind"] == AB else self.control).append(block)
+            self.marked += any(item["disturbed"] for item in event["rounds"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,79 +141,27 @@ class Pair:
     a: Measurement
     b: Measurement
 
+    def block(self, kind: str, evidence: Evidence, seed: int) -> PlannedBlock:
+        """The next block of a kind.
 
-@dataclass(slots=True)
-class Evidence:
-    """What was measured of a model so far.
-
-    Attributes:
-        blocks: of B against A, those that count.
-        control: of A against itself.
-        attempts: blocks that were begun, by kind.
-        disturbances: why blocks were replaced, and how many for that.
-        marked: blocks that count although they were disturbed.
-        failure: why there can be no verdict; empty where nothing failed.
-        peak_bytes: largest resident set of a process, by side.
-    """
-
-    blocks: list[Block] = field(default_factory=list)
-    control: list[Block] = field(default_factory=list)
-    attempts: Counter[str] = field(default_factory=Counter)
-    disturbances: Counter[str] = field(default_factory=Counter)
-    marked: int = 0
-    failure: str = ""
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-
-    def of(self, kind: str) -> list[Block]:
-        """The blocks of a kind."""
-        return self.blocks if kind == AB else self.control
-
-    @property
-    def replaced(self) -> int:
-        """Blocks that were taken and do not count."""
-        return sum(self.attempts.values()) - len(self.blocks) - len(self.control)
-
-    @property
-    def too_disturbed(self) -> bool:
-        """Whether the machine is too busy for this to finish."""
-        return self.replaced > SPARE_BLOCKS + len(self.blocks) + len(self.control)
-
-    @property
-    def main_disturbance(self) -> str:
-        """What spoiled most blocks, with the figures of one of them; empty for none."""
-        return main_cause(self.disturbances)
+        Args:
+            kind: `AB`, or `CONTROL`: B's rounds are A's too.
+            evidence: what there is so far.
+            seed: of the coins that choose the order of each block.
+        """
+        number = evidence.attempts[kind]
+        order = block_orders(number + 1, seed_of(seed, self.chain, kind))[number]
+        other = self.b if kind == AB else self.a
+        rounds = [(side, self.a if side == "A" else other) for side in order]
+        return PlannedBlock(self.chain, kind, str(order), rounds)
 
 
-def main_cause(causes: Counter[str]) -> str:
-    """The most frequent of some causes, whatever their figures, with those of one of them; empty for none."""
-    kinds = Counter(_kind(cause) for cause in causes.elements())
-    most = next((kind for kind, _ in kinds.most_common(1)), "")
-    return next((cause for cause in causes if _kind(cause) == most), "")
-
-
-def _kind(cause: str) -> str:
-    """A cause without its figures."""
-    return re.split(r"\d", cause, maxsplit=1)[0]
-
-
-def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, Evidence]:
+def evidence_of(events: Iterable[dict[str, Any]]) -> dict[str, PairEvidence]:
     """What the blocks of a log say, by model: to go on with a comparison that was cut short."""
-    found: dict[str, Evidence] = {}
+    found: dict[str, PairEvidence] = {}
     for event in events:
-        if event.get("event") != "block":
-            continue
-        evidence = found.setdefault(str(event["chain"]), Evidence())
-        rounds = [Round(tuple(item["times_ms"])) for item in event["rounds"] if item["times_ms"]]
-        causes = {cause for item in event["rounds"] for cause in item["disturbed"]}
-        evidence.attempts[event["kind"]] += 1
-        if event["counted"]:
-            evidence.of(event["kind"]).append(Block.of_rounds(BlockOrder(event["order"]), rounds))
-            evidence.marked += bool(causes)
-        else:
-            evidence.disturbances.update(causes)
-        for item in event["rounds"]:
-            side = str(item["side"]) if event["kind"] == AB else "A"
-            evidence.peak_bytes[side] = max(evidence.peak_bytes.get(side, 0), int(item["peak_rss_bytes"]))
+        if event.get("event") == "block":
+            found.setdefault(str(event["chain"]), PairEvidence()).add(event)
     return found
 
 
@@ -136,13 +173,11 @@ class BlockTaker:
 
     Args:
         session: what it runs in; its log takes every block.
-        seed: of the coins that choose the order of each block.
-        replace_disturbed: whether a block with a disturbed round is taken again.
+        replace_disturbed: whether what other work disturbed is taken again.
     """
 
-    def __init__(self, session: Session[Any], seed: int, *, replace_disturbed: bool) -> None:
+    def __init__(self, session: Session[Any], *, replace_disturbed: bool) -> None:
         self._session = session
-        self._seed = seed
         self._cancelled = session.cancelled
         self._replace = replace_disturbed
         self.waited = 0.0
@@ -151,53 +186,71 @@ class BlockTaker:
         """Whether no more blocks are of use: a process failed, or the machine is too disturbed."""
         return bool(evidence.failure) or (self._replace and evidence.too_disturbed)
 
-    def take(self, pair: Pair, evidence: Evidence, kind: str) -> None:
-        """One more block, into the evidence and the log; nothing where it is cut short or cannot be of use.
+    def goes_on(self, evidence: Evidence) -> bool:
+        """Whether there may be one more block."""
+        return not (self._cancelled.is_set() or self.gives_up(evidence))
+
+    def take(self, block: PlannedBlock, evidence: Evidence) -> list[tuple[str, TakenRound]]:
+        """Takes a block, into the evidence and the log; not where it is cut short or cannot be of use.
+
+        Returns:
+            A round for each of the plan's, with its side, where the block counts; else nothing.
 
         Raises:
             GauntletError: a process cannot be started at all, or the log cannot be written.
         """
-        if self._cancelled.is_set() or self.gives_up(evidence):
-            return
-        attempt = evidence.attempts[kind]
-        order = block_orders(_MOST_ATTEMPTS, seed_of(self._seed, pair.chain, kind))[attempt]
-        sides = {"A": pair.a, "B": pair.b if kind == AB else pair.a}
-        rounds: list[tuple[str, TakenRound]] = []
+        if not self.goes_on(evidence):
+            return []
         began = time.monotonic()
-        with self._session.quiet(pair.a.device):
+        with self._session.quiet(next((item.device for _, item in block.rounds if item.device), "")):
             self.waited += time.monotonic() - began
-            for side in order:
-                # Both sides of a control are A; the second is called so that its rounds can be told apart.
-                taken = take_round(sides[side], self._session.processes, f"rounds.{side if kind == AB else 'A'}.")
-                if self._cancelled.is_set():
-                    # What was cut short has no result.
-                    return
-                rounds.append((side, taken))
-                if taken.failure or (taken.disturbed and self._replace):
+            rounds = list(self._rounds(block))
+        if self._cancelled.is_set():
+            # What was cut short has no result.
+            return []
+        good = [(side, taken) for side, taken in rounds if self._is_good(taken)]
+        counted = len(good) == len(block.rounds)
+        event = {
+            "chain": block.chain,
+            "kind": block.kind,
+            "order": block.order,
+            "counted": counted,
+            "rounds": [{"side": side, **taken.as_dict()} for side, taken in rounds],
+        }
+        self._session.log.write("block", event)
+        evidence.add(event)
+        side, last = rounds[-1]
+        if last.failure:
+            evidence.failure = f"{_name(block.kind, side)}: {last.failure}"
+        elif not counted:
+            self._cancelled.wait(_PAUSE_SECONDS)
+        return good if counted else []
+
+    def _rounds(self, block: PlannedBlock) -> Iterator[tuple[str, TakenRound]]:
+        """Rounds with their sides, until one fails or stays disturbed, or the block is cut short."""
+        for side, measurement in block.rounds:
+            for _ in range(block.attempts):
+                taken = take_round(measurement, self._session.processes, f"rounds.{_name(block.kind, side)}.")
+                yield side, taken
+                if self._cancelled.is_set() or taken.failure or self._is_good(taken):
                     break
-        failed = next(((side, taken.failure) for side, taken in rounds if taken.failure), None)
-        causes = {cause for _, taken in rounds for cause in taken.disturbed}
-        counted = failed is None and not (causes and self._replace)
-        evidence.attempts[kind] += 1
-        records = [{"side": side, **taken.as_dict()} for side, taken in rounds]
-        self._session.log.write(
-            "block",
-            {"chain": pair.chain, "kind": kind, "order": str(order), "counted": counted, "rounds": records},
-        )
-        for side, taken in rounds:
-            name = side if kind == AB else "A"
-            evidence.peak_bytes[name] = max(evidence.peak_bytes.get(name, 0), taken.peak_rss_bytes)
-        if failed is not None:
-            evidence.failure = f"{failed[0] if kind == AB else 'A'}: {failed[1]}"
-        elif counted:
-            evidence.of(kind).append(Block.of_rounds(order, [taken.evidence for _, taken in rounds]))
-            evidence.marked += bool(causes)
-        else:
-            evidence.disturbances.update(causes)
-            self._cancelled.wait(PAUSE_SECONDS)
+            if self._cancelled.is_set() or not self._is_good(taken):
+                break
+
+    def _is_good(self, taken: TakenRound) -> bool:
+        return not taken.failure and not (taken.disturbed and self._replace)
 
 
 def seed_of(seed: int, chain: str, kind: str) -> int:
     """The same for the same session, model and kind; unrelated for others, so that their coins are independent."""
     digest = hashlib.sha256(f"{seed}\0{chain}\0{kind}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+def _name(kind: str, side: str) -> str:
+    """Whose a round is. Both sides of a control are A; they have two names so that its rounds can be told apart."""
+    return "A" if kind == CONTROL else side.strip()
+
+
+def _without_figures(cause: str) -> str:
+    return re.split(r"\d", cause, maxsplit=1)[0]
