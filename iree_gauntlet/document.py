@@ -160,6 +160,19 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     most: int = 0
 
+    @property
+    def lines(self) -> list[str]:
+        """Every row in plain text below the headings, for a text file."""
+        cells = [[column.written(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        cells.insert(0, [column.heading for column in self.columns])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        parts = list(zip(self.columns, widths, strict=True))
+        return ["  ".join(_aligned(text, *part) for text, part in zip(row, parts, strict=True)) for row in cells]
+
+
+def _aligned(text: str, column: Column, width: int) -> str:
+    return text.rjust(width) if column.right else text.ljust(width)
+
 
 @dataclass(frozen=True, slots=True)
 class Notes:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.document import Cell, Column, Kind, Notes, Paragraph, Table
+from iree_gauntlet.document import Cell, Column, Kind, Table
 from iree_gauntlet.figures import milliseconds
 from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
-from iree_gauntlet.reports.render_console import block_lines
 
 if TYPE_CHECKING:
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
@@ -127,7 +126,11 @@ def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
         cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
     if table.outside_ns is not None:
         cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
-    return block_lines(Paragraph((_headline(table),)), Table(_COLUMNS, tuple(cells)), Notes(_notes(table)))
+    return [
+        _headline(table),
+        *Table(_COLUMNS, tuple(cells)).lines,
+        *(f"note: {one_line(note)}" for note in _notes(table)),
+    ]
 
 
 def _headline(table: TraceTable) -> str:

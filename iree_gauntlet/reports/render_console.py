@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, TextIO
 
 import rich.console
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-__all__ = ["block_lines", "print_document"]
+__all__ = ["print_document"]
 
 # Columns for any row.
 _PLENTY = 1000
@@ -75,15 +74,6 @@ def print_document(
             _line(console, f"reports in {reports}")
         if document.ending:
             _line(console, document.ending, "bold red" if document.exit_code else "bold green")
-
-
-def block_lines(*blocks: Block) -> list[str]:
-    """Blocks as lines of plain text, one for each row of a table, with nothing between them."""
-    stream = io.StringIO()
-    with printing(stream, {}, width=_PLENTY) as console:
-        for block in blocks:
-            _print(console, block)
-    return stream.getvalue().splitlines()
 
 
 def _print(console: rich.console.Console, block: Block) -> None:
