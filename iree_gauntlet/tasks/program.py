@@ -64,6 +64,7 @@ _FOLDERS = frozenset({"report", "shard.costs"})
 _NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
 # What Invoke says.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
+_LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
 _TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
 
@@ -235,6 +236,8 @@ def _plainly(error: ParseError) -> str:
     text = str(error)
     if lacking := _LACKS_VALUE.match(text):
         return f"{dashed(lacking[1])} needs a value"
+    if task_lacks := _LACKS_WORDS.match(text):
+        return f"expected {namespace[task_lacks[1]].usage}"
     unknown = _UNKNOWN.match(text)
     if unknown is None:
         return text

@@ -94,7 +94,7 @@ def test_what_is_in_use_is_not_removed(project: Project) -> None:
         (["toolchain.install", "3.0.0"], 2, "Nearest: 3.11.0."),
         (["toolchain.install", "3.12.0", "--offline"], 3, "is not installed in the cache"),
         (["toolchain.install", ""], 2, "needs to know which"),
-        (["toolchain.install"], 2, "did not receive required positional arguments"),
+        (["toolchain.install"], 2, "error: expected toolchain.install VERSION…\n"),
         (["toolchain.remove", "3.9.0"], 2, "There are: none."),
         (["toolchain.show", "--iree", "3.12.0"], 3, "gauntlet toolchain.install 3.12.0"),
         (["toolchain.show", "--iree", "venv:nowhere"], 2, "is no virtual environment"),
