@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["check_threshold"]
 
 _TOOL = "iree-run-module"
+_INPUT = "--input="
 _EXPECTED = "--expected_output="
 _OUTPUT = "--output="
 # Of another type or shape; of one whose values differ, the type is the expected one.
@@ -68,7 +69,22 @@ def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
     """The result of a run that did not finish."""
     lines = processes.error_lines(step)
     result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
-    return replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
+    result = replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
+    return _without_data(step, result)
+
+
+def _without_data(step: Step, result: Result) -> Result:
+    """The result of a run that did not finish; where a file that it reads is damaged, an error of that file."""
+    assert step.command is not None, "it was run"
+    if result.verdict is not Verdict.FAILED or step.expect_failure:
+        return result
+    flags = (flag.partition("=")[2] for flag in step.command.argv if flag.startswith((_INPUT, _EXPECTED)))
+    try:
+        read_arguments((text for text in flags if "@" in text), Path(step.command.cwd))
+    except GauntletError as error:
+        notes = (*result.notes, error.hint or "fetch or record this file again")
+        return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what), notes=notes)
+    return result
 
 
 def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:

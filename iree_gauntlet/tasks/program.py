@@ -244,14 +244,22 @@ def _plainly(error: ParseError) -> str:
     word = unknown[1].partition("=")[0]
     task = str(error.context.name or "") if error.context else ""
     if not word.startswith("-"):
-        near = _nearest(word, namespace.task_names)
-        return f"{text} Did you mean {near}?" if near else text
+        return _not_a_task(unknown[1], text)
     if word == "--iree" and task in _NAMES_IREES:
         return f"{task} has no --iree: name them as {_NAMES_IREES[task]}"
     known = [flag for flag in error.context.flags if flag.startswith("--")] if error.context else []
     near = nearest_option(word).replace("_", "-") if task == bench_task.name else _nearest(word, known)
     where = f"{task} has" if task else "there is"
     return f"{where} no option {word}" + (f"; did you mean {near}?" if near else "")
+
+
+def _not_a_task(word: str, text: str) -> str:
+    """What is wrong with a word that is no option: the second value of one, or the name of no task."""
+    before = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
+    if before.startswith("-") and sys.argv.count(before) > 1:
+        return f"{before} can be given once"
+    near = _nearest(word, namespace.task_names)
+    return f"{text} Did you mean {near}?" if near else text
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -246,6 +246,22 @@ def test_verdicts_are_the_tools_own(
 
 
 @pytest.mark.iree
+def test_a_damaged_file_is_an_error_of_the_file(
+    identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
+) -> None:
+    np.save(tmp_path / "a.npy", np.ones(4, np.float32))
+    whole = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "b.npy").write_bytes(whole[:-4])
+    flags = ["--function=f32", "--input=@a.npy", "--expected_output=@b.npy"]
+    step = threshold_step(tmp_path, identities, flags, tmp_path)
+    processes = Processes(supervisor, tmp_path)
+    assert check_served_threshold(step, servers, processes) is None, "left to the tool"
+    result = check_threshold(step, processes)
+    assert result.verdict is Verdict.ERROR
+    assert f"{tmp_path / 'b.npy'}: 4xf32 needs 16 bytes, the file has 12" in result.reason
+
+
+@pytest.mark.iree
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_is_handled_as_the_tool_does(
     name: str, identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor

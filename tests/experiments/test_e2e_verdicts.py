@@ -59,17 +59,25 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert junit.count("<failure") == 2
 
 
-def test_a_tolerance_that_is_no_number_is_an_error_of_its_case(project: Project) -> None:
-    project.add("b")
+def test_a_tolerance_that_is_no_number_stops_the_run_before_anything_is_compiled(project: Project) -> None:
     project.regression(threshold_args=["--expected_f32_threshold=1e-05x"])
-    done = project.gauntlet("run", "--stages", "threshold")
-    assert done.code == 3, done.text
-    assert (project.verdict(f"{_CHAIN}:threshold"), project.verdict("toy/b@cpu:threshold")) == ("error", "passed")
-    reason = project.result(f"{_CHAIN}:threshold")["reason"]
     place = "specs/regression_tests/toy/abs_cpu.json:21: threshold_args[0]"
-    assert reason.startswith(
-        f"{place}: flag '--expected_f32_threshold=1e-05x': '1e-05x' is not a number; write a number"
-    )
+    for task in ("lint", "run", "plan"):
+        done = project.gauntlet(task)
+        assert done.code == 2, done.text
+        assert f"{place}: flag '--expected_f32_threshold=1e-05x': '1e-05x' is not a number\n" in done.err
+    assert not (project.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("damage", [0, 40, 140])
+def test_a_damaged_expected_output_is_an_error_of_the_file_and_no_failure_of_the_model(
+    project: Project, damage: int
+) -> None:
+    expected = project.regressions / "abs.npy"
+    expected.write_bytes(expected.read_bytes()[:damage])
+    done = project.gauntlet("run", "--stages", "threshold")
+    assert (done.code, project.verdict(f"{_CHAIN}:threshold")) == (3, "error"), done.text
+    assert f"{expected}: " in project.result(f"{_CHAIN}:threshold")["reason"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def _shell(project: Project, line: str, cwd: Path | None = None) -> Done:
         (["run", "--model"], 2, "error: --model needs a value\n"),
         (["run", "--jobs"], 2, "error: --jobs needs a value\n"),
         (["micro", "--run-dir"], 2, "error: --run-dir needs a value\n"),
+        (["run", "--submodel", "a", "--submodel", "b"], 2, "error: --submodel can be given once\n"),
         (["report"], 2, "error: expected report RUN… [--merge DIR]\n"),
         (["run", "--modle", "x"], 2, "error: run has no option --modle; did you mean --model?"),
         (["run", "--modle=x"], 2, "error: run has no option --modle; did you mean --model?"),
