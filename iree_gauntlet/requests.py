@@ -182,7 +182,7 @@ class ConductRequest:
     )
     timeout_import: float = option(0.0, "Seconds for an import (default 600, or the spec's).", unit="seconds")
     timeout_parameters: float = option(
-        0.0, "Seconds for made-up weights (default 3600, or the spec's).", unit="seconds"
+        0.0, "Seconds for synthetic weights (default 3600, or the spec's).", unit="seconds"
     )
     timeout_compile: float = option(0.0, "Seconds for a compile (default 1800, or the spec's).", unit="seconds")
     timeout_threshold: float = option(0.0, "Seconds for a threshold run (default 600, or the spec's).", unit="seconds")

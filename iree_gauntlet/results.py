@@ -132,7 +132,7 @@ class Samples(Recorded):
         real_time_ms: wall time of an iteration, a figure for each repetition, in ms.
         cpu_time_ms: CPU time of an iteration (of the whole process), likewise.
         iterations: over how many iterations each figure is a mean.
-        aggregated: the tool was told to report aggregates only: the one figure is the mean of all.
+        aggregated: the tool was asked to report aggregates only: the one figure is the mean of all.
     """
 
     name: str

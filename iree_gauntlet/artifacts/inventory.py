@@ -1,4 +1,4 @@
-"""Everything that lies in a cache, told from names, sizes and times alone: no content is hashed.
+"""Everything that lies in a cache, by names, sizes and times alone: no content is hashed.
 
 A module's size and name are those of its `entry.json`, whose modification time is its last use; an artifact's
 last use is the time of its stamp, see `hashing`. Sizes are what the files take on the disk, so that the holes of

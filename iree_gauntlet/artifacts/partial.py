@@ -97,7 +97,7 @@ class Partial:
         Args:
             folder: where it lies, or not.
             url: where it must come from.
-            checked: is told how many bytes of how many have been read again.
+            checked: called with how many bytes of how many have been read again.
 
         Raises:
             OSError: the folder cannot be read or written.

@@ -56,7 +56,7 @@ class ArtifactStore:
         registry: hashes that people have committed.
         offline: never use the network; what is not there is an error.
         stall_timeout: seconds without a byte after which a connection is given up, without a `policy`.
-        progress: who is told of bytes and notes.
+        progress: receives bytes and notes.
         configuration: mirrors, and credentials for stores.
         policy: how hard to try; by default what the configuration says.
     """
@@ -147,7 +147,7 @@ class ArtifactStore:
             url: what it is the file of.
             temporary: where it lies, on the store's file system; taken from there.
             sha256: what the caller has found it to be.
-            progress: is told of a hash that is learnt.
+            progress: receives a note of a new hash.
 
         Returns:
             False where the store had it already.

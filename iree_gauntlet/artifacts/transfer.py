@@ -90,7 +90,7 @@ class Transfer:
         folder: of the partial; the caller holds its lock.
         policy: how hard to try.
         slots: connections that this process may still open.
-        progress: who is told; what it raises ends the download.
+        progress: receives bytes and notes; what it raises ends the download.
     """
 
     remote: Remote
@@ -105,7 +105,7 @@ class Transfer:
     _interruptions: int = 0
     _not_before: float = 0.0
     _done: int = 0
-    _told: float = 0.0
+    _last_report: float = 0.0
 
     def run(self, *, fresh: bool = False) -> Arrived:
         """Bring the whole file.
@@ -274,9 +274,9 @@ class Transfer:
         with self._lock:
             self._done += arrived
             now = self.policy.now()
-            if now - self._told < _PROGRESS_SECONDS and self._done != size:
+            if now - self._last_report < _PROGRESS_SECONDS and self._done != size:
                 return
-            self._told, done = now, self._done
+            self._last_report, done = now, self._done
         self.progress.download(self.name, done, size)
 
     def _after_failure(self, error: TransientError, failures: int) -> None:
@@ -302,9 +302,9 @@ class Transfer:
             self._not_before = max(self._not_before, policy.now() + wait)
         with self._lock:
             self._interruptions += 1
-            told = self._interruptions <= _NOTES
-        if told:
-            more = "; further ones are not told" if self._interruptions == _NOTES else ""
+            noted = self._interruptions <= _NOTES
+        if noted:
+            more = "; further ones are not reported" if self._interruptions == _NOTES else ""
             number = f"retry {max(1, failures)} of {policy.retries}"
             self.progress.note(self.name, f"{error}; {number} in {wait:.1f} s{more}")
         policy.wait(self._stop, wait)

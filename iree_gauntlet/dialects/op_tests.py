@@ -273,7 +273,7 @@ def _read(spec: OpSpec) -> OpInputs:
 
 
 def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
-    """A case whose file cannot be used: its program may be sound."""
+    """A case whose file cannot be used: its program may be valid."""
     program = _program_of(spec)
     return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
 

@@ -158,7 +158,7 @@ class OutputSpec(Document):
 
 
 class Weight(Document):
-    """An archive of parameters: fetched, or made up for the parameters that a module names.
+    """An archive of parameters: fetched, or generated for the parameters that a module names.
 
     The first generation of iree-test-suites has no `type`: it fetches all of them.
     """

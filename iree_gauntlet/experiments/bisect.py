@@ -129,7 +129,7 @@ class BisectSearch:
         question: what is looked for.
         judge: decides on candidates.
         log: where everything goes.
-        say: is told a line at a time how it goes.
+        say: receives a line for each thing that is done.
         earlier: what an earlier part of this bisect has judged, by label.
         every: judge every candidate, also where the search needs none.
     """

@@ -69,7 +69,7 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
     named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
     earlier = read_matrix(named) if named and resumed else None
     asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
-    # A mistake in the selection is told before anything is installed.
+    # A mistake in the selection is reported before anything is installed.
     chosen = choose(asked.request)
     folder = make_folder(named, "matrix")
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
@@ -108,7 +108,7 @@ class _Runs:
         """
         interrupted, stopped = False, ""
         try:
-            # Found all before the first run: their leases keep them there, and a typo is told at once.
+            # Found all before the first run: their leases keep them there, and a typo is reported at once.
             machines = {iree.label: self._found(iree) for iree in self._asked.irees if self._earlier(iree) is None}
             stopped = self._each(machines)
         except KeyboardInterrupt:

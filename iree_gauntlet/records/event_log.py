@@ -167,7 +167,7 @@ class EventLog:
                 if unsynced and descriptor is not None:
                     self._fsync(descriptor)
             except GauntletError as error:
-                # The next one who writes is told, and can act on it.
+                # The next one who writes gets the error, and can act on it.
                 self._failure = error
 
     def _open(self) -> int:

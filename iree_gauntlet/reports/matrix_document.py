@@ -217,8 +217,8 @@ def _counted(write: Callable[[float], str], value: float | None, base: float | N
     share = ratio(value, base)
     if share is None or value == base:
         return write(value)
-    told = ratio_text(share)
-    return f"{write(value)} {told if told != ratio_text(1) else ''}{_arrow(share, 0.0)}"
+    text = ratio_text(share)
+    return f"{write(value)} {text if text != ratio_text(1) else ''}{_arrow(share, 0.0)}"
 
 
 def _seconds(value: float | None) -> str:

@@ -77,7 +77,7 @@ class Installer:
         Args:
             folder: must not exist.
             held: descriptor of a lock that is held for as long as the program lives.
-            news: is told in a line what goes on.
+            news: receives a line for each thing that is done.
 
         Raises:
             ToolchainError: it cannot be made.

@@ -158,7 +158,7 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
 
 
 def _module_keys(steps: Sequence[Step]) -> list[str]:
-    """Keys of the modules that the cache has; made-up weights are made on the other machine."""
+    """Keys of the modules that the cache has; synthetic weights are made on the other machine."""
     stages = (Stage.IMPORT, Stage.COMPILE)
     return list(dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit))
 
@@ -178,7 +178,7 @@ def _packing(folder: Path, key: str) -> Callable[[], Iterator[bytes]]:
             yield from pack(folder, key)
         except DamageError as error:
             what = f"module {key[:12]} in {folder}: {error}"
-            raise GauntletError(what, "`cache.verify` mends the cache; then export again.") from error
+            raise GauntletError(what, "`cache.verify` repairs the cache; then export again.") from error
 
     return content
 
@@ -211,7 +211,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
 
 def _changed(file: Packed) -> GauntletError:
     what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
-    return GauntletError(what, "`cache.verify` finds and mends what is damaged.")
+    return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
 def _hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:

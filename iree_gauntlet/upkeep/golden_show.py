@@ -138,11 +138,11 @@ def _record(standing: Standing) -> dict[str, Any]:
 
 def _document(standings: Sequence[Standing]) -> Document:
     counts = Counter(item.verdict for item in standings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     remarks = Counter(item.note for item in standings if item.note and item.run)
     return Document(
         "",
-        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {told}",
+        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {verdicts}",
         (),
         (Table(_COLUMNS, tuple(map(_row, standings))),),
         remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),

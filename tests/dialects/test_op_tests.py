@@ -266,7 +266,7 @@ def test_the_corpus_reads_without_problems(corpus: Path) -> None:
     assert skipped[Stage.THRESHOLD] == len(set.union(*entries.values()))
     # The config is the whole suite's, of which the corpus is a part.
     lists = (entries for name, entries in stated.items() if name.endswith(("_tests", "_failures")))
-    assert len(cases.aimless) == sum(entry not in here for entries in lists for entry in entries)
+    assert len(cases.unmatched) == sum(entry not in here for entries in lists for entry in entries)
 
 
 @pytest.mark.corpus

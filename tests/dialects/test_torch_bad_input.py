@@ -463,7 +463,7 @@ def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
             assert str(problem).encode()
         if not cases.problems:
             json.dumps([step.id for step in plan(cases, ALL).steps]).encode()
-        # What is wrong with a definition is told of its own file, also to the tests that load it.
+        # What is wrong with a definition is reported for its own file, also to the tests that load it.
         return [problem for problem in cases.problems if problem.file.endswith(name)], cases
 
 
@@ -493,10 +493,10 @@ def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, valu
     if key not in FIELDS:
         problems, cases = check(name, DOCUMENTS[name] | {key: value})
         # One that looks like a known field is misspelt; others may be newer than this toolkit.
-        told = problems or cases.warnings
-        assert [problem.field for problem in told] == [key]
-        assert told[0].message.startswith("unknown field; did you mean" if problems else "unknown field, which is")
-        assert told[0].line > 1
+        found = problems or cases.warnings
+        assert [problem.field for problem in found] == [key]
+        assert found[0].message.startswith("unknown field; did you mean" if problems else "unknown field, which is")
+        assert found[0].line > 1
 
 
 @quick
@@ -513,8 +513,8 @@ def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> Non
         return  # names of inputs, which may be any
     problems, _ = check(name, document)
     fields = {problem.field for problem in problems}
-    told = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
-    assert dotted((*path[:-1], renamed)) in fields or told or fields == {"type"}
+    reported = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
+    assert dotted((*path[:-1], renamed)) in fields or reported or fields == {"type"}
 
 
 @quick

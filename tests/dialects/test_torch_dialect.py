@@ -338,7 +338,7 @@ def test_timeouts_are_of_the_file_whose_steps_they_are(tree: Path) -> None:
     }
 
 
-# Reading: which files are tests, and which mistakes are told
+# Reading: which files are tests, and which mistakes are reported
 
 
 def test_lint_reads_everything_also_definitions_that_nothing_loads(tree: Path) -> None:

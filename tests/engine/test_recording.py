@@ -92,7 +92,7 @@ def test_outputs_are_recorded_pasted_and_then_pass(project: TorchProject) -> Non
     assert pasted == [{**item, "url": item["url"].replace("out/", "net_quality_cpu/")} for item in RECORDED]
     quality(project, *pasted)
     lint = project.gauntlet("lint")
-    assert (lint.code, lint.out) == (0, "2 spec files are sound\n")
+    assert (lint.code, lint.out) == (0, "2 spec files are valid\n")
     done = project.gauntlet("run", "--run-dir=runs/first")
     assert done.code == 0, done.out
     assert "write into" not in record(project)

@@ -61,7 +61,7 @@ MORE_CASES = (
     *("test_range_float_type_positive_delta", "test_resize_downsample_scales_cubic_align_corners", "test_tan_example"),
     "test_top_k_smallest",
 )
-# Functions that wait as long as they are told, read where they are told, and take as much memory as they are told.
+# Functions that wait as long, read where, and take as much memory as their arguments say.
 FAULTS = """
 func.func private @loop(%n: i64) -> i64 {
   %c0 = arith.constant 0 : i64

@@ -77,13 +77,13 @@ def test_a_tolerance_that_is_no_number_is_an_error_of_its_case(project: Project)
 )
 def test_an_unknown_flag_is_told_alike_by_lint_and_by_run(project: Project, flags: dict[str, Any]) -> None:
     project.regression(**flags)
-    told = [project.gauntlet(*words) for words in (("lint", "--toolchain"), ("run",), ("plan",))]
-    assert [done.code for done in told] == [2, 2, 2]
+    runs = [project.gauntlet(*words) for words in (("lint", "--toolchain"), ("run",), ("plan",))]
+    assert [done.code for done in runs] == [2, 2, 2]
     (field,) = flags
-    assert f"abs_cpu.json:{18 if len(flags[field]) > 1 else 21}: {field}[{len(flags[field]) - 1}]: iree-" in told[0].err
-    assert "did you mean --" in told[0].err
-    assert told[1].err == told[0].err
-    assert f"  {told[2].err}" in told[0].err
+    assert f"abs_cpu.json:{18 if len(flags[field]) > 1 else 21}: {field}[{len(flags[field]) - 1}]: iree-" in runs[0].err
+    assert "did you mean --" in runs[0].err
+    assert runs[1].err == runs[0].err
+    assert f"  {runs[2].err}" in runs[0].err
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "it has no nodes"), (b"not ONNX", "Error parsing message")])

@@ -239,14 +239,14 @@ def _first_compile_hangs(suite: OperatorSuite) -> Iterator[subprocess.Popen[byte
     """A run that is compiling `neg0`, which never ends, and has `neg1` before it."""
     folder = suite.unary("neg0", "Neg", "1 -2 3 -4")
     suite.unary("neg1", "Neg", "1 -2 3 -4")
-    program, pipe, told = folder / "model.mlir", folder / "pipe", suite.project.folder / "told.txt"
+    program, pipe, printed = folder / "model.mlir", folder / "pipe", suite.project.folder / "printed.txt"
     os.mkfifo(pipe)
     text = program.read_text()
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
-    with told.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
+    with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = suite.project.start("run", "--spec-dir", "ops", "-j", "1", output=output)
         # It has read its programs, and waits.
-        wait_until(lambda: f"process {os.getpid()} of another run" in told.read_text())
+        wait_until(lambda: f"process {os.getpid()} of another run" in printed.read_text())
         pipe.replace(program)
     # Nobody can write to a pipe that nobody reads.
     descriptor = -1

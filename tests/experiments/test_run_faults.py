@@ -367,14 +367,14 @@ def test_one_journal_has_one_writer(project: Project) -> None:
 
 
 def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(project: Project) -> None:
-    began, go, told = (project.folder / name for name in ("began", "go", "told.txt"))
+    began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
     wait = f"touch {began}; read -r line < {go}"
     tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
-    with told.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
+    with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)
-        wait_until(lambda: f"process {os.getpid()} of another run" in told.read_text())
+        wait_until(lambda: f"process {os.getpid()} of another run" in printed.read_text())
         assert not began.exists()
     wait_until(began.exists)
     with (

@@ -1,6 +1,6 @@
 """IREEs with a known fault: build trees of the installed tools, each behind a script.
 
-What a tool says of itself (its flags, its version) was asked once a session and is told from a file. Scripts hold no
+What a tool says of itself (its flags, its version) was asked once a session and is read from a file. Scripts hold no
 path of a test, so that trees with the same scripts are one IREE, wherever they stand: what one of them has compiled,
 another finds in the cache.
 """

@@ -144,7 +144,7 @@ class _Victims:
             fetched = store.fetch(self.url)
             write(writing, f"{death.count} {fetched.sha256} {fetched.notes}".encode())
             code = 0
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - reported to the parent
             write(writing, repr(error).encode())
         finally:
             os._exit(code)
@@ -163,7 +163,7 @@ class _Victims:
         return bool(files)
 
     def _ask(self, store: ArtifactStore, *, there: bool) -> None:
-        """Require that a process without network is told the truth."""
+        """Require that a process without network gets the truth."""
         if store.present(self.url) != there:
             raise HalfReadAsWholeError(f"present() says {not there}")
         learnt = store.learnt.registry().get(local_name(self.url))

@@ -221,8 +221,8 @@ def test_whisper_with_its_cache_is_whisper_without() -> None:
     with torch.no_grad():
         chosen, seen = greedy(content, content.prefill, content.decode, 6)
         words = torch.cat([prompt, torch.tensor([chosen[:-1]])], dim=1)
-        sound = model.model.encoder(features)
-        wanted = model(encoder_outputs=sound, decoder_input_ids=words, use_cache=False).logits
+        intact = model.model.encoder(features)
+        wanted = model(encoder_outputs=intact, decoder_input_ids=words, use_cache=False).logits
     for index, logits in enumerate(seen):
         torch.testing.assert_close(logits, wanted[:, prompt.shape[1] - 1 + index], atol=1e-5, rtol=1e-5)
     assert len(set(chosen)) > 1

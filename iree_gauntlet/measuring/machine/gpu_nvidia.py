@@ -110,9 +110,9 @@ def _reasons(text: str) -> tuple[Slowdown, ...]:
     except ValueError:
         return ()
     found = [reason for bit, reason in _BITS if bits & bit]
-    # Hardware slowdown is the sum of its causes where these are told.
-    told = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
-    return tuple(dict.fromkeys(reason for reason in found if not (told and reason is Slowdown.HARDWARE)))
+    # Hardware slowdown is the sum of its causes where these are named.
+    cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
+    return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
 
 
 def _throttled(words: list[str]) -> tuple[tuple[Slowdown, float], ...]:

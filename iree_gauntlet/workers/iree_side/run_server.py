@@ -240,7 +240,7 @@ def serve(requests: Any, answers: int) -> None:
 class _PeakMemory:
     """The most that this process had in memory, case by case.
 
-    Linux gives the peak since the process began, unless it is told to begin again, which is done only after a case that
+    Linux gives the peak since the process began, unless it is asked to reset, which is done only after a case that
     raised it: the figure of a case is exact where it is higher than that by so much, and else is at most that.
     """
 
