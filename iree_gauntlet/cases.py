@@ -328,7 +328,7 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
-        notes: what is said of its spec beside its results.
+        notes: what is said of its spec with its results.
         reference: whether its inputs are generated and run by onnxruntime, with the main module's ONNX program.
         origin: where it is written.
     """

@@ -48,7 +48,7 @@ class Check(Recorded):
 
     Attributes:
         metric: what was measured: `time_ms`, `dispatch_count` or `binary_size_bytes`.
-        measured: the figure in `unit`; None where it cannot be had.
+        measured: the figure in `unit`; None where it is not available.
         golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
             figure was only measured.
         unit: `ms`, `dispatches` or `bytes`.

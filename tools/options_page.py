@@ -2,7 +2,7 @@
 
     python tools/options_page.py
 
-Needs pytest beside the toolkit: the plugin's options are on the page as well.
+Needs pytest next to the toolkit: the plugin's options are on the page as well.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class ArchiveReader:
             DamagedArchiveError: there is more.
         """
         if self._exactly(len(END)) != END:
-            raise DamagedArchiveError("it goes on after its last file")
+            raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
             raise DamagedArchiveError("something follows its end")
 

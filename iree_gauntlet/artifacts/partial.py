@@ -5,7 +5,7 @@
                            then a line for each stretch that was written: {"got": [from, to], "crc32": …}
 
 A process may be killed at any point, and the power may fail: the two files then hold anything between what was
-written and nothing of it, in any order. So what is gone on with is what the journal says *and* the data proves:
+written and nothing of it, in any order. So what is resumed is what the journal says *and* the data proves:
 a torn line ends the journal, and bytes whose checksum does not match are had again. Nothing here is ever taken
 for the file itself: that is checked as a whole and then renamed to its place.
 """

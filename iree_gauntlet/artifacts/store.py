@@ -3,7 +3,7 @@
 In the cache's folder:
 
     artifacts/<local name>   the files (`sources` says how names come about)
-    incoming/                files on their way in, in a folder each; what a killed run has left is gone on with
+    incoming/                files on their way in, in a folder each; what a killed run has left is resumed
     registry.lock.txt        hashes learnt here, in the registry's format, for the user to commit
     verified/                which files were hashed, see `hashing`
     wheels/                  wheels that artifacts come out of
@@ -120,7 +120,7 @@ class ArtifactStore:
         """Have the file: verified if it is there, else downloaded, extracted or made.
 
         Raises:
-            ArtifactError: if it cannot be had, or is not what the registry says.
+            ArtifactError: if it is not available, or is not what the registry says.
         """
         started = time.perf_counter()
         recorder = Recorder(self.progress)

@@ -114,7 +114,7 @@ class Transfer:
             fresh: use nothing of an earlier attempt.
 
         Raises:
-            ArtifactError: it cannot be had. What has arrived stays for the next attempt.
+            ArtifactError: it is not available. What has arrived stays for the next attempt.
             OSError: it cannot be written.
         """
         for number in range(_VERSIONS):
@@ -148,7 +148,7 @@ class Transfer:
         self.progress.checking(self.name, done, total)
 
     def _first(self) -> tuple[Partial, RemoteFile]:
-        """Ask for the first part, which tells what file it is; where parts are not to be had, for all of it."""
+        """Ask for the first part, which tells what file it is; where parts are not available, for all of it."""
         with self.slots, self.remote.connect() as connection:
             failures = 0
             while True:
@@ -159,7 +159,7 @@ class Transfer:
                         self._begin(attempt, body)
                     return attempt.kept(), body.file
                 except TransientError as error:
-                    # With parts, the others go on where this one broke off; a stream begins again.
+                    # With parts, the others continue where this one broke off; a stream begins again.
                     if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
                         self._after_failure(error, 0)
                         return attempt.kept(), body.file
@@ -229,7 +229,7 @@ class Transfer:
             self._stop.set()
 
     def _part(self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor) -> None:
-        """One part, gone on with after each failure where it broke off."""
+        """One part, resumed after each failure where it broke off."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             began = cursor.position

@@ -175,8 +175,8 @@ def unmatched_entries(config: SuiteConfig, known: Collection[str], is_case: Call
 def _nearest(entry: str, known: Collection[str]) -> str:
     """The case that is spelled most like an entry: of the same folder where there are any."""
     folder, _, name = entry.rpartition("/")
-    beside = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
-    return beside.get(nearest(name, beside), "") if beside else nearest(entry, known)
+    siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
+    return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
 
 
 def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:

@@ -171,7 +171,7 @@ def _asked_of(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[P
 
 
 def _configs_in(root: str) -> tuple[Path, ...]:
-    """The configs of a folder; a JSON file of another kind that lies beside them is none."""
+    """The configs of a folder; a JSON file of another kind next to them is none."""
     folder = Path(root, CONFIGS)
     if not folder.is_dir():
         return ()

@@ -157,7 +157,7 @@ class Engine:
             self._session.cancel()
 
     def _fits(self, step: Step) -> bool:
-        """Whether there is memory for a compile beside others: the compiler holds a program several times."""
+        """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
         free = self._memory.available()
         return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
@@ -254,7 +254,7 @@ class Engine:
         """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.
 
         Raises:
-            GauntletError: it cannot be had, or the run was cancelled.
+            GauntletError: it is not available, or the run was cancelled.
         """
         future: Future[Fetched] = Future()
 

@@ -23,7 +23,7 @@ __all__ = ["MissingFile", "missing_files", "missing_text", "without_missing_file
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A file that cannot be had without the network.
+    """A file that is not available without the network.
 
     Attributes:
         url: where it comes from.

@@ -54,7 +54,7 @@ class Workbench:
         store: artifacts.
         modules: compiled modules.
         shared: modules that several machines share; None where there are none.
-        leases: what of the cache this process uses, beside artifacts and modules: the toolchain.
+        leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
     """
 
     toolchain: Toolchain | None

@@ -328,7 +328,7 @@ def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None)
 
 
 def _includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
-    """The options' globs; beside a suite, its own narrowed down by them."""
+    """The options' globs; with a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
     MarkerExpression(request.markers)
     asked = Include(

@@ -110,7 +110,7 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
     """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
 
     Raises:
-        GauntletError: something cannot be had.
+        GauntletError: something is not available.
         KeyboardInterrupt: it was interrupted.
     """
     run_dir = free_folder(folder / _FETCH_FOLDER)

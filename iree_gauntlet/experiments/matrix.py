@@ -125,7 +125,7 @@ class _Runs:
                 self._presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
                 code = ExitCode.ERROR
-                self._presenter.line("left out: this IREE cannot be had")
+                self._presenter.line("left out: this IREE is not available")
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
@@ -143,7 +143,7 @@ class _Runs:
         return ExitCode(result["exit_code"])
 
     def _found(self, iree: AskedIree) -> Workbench | None:
-        """What an IREE means here, installed where it has to be; None where it cannot be had."""
+        """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
             request = self._with(iree)
             machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)

@@ -96,7 +96,7 @@ class BisectOutcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader should know beside the answer."""
+        """What a reader should know in addition to the answer."""
         found = lock_remark(self.asked)
         changes = self.search.get("changes", [])
         if len(changes) > 1:

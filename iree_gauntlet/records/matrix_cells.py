@@ -1,4 +1,4 @@
-"""The result of one chain with one IREE: the figures that are held beside those of other IREEs."""
+"""The result of one chain with one IREE: the figures that are compared with those of other IREEs."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ _CHANGE_COLUMNS = (
     *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work. "
-    "Compile times are compared in rounds alone: --metric compile-time."
+    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps with other work "
+    "at the same time. Compile times are compared in rounds alone: --metric compile-time."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _DISPATCH_COLUMNS = (
@@ -137,7 +137,7 @@ def _headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
         span = span_text(mean["low"], mean["high"])
         counts += f"; geometric mean {ratio_text(mean['ratio'])} ({span}, {100 * mean['confidence']:g} %)"
     if record.end is None:
-        return f"{counts}; unfinished: it was killed, or goes on"
+        return f"{counts}; unfinished: it was killed, or still runs"
     return f"{counts}; interrupted" if record.end.get("interrupted") else counts
 
 

@@ -103,7 +103,7 @@ def finding_lines(step: StepOutcome) -> list[str]:
 
 
 def measured_lines(step: StepOutcome) -> list[str]:
-    """What was measured beside the checks: samples, statistics, cache, memory, files fetched."""
+    """What was measured in addition to the checks: samples, statistics, cache, memory, files fetched."""
     lines = []
     if step.samples is not None and step.samples.real_time_ms:
         spread = step.samples.stdev_ms

@@ -33,7 +33,7 @@ _NOTES: tuple[Text, ...] = (
         Name("gauntlet compare A B"),
         ".",
     ),
-    ("Compiles ran beside each other, unless with -j 1; times of those from the cache are from when they were made.",),
+    ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
 )
 _LEGEND = (
     "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",

@@ -42,7 +42,7 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from, beside the user's own settings.
+    """Where packages come from, in addition to the user's own settings.
 
     Attributes:
         find_links: a page or folder with links to wheels; empty for none.

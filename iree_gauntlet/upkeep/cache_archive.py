@@ -71,7 +71,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         archive: the file to write.
 
     Raises:
-        GauntletError: a file cannot be had, or the archive cannot be written.
+        GauntletError: a file is not available, or the archive cannot be written.
     """
     if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
@@ -153,7 +153,8 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
                 failed.append(error)
     if failed:
         lines = [f"  {error.what}" for error in failed]
-        raise GauntletError(f"{len(failed)} of {len(urls)} files cannot be had:\n" + "\n".join(lines), failed[0].hint)
+        what = f"{len(failed)} of {len(urls)} files are not available:\n"
+        raise GauntletError(what + "\n".join(lines), failed[0].hint)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The task `golden.show`: every golden of a selection, beside what was measured for it last."""
+"""The task `golden.show`: every golden of a selection, with what was measured for it last."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
 
     Args:
         request: the selection.
-        asked: beside which runs, and in which form.
+        asked: with which runs, and in which form.
 
     Raises:
         UsageError: an option names what does not exist.

@@ -18,7 +18,7 @@ from iree_gauntlet.artifacts.sources import (
 )
 from iree_gauntlet.errors import ArtifactError
 
-# Characters that make trouble, beside ordinary ones.
+# Characters that make trouble, with ordinary ones.
 _CHARACTERS = "aAbB01._-+=~%@&;,:!$()*' "
 _SEGMENTS = st.one_of(
     st.text(_CHARACTERS, max_size=12),

@@ -163,7 +163,7 @@ def _require_nothing(root: Path, url: str) -> None:
 def test_a_connection_that_is_cut(
     proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, reset: bool
 ) -> None:
-    """In the first part, and in a later one: each goes on where it broke off."""
+    """In the first part, and in a later one: each continues where it broke off."""
     proxy.faults += [
         Fault(cut_after=300_000, reset=reset),
         Fault(cut_after=400_000, reset=reset, from_byte=2 * PART),
@@ -200,7 +200,7 @@ def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, l
 
 @pytest.mark.parametrize("first", [0, 3 * PART])
 def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], first: int) -> None:
-    """It goes on where the silence began."""
+    """It continues where the silence began."""
     stalls = Fault(from_byte=first, to_byte=first + PART, times=50, stall_after=400_000, until_back=True)
     proxy.faults.append(stalls)
     fetched = _heals(tmp_path, url, policy=replace(QUICK, retries=ENDLESS, stall_timeout=SHORT))
@@ -287,9 +287,7 @@ def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path,
     listed(fetched.notes[0])
 
 
-def test_a_total_that_differs(
-    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
-) -> None:
+def test_a_total_that_differs(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     """Two servers behind one name that do not agree."""
     span = f"bytes {6 * PART}-{SIZE - 1}/{SIZE + 1}"
     proxy.faults.append(Fault(from_byte=6 * PART, headers={"Content-Range": span}))
@@ -372,7 +370,7 @@ def test_a_bit_that_is_turned_over(
     pins = {url: sha256(content())} if pinned else {}
     proxy.faults.append(Fault(from_byte=2 * PART, flip=1000))
     listed(_failure(tmp_path, url, pins=pins))
-    assert partials(tmp_path) == [], "damaged bytes are not gone on with"
+    assert partials(tmp_path) == [], "damaged bytes are not resumed"
     _heals(tmp_path, url)
 
 
@@ -453,7 +451,7 @@ def test_a_disk_that_fills_up_meanwhile(
     arrived = proxy.sent
     proxy.reset_counts()
     _heals(small_disk, url)
-    assert proxy.sent < SIZE - PART // 2, f"gone on with; {arrived} bytes had arrived"
+    assert proxy.sent < SIZE - PART // 2, f"resumed; {arrived} bytes had arrived"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "swapped", "emptied"])

@@ -320,9 +320,9 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
         ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' leaves"),
         (
             {"second.mlirbc": "x"},
-            " one program belongs beside it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
+            " expected one program next to it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
         ),
-        ({"run_module_io.json": "{}"}, " lies beside a run_module_io.json: which one counts?"),
+        ({"run_module_io.json": "{}"}, " is next to a run_module_io.json: which one counts?"),
     ],
 )
 def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str], expected: str) -> None:

@@ -217,7 +217,7 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("inputs", [{"value": "1xf32\0"}], "[0].value", "expected an input"),
     ("inputs", [{"url": ""}], "[0].url", "non-empty string"),
     ("inputs", [{"url": 1}], "[0].url", "expected a string"),
-    ("inputs", [{"value": "1xf32=3", "url": "https://h/x.bin"}], "[0].value", "expected a tensor type beside 'url'"),
+    ("inputs", [{"value": "1xf32=3", "url": "https://h/x.bin"}], "[0].value", "expected a tensor type with 'url'"),
     ("inputs", [{"value": "1xf32", "url": "https://h/x.npy"}], "[0].value", "'1xf32' with an .npy file"),
     ("inputs", [{"value": "1xf32", "url": "random://normal/1xf32"}], "[0].value", "its URL says the type"),
     ("inputs", [{"source": "https://h/x.bin"}], "[0].source", "unknown field"),
@@ -535,7 +535,7 @@ def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, da
     assert all(problem.line >= 1 for problem in problems)
 
 
-def same_beside(first: Case, second: Case, *fields: str) -> bool:
+def same_except(first: Case, second: Case, *fields: str) -> bool:
     """Whether two cases are one but for some fields."""
     blank: dict[str, Any] = dict.fromkeys(fields)
     return replace(first, **blank) == replace(second, **blank)
@@ -621,7 +621,7 @@ def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
     elif path[0] in ("module", "modules"):
         assert found[name].modules == originals[name].modules
     else:
-        assert same_beside(found[name], originals[name], *CHANGES.get(str(path[0]), ()))
+        assert same_except(found[name], originals[name], *CHANGES.get(str(path[0]), ()))
 
 
 @quick
@@ -644,7 +644,7 @@ def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
         return
     for name, case in by_file(cases).items():
         # The flags say the target, and the weights name the module.
-        assert same_beside(case, originals[name], "modules", "parameters", "target")
+        assert same_except(case, originals[name], "modules", "parameters", "target")
         (module,), (original,) = case.modules, originals[name].modules
         if path[0] not in ("mlir", "onnx_import"):
             assert module.program == original.program

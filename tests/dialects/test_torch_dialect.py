@@ -1,4 +1,4 @@
-"""What tests of torch models mean beside their commands: targets, selection, markers, modules and what is planned."""
+"""What torch models' tests mean apart from their commands: targets, selection, markers, modules and what is planned."""
 
 from __future__ import annotations
 

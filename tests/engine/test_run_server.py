@@ -122,7 +122,7 @@ def native(package: str, name: str) -> str:
 def compile_program(source: Path, module: Path) -> None:
     compiler = native("iree.compiler._mlir_libs", "iree-compile")
     command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
-    # The linker's temporary files stay beside the module.
+    # The linker's temporary files stay next to the module.
     subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
 
 

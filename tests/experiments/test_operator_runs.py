@@ -177,9 +177,9 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
     unknown = "iree-run-module does not know --no_such_flag=1"
     reasons = {
         "misspelt:threshold": f"{files['misspelt']}: is not UTF-8; save the file as UTF-8",
-        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing; put it beside the flagfile",
+        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing; put it next to the flagfile",
         "refused:threshold": f"{files['refused']}:3: {unknown}; see all flags: iree-run-module --help",
-        "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {two}",
+        "wrong:compile": f"{files['wrong']}: expected one program next to it, *.mlir or *.mlirbc; {two}",
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons
     # Nothing was started that could be started again.

@@ -213,7 +213,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> Non
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
     try:
-        # A module, its archive of parameters and temporary files do not fit beside this.
+        # A module, its archive of parameters and temporary files do not fit next to this.
         script = f'{_OUTPUT}; dd if=/dev/zero of="$last" bs=65536 count=64'
         done = cold.gauntlet("run", compile=cold.tool(script))
         assert done.code == 3, done.text
@@ -381,7 +381,7 @@ def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(proje
         pytest.raises(GauntletError, match=f"process {run.pid} of another run"),
         locks.quiet_machine(exclusive=False, on_wait=lambda _: None),
     ):
-        pytest.fail("something runs beside a benchmark")
+        pytest.fail("something runs during a benchmark")
     go.write_text("go\n")
     assert run.wait(LIMIT_SECONDS) == 0
 

@@ -342,7 +342,7 @@ def test_a_log_of_downloads() -> None:
     ]
 
 
-def test_what_runs_beside_a_long_download_is_told_too() -> None:
+def test_what_runs_during_a_long_download_is_shown_too() -> None:
     log, builder = Log(), planned()
     log.run_started(builder.lines[0])
     log.step_started(builder.steps[0])

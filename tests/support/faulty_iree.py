@@ -22,7 +22,7 @@ from tests.support.toy_project import Project
 
 __all__ = ["MadeUpTimes", "compiled_before", "slow_benchmarks", "tree"]
 
-# Tools look for each other beside themselves, and iree-benchmark-module prints times as JSON numbers.
+# Tools look for each other next to themselves, and iree-benchmark-module prints times as JSON numbers.
 _SCALED = """#!{python}
 import json, pathlib, subprocess, sys
 done = subprocess.run([{tool!r}, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)

@@ -249,7 +249,7 @@ def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, r
         assert "z_cpu.json:14: mlir: unknown scheme 'htps'" in result.err
 
 
-def test_sources_are_checked_beside_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
+def test_sources_are_checked_with_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
     spec = SECOND | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": spec})
     for words in (["plan", "--target", "cpu"], ["lint"], ["lint", "--model", "a"]):
@@ -432,7 +432,7 @@ def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> Non
     assert "--iree-no-such-flag" in result.err
 
 
-def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Path, run: Any) -> None:
+def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path, run: Any) -> None:
     spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
     files = {
         "b/flag_cpu.json": spec,

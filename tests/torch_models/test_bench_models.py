@@ -242,7 +242,7 @@ def test_whisper_is_not_trained_here() -> None:
 
 
 def compiled(module: Any, inputs: tuple[Any, ...], folder: Path) -> Callable[..., list[Any]]:
-    """The way to IREE: exported to ONNX, imported with parameters beside it, compiled, loaded."""
+    """The way to IREE: exported to ONNX, imported with parameters next to it, compiled, loaded."""
     from iree import runtime  # noqa: PLC0415 - only where it is compiled
 
     folder.mkdir()

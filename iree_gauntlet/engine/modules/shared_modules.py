@@ -60,7 +60,7 @@ class Found:
     """The result of a look into the shared store.
 
     Attributes:
-        entry: now in the local store too; None where it was not to be had.
+        entry: now in the local store too; None where it was not available.
         asked: whether the store has answered.
         note: what a person should know; empty for nothing.
     """

@@ -1,7 +1,7 @@
 """NVIDIA GPUs: what `nvidia-smi` says of them.
 
 Fields as `nvidia-smi --help-query-gpu` describes them. What is `clocks_event_reasons` since release 535 was
-`clocks_throttle_reasons` before; the counters beside them, in µs, came later still. A tool refuses a question as a
+`clocks_throttle_reasons` before; the counters with them, in µs, came later still. A tool refuses a question as a
 whole for one field that it does not know, so the richest one is asked first.
 """
 

@@ -11,7 +11,7 @@ __all__ = ["GpuState", "Slowdown", "ToolAnswerError", "number_of"]
 
 
 class ToolAnswerError(Exception):
-    """A vendor's tool did not answer, or nothing that can be read; the text goes on after the tool's name."""
+    """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
 
 
 class Slowdown(StrEnum):
@@ -50,7 +50,7 @@ class GpuState:
         power_w: power draw in W.
         reasons: why the clock is not higher.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
-        uptime: the clock beside `throttled`; None where that is in seconds of everybody's clock.
+        uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
         others: processes on it that are not ours; None where they are not known.
     """
 

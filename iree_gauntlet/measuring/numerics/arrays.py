@@ -123,7 +123,7 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
 def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
     """Reads values as written behind `--input=` or `--expected_output=`, in their order.
 
-    `@a.npy` opens a file, `+a.npy` goes on where the last reading of it stopped, `*a.npy` takes all the
+    `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
 
     Args:
