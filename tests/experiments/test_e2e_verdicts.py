@@ -53,7 +53,7 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert checks["dispatch_count"]["passed"] is False
     assert checks["binary_size_bytes"]["passed"] is False
     junit = (project.newest / "junit.xml").read_text()
-    assert "dispatch count 1 is 1 over the limit 0" in junit
+    assert "dispatch count 1 exceeds the limit 0 by 1" in junit
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
@@ -114,7 +114,7 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
     marked = sum(bool(item["disturbed"]) for item in confirmation["rounds"])
     assert result["reason"].startswith("after 10 more rounds")
     assert (f"({marked} of them disturbed; such as: " in result["reason"]) is (marked > 0)
-    assert "over the limit" in result["reason"]
+    assert "exceeds the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
 
 

@@ -328,7 +328,7 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     assert outcomes(done) == {"failed": 5, "passed": 2, "skipped": 1, "xfailed": 1, "error": 1}
     text = done.out
     assert "output 0: 1 of 8 values (12.5 %) differ" in text
-    assert "dispatch count 1 is 1 over the limit 0 (suite/toy/low.json: golden_dispatch_count)" in text
+    assert "dispatch count 1 exceeds the limit 0 by 1 (suite/toy/low.json: golden_dispatch_count)" in text
     assert "toy/modules/bad_cpu@cpu compile: failed: iree-compile failed with exit code" in text
     assert "gone/x.npy: No such file or directory" in text
     assert "[XPASS(strict)] marked 'xfail'" in text

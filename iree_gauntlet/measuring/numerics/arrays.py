@@ -195,7 +195,7 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
         case _:
             raise TensorError(f"{path}: not an array of plain numbers", "save the array alone, with numpy.save")
     if len(shape) > _MAX_RANK:
-        raise TensorError(f"{path}: rank {len(shape)} is over IREE's limit of {_MAX_RANK}")
+        raise TensorError(f"{path}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
     tensor_type = TensorType(shape, _npy_element_type(path, descr))
     tensor = read_raw(path, tensor_type, start)
     array = tensor.array
