@@ -100,7 +100,7 @@ def models(session: nox.Session) -> None:
 
 @nox.session
 def flaky(session: nox.Session) -> None:
-    """Run the tests N times (`-- 5`) in random order beside busy loops and a disk load; name what differs.
+    """Run the tests N times (`-- 5`) in random order next to busy loops and a disk load; name what differs.
 
     Options after N go to pytest: `-- 5 tests/engine`.
     """

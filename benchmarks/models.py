@@ -1,8 +1,8 @@
-"""All models of specs/models beside torch and onnxruntime: `python benchmarks/models.py [MODEL/CONFIG …]`.
+"""All models of specs/models compared with torch and onnxruntime: `python benchmarks/models.py [MODEL/CONFIG …]`.
 
 Runs `gauntlet bench … --against torch-eager --against onnxruntime` for each (two minutes a model, more for large ones)
 and prints a table of what perf.json then has. Without names, one configuration of each model: the first of its list.
-With `--compiled`, beside torch.compile too.
+With `--compiled`, compared with torch.compile too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _CALLS = 50
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description="All models beside torch and onnxruntime")
+    parser = argparse.ArgumentParser(description="All models compared with torch and onnxruntime")
     parser.add_argument("--torch-python", default="", help="a Python that has torch")
-    parser.add_argument("--compiled", action="store_true", help="beside torch.compile too")
+    parser.add_argument("--compiled", action="store_true", help="compare with torch.compile too")
     parser.add_argument("names", nargs="*", metavar="MODEL/CONFIG")
     asked = parser.parse_args()
     peers = [peer for peer in _PEERS if asked.compiled or peer != "torch.compile"]

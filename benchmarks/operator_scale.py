@@ -5,7 +5,7 @@ fifth an expected failure of its compile. What performs them returns at once, so
 own: scheduling, the journal with its syncs, locks, the console's lines, and then the reports. `engine -j 2` has
 two threads that do nothing but contend for what they share, Python's own lock above all: the worst case. Each number
 has a process of its own; peak memory is the kernel's (`VmHWM`, reset before each part). `ratio` is the cost of a case
-beside that of the smaller number: 1 where a case costs the same, however many there are.
+compared with that of the smaller number: 1 where a case costs the same, however many there are.
 """
 
 from __future__ import annotations

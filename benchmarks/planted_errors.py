@@ -2,7 +2,7 @@
 
 For each data format a small network with a convolution that is right, 1 % and 0.1 % too large in the program that is
 compiled, for inference and training: whether that is found, and how far the right one is from the model in its format,
-beside what it may be. Then the same figures for shipped models that are named, without errors. A row takes up to a
+next to what it may be. Then the same figures for shipped models that are named, without errors. A row takes up to a
 minute, a shipped one minutes; Fp32 and Fp16_b without `--formats`, all of them with `--formats all`. It needs
 `pip install -e '.[iree,models]'`.
 """

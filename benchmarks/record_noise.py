@@ -6,7 +6,7 @@ journal of a finished run, so that the modules exist; each model is started many
 - `quiet`: one worker thread, pinned to a CPU, at real-time priority (needs the right to it; Linux): other work of
   the machine does not get the CPU, but still shares its caches, memory and hypervisor;
 - `neighbour`: as `quiet`, while a process on another CPU copies memory in bursts;
-- `shared`: as many worker threads as CPUs, unpinned, ordinary priority, beside whatever else goes on.
+- `shared`: as many worker threads as CPUs, unpinned, ordinary priority, next to whatever else runs.
 
 The files hold times and when they were taken, and no names of hosts or paths. `benchmarks/verdicts.py` reads them.
 """

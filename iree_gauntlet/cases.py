@@ -152,7 +152,7 @@ class Program:
         url: where it is.
         onnx: how it is imported; None where it is MLIR.
         name: of a local file that is compiled where it lies, its path from the case's working directory, which is
-            what the compiler is told; empty where it gets the path of what was fetched.
+            what the compiler gets; empty where it gets the path of what was fetched.
     """
 
     url: str
@@ -219,7 +219,7 @@ class Parameters:
         scope: empty for the anonymous one.
         url: where it is fetched from.
         splat_of: id of the module whose splat compile makes it.
-        made: how its values are made up.
+        made: how its values are generated.
     """
 
     scope: str
@@ -328,8 +328,8 @@ class Case:
         flags_origin: where its run flags are written, if that is elsewhere.
         skips: (stage, reason) of stages that do not run.
         allclose: how outputs are compared, where it is not by iree-run-module's own rule.
-        notes: what is said of its spec beside its results.
-        reference: whether its inputs are made up and run by onnxruntime, with the main module's ONNX program.
+        notes: what is said of its spec with its results.
+        reference: whether its inputs are generated and run by onnxruntime, with the main module's ONNX program.
         origin: where it is written.
     """
 

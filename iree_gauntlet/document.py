@@ -91,7 +91,7 @@ class Column:
         title: what it shows.
         kind: what its cells are: text of `TEXT`, `NAME` and `VERDICT`; a number of the others, in seconds for
             `DURATION`, of the whole for `SHARE`. Text in place of a number is shown as it is.
-        unit: of a `NUMBER`, which stands beside the title; empty for a count.
+        unit: of a `NUMBER`, which follows the title; empty for a count.
         rank: where there is no room for all columns, those with the highest rank go first; those with 0 stay.
     """
 
@@ -176,7 +176,7 @@ def _aligned(text: str, column: Column, width: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a reader should know beside the rest, a line each."""
+    """What else a reader should know, a line each."""
 
     lines: tuple[str, ...]
 
@@ -194,7 +194,7 @@ class Picture:
     """A picture, which a page holds and other forms name.
 
     Attributes:
-        file: where it lies, beside the document.
+        file: where it lies, next to the document.
         data: SVG that was drawn here, or PNG. `INK` and `PAPER` in an SVG become the page's own colours.
         text: what it shows, for those who do not see it.
         caption: stands below it; empty where the picture says it itself.

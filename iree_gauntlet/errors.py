@@ -144,7 +144,7 @@ class NothingSelectedError(GauntletError):
 
 
 class ArtifactError(GauntletError):
-    """A file that cannot be had, or is not what it should be.
+    """A file that is not available, or is not what it should be.
 
     Attributes:
         url: the source that failed.

@@ -1,4 +1,4 @@
-"""What work says of itself while it goes on: one protocol for runs, rounds and downloads. Painters show it."""
+"""What work reports while it runs: one protocol for runs, rounds and downloads. Painters show it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Presenter", "Progress", "Recorder"]
 
 
 class Progress:
-    """Receives what goes on, from several threads at once; by itself it shows nothing.
+    """Receives what happens, from several threads at once; by itself it shows nothing.
 
     What it raises ends the work that called it. Runs, steps and results are as the journal has them, and stay so.
     """
 
     def run_started(self, run: dict[str, Any]) -> None:
-        """A run begins, or goes on: the journal's `run` event."""
+        """A run begins, or continues: the journal's `run` event."""
 
     def steps_added(self, count: int) -> None:
         """There are so many further steps, which were not known when the run began."""
@@ -42,7 +42,7 @@ class Progress:
         """Bytes of a file that has arrived which have been hashed, of how many."""
 
     def download_finished(self, url: str) -> None:
-        """Nothing more comes of a file: it is there, or cannot be had; it may never have been downloaded."""
+        """Nothing more comes of a file: it is there, or is not available; it may never have been downloaded."""
 
     def note(self, url: str, message: str) -> None:
         """Something out of the ordinary about a file, in one line: a retry, a wait for another run, damage."""
@@ -57,14 +57,14 @@ class Progress:
         """What is waited for (`for device hip://0: …`); empty when it no longer is."""
 
     def cancel(self) -> None:
-        """What goes on is to end: what is said of it next raises, where that ends it."""
+        """What runs is to end: what is said of it next raises, where that ends it."""
 
 
 class Presenter(Protocol):
     """Shows runs to people."""
 
     def progress(self) -> AbstractContextManager[Progress]:
-        """Shows what goes on, until it is left."""
+        """Shows what happens, until it is left."""
 
     def line(self, text: str) -> None:
         """A line between runs."""

@@ -182,7 +182,7 @@ class ConductRequest:
     )
     timeout_import: float = option(0.0, "Seconds for an import (default 600, or the spec's).", unit="seconds")
     timeout_parameters: float = option(
-        0.0, "Seconds for made-up weights (default 3600, or the spec's).", unit="seconds"
+        0.0, "Seconds for synthetic weights (default 3600, or the spec's).", unit="seconds"
     )
     timeout_compile: float = option(0.0, "Seconds for a compile (default 1800, or the spec's).", unit="seconds")
     timeout_threshold: float = option(0.0, "Seconds for a threshold run (default 600, or the spec's).", unit="seconds")
@@ -281,8 +281,8 @@ class CompareRequest:
     metric: str = option(
         "time", "What is compared: time (of benchmarks) or compile-time.", choices=("time", "compile-time")
     )
-    least: float = option(1.0, "The least difference that matters, in per cent.")
-    band: float = option(3.0, "Two times are the same within so many per cent.")
+    least: float = option(1.0, "Minimum effect: the smallest difference that matters, in per cent.")
+    band: float = option(3.0, "Equivalence margin: two times are the same within so many per cent.")
     allow: float = option(0.0, "A slowdown of so many per cent is allowed: `not slower` (default: --band).")
     budget: float = option(30.0, "Minutes for the rounds of all models together.", unit="minutes")
     repetitions: int = option(5, "Repetitions of a benchmark in each process.", unit="a number")

@@ -48,7 +48,7 @@ class Check(Recorded):
 
     Attributes:
         metric: what was measured: `time_ms`, `dispatch_count` or `binary_size_bytes`.
-        measured: the figure in `unit`; None where it cannot be had.
+        measured: the figure in `unit`; None where it is not available.
         golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
             figure was only measured.
         unit: `ms`, `dispatches` or `bytes`.
@@ -132,7 +132,7 @@ class Samples(Recorded):
         real_time_ms: wall time of an iteration, a figure for each repetition, in ms.
         cpu_time_ms: CPU time of an iteration (of the whole process), likewise.
         iterations: over how many iterations each figure is a mean.
-        aggregated: the tool was told to report aggregates only: the one figure is the mean of all.
+        aggregated: the tool was asked to report aggregates only: the one figure is the mean of all.
     """
 
     name: str

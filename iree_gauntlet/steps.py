@@ -14,7 +14,7 @@ NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is check
 
 
 def step_id(chain: str, stage: Stage, role: str = MAIN) -> str:
-    """`<chain>:<stage>`, with `.<role>` for what belongs to a module beside the main one."""
+    """`<chain>:<stage>`, with `.<role>` for what belongs to a module other than the main one."""
     return f"{chain}:{stage}" if role == MAIN else f"{chain}:{stage}.{role}"
 
 
@@ -50,7 +50,7 @@ class Resources:
 
     Attributes:
         cores: 0 for steps that wait on something else (a download).
-        exclusive: nothing else of any run on this machine may run beside it.
+        exclusive: nothing else of any run on this machine may run at the same time.
         device: the device that it uses (`local-task`, `hip`), empty for none.
     """
 

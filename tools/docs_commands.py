@@ -54,7 +54,7 @@ NOT_RUN = (
     ("*", r"^gauntlet (run|threshold|benchmark|matrix|compare|bisect|cache\.(ex|im)port)\b", _MODELS),
     ("*", r"^pytest (?!.*--collect-only)", _MODELS),
     ("*", r"^gauntlet toolchain\.(install|remove)", "downloads IREEs"),
-    ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that are made up"),
+    ("*", r"^(iree-|python -m iree_gauntlet\.artifacts)", "names files that do not exist"),
     ("docs/explanation/disturbance.md", r"^(install|export)", "is for a machine's administrator"),
 )
 _INSTALL = re.compile(r"^pip install ")

@@ -1,4 +1,4 @@
-"""Hunts for flaky tests: runs them N times, each time in another order, beside busy loops and a disk load.
+"""Hunts for flaky tests: runs them N times, each time in another order, next to busy loops and a disk load.
 
     python tools/flaky.py 5 [pytest options …]
 

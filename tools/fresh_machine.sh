@@ -64,7 +64,7 @@ system_files=(/etc/resolv.conf /etc/hosts /etc/pip.conf /etc/xdg/pip/pip.conf /e
 home_files=(.config/pip/pip.conf .pip/pip.conf .config/uv/uv.toml .npmrc)
 
 # Files and folders outside the system that these settings name; of an index in a folder (file:///…/simple) also what
-# is beside it, where its links may lead.
+# is next to it, where its links may lead.
 carried_paths() {
     local file
     {

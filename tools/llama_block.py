@@ -58,7 +58,7 @@ class BlockError(GauntletError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what a user can mend is told on standard error.
+    """Run a command; what a user can fix is reported on standard error.
 
     Returns:
         The exit code.
@@ -205,7 +205,7 @@ def _named_model(model: Any, architecture: Architecture) -> Any:
     """The ONNX model with the function's name, its parameters made inputs behind `tokens`.
 
     The importer makes a parameter of an input from a chosen one on, and keeps its name. Of initializers and
-    constants it takes all from a size on: norms with few weights cannot be told from tables, and those that
+    constants it takes all from a size on: norms with few weights cannot be distinguished from tables, and those that
     have no name get one that is drawn by lot.
     """
     helper = importlib.import_module("onnx.helper")

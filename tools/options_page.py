@@ -2,7 +2,7 @@
 
     python tools/options_page.py
 
-Needs pytest beside the toolkit: the plugin's options are on the page as well.
+Needs pytest next to the toolkit: the plugin's options are on the page as well.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def _alike(one: Option, other: Option) -> bool:
 
 def _described(text: str) -> Iterator[str]:
     """A docstring, its examples as commands."""
-    told, _, examples = inspect.cleandoc(text).partition("\nExample")
-    yield from (_plain(" ".join(told.split("\n\n")[0].splitlines())), "")
-    for paragraph in told.strip().split("\n\n")[1:]:
+    prose, _, examples = inspect.cleandoc(text).partition("\nExample")
+    yield from (_plain(" ".join(prose.split("\n\n")[0].splitlines())), "")
+    for paragraph in prose.strip().split("\n\n")[1:]:
         yield from (_plain(" ".join(paragraph.splitlines())), "")
     if examples:
         lines = [line.strip() for line in examples.partition(":")[2].strip().splitlines()]

@@ -192,7 +192,7 @@ class ArchiveReader:
             DamagedArchiveError: there is more.
         """
         if self._exactly(len(END)) != END:
-            raise DamagedArchiveError("it goes on after its last file")
+            raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
             raise DamagedArchiveError("something follows its end")
 
@@ -230,7 +230,7 @@ def _unexpected(name: str, size: int, found: bytes) -> str:
 
 
 def _described(header: bytes) -> str:
-    """What a header that is not ours says of itself, as far as that can be told."""
+    """What a header that is not ours says of itself, as far as it is known."""
     if not any(header):
         return "its end"
     compression = next((name for magic, name in _COMPRESSIONS.items() if header.startswith(magic)), "")

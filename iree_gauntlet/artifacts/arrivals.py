@@ -101,7 +101,7 @@ class Arrivals:
         What has been downloaded of a file that could not be had whole stays for the next attempt.
 
         Raises:
-            ArtifactError: it cannot be had, or is not what it should be.
+            ArtifactError: it is not available, or is not what it should be.
             OSError: it cannot be written.
         """
         folder = self._root / "incoming" / arrival_name(source.local_name)
@@ -113,7 +113,7 @@ class Arrivals:
             else:
                 checked = self._downloaded(source, folder, expected, progress)
             yield checked
-            # What was taken was whole and right: nothing is left to go on with.
+            # What was taken was whole and right: nothing is left to resume.
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             shutil.rmtree(folder / "checking", ignore_errors=True)
@@ -160,7 +160,7 @@ class Arrivals:
         progress: Progress,
         failures: list[ArtifactError],
     ) -> Checked | None:
-        """The file from one place; None, and why among the failures, where it cannot be had there."""
+        """The file from one place; None, and why among the failures, where it is not available there."""
         mirror = place != source.url
         from iree_gauntlet.artifacts.remotes import remotes_of  # noqa: PLC0415
 
@@ -317,4 +317,4 @@ def _remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        return  # there is something to go on with
+        return  # there is something to resume

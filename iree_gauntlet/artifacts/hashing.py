@@ -41,7 +41,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_watched(path: Path, read: Callable[[int], None], algorithms: Collection[str] = ("sha256",)) -> dict[str, str]:
-    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is told of each block's bytes.
+    """Hashes of a file's content, in hex by hashlib's names; read once, and `read` is called with each block's size.
 
     Raises:
         OSError: it cannot be read.

@@ -233,7 +233,7 @@ def _checksums(response: requests.Response) -> dict[str, str]:
     """Checksums of the whole content that an answer carries, also one to a request for a part."""
     headers = response.headers
     found: dict[str, str] = {}
-    # Content-MD5 is the body's; Azure says the blob's beside a part.
+    # Content-MD5 is the body's; Azure sends the blob's with a part.
     md5 = headers.get("Content-MD5", "") if response.status_code == requests.codes.ok else ""
     md5 = headers.get("x-ms-blob-content-md5", md5)
     google = _GOOGLE_MD5.search(headers.get("x-goog-hash", ""))

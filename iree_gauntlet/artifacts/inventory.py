@@ -1,4 +1,4 @@
-"""Everything that lies in a cache, told from names, sizes and times alone: no content is hashed.
+"""Everything that lies in a cache, by names, sizes and times alone: no content is hashed.
 
 A module's size and name are those of its `entry.json`, whose modification time is its last use; an artifact's
 last use is the time of its stamp, see `hashing`. Sizes are what the files take on the disk, so that the holes of
@@ -29,7 +29,7 @@ __all__ = ["Item", "ItemKind", "Pins", "lock_of", "take_inventory", "url_of"]
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_FILE = "entry.json"
-# `registry.txt` and what is beside it belong to the project whose cache this is, not to the cache.
+# `registry.txt` and what is next to it belong to the project whose cache this is, not to the cache.
 _NOT_OURS = frozenset({"registry.txt", "README.md", ".gitignore"})
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
 

@@ -107,7 +107,7 @@ class Leases:
             patience: seconds to wait for the lock.
 
         Raises:
-            GauntletError: it was not to be had in that time.
+            GauntletError: it was not available in that time.
             OSError: the cache cannot be written.
         """
         self._lock_path.parent.mkdir(parents=True, exist_ok=True)

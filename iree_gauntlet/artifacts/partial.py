@@ -5,7 +5,7 @@
                            then a line for each stretch that was written: {"got": [from, to], "crc32": …}
 
 A process may be killed at any point, and the power may fail: the two files then hold anything between what was
-written and nothing of it, in any order. So what is gone on with is what the journal says *and* the data proves:
+written and nothing of it, in any order. So what is resumed is what the journal says *and* the data proves:
 a torn line ends the journal, and bytes whose checksum does not match are had again. Nothing here is ever taken
 for the file itself: that is checked as a whole and then renamed to its place.
 """
@@ -97,7 +97,7 @@ class Partial:
         Args:
             folder: where it lies, or not.
             url: where it must come from.
-            checked: is told how many bytes of how many have been read again.
+            checked: called with how many bytes of how many have been read again.
 
         Raises:
             OSError: the folder cannot be read or written.

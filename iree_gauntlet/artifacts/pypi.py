@@ -79,7 +79,7 @@ class Wheels:
         A wheel of the cache that turns out to be damaged is downloaded again, once.
 
         Raises:
-            ArtifactError: if the wheel or the member cannot be had.
+            ArtifactError: if the wheel or the member is not available.
             OSError: if `path` cannot be written.
         """
         wheel = self._present(source)

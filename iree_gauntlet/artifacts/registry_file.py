@@ -1,7 +1,7 @@
 """The registry of hashes, in Pooch's format: `name algorithm:hash url` a line, comments begin with `#`.
 
 The format is Pooch's (`Pooch.load_registry`), so any tool that knows Pooch can use the file. Ours is
-stricter where a mistake would pass in silence: the hash must be a SHA-256 (the one that cache keys are
+stricter where a mistake would pass silently: the hash must be a SHA-256 (the one that cache keys are
 made of), and a name must not stand there twice. A parser of our own names file and line of what is wrong.
 """
 

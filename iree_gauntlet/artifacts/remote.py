@@ -108,7 +108,7 @@ class Connection(Protocol):
         Raises:
             TransientError: try again.
             ChangedError: it is another version now.
-            ArtifactError: it cannot be had.
+            ArtifactError: it is not available.
         """
 
 

@@ -324,7 +324,7 @@ class ObjectRemote:
         if status and status not in TRANSIENT_STATUSES:
             return ArtifactError(self.url, f"HTTP {status}: {self.url}: {reason}", self.access_hint)
         if not status and not isinstance(error, OSError) and "HTTP error" not in reason:
-            # An identity that cannot be had, for one: it will not be there in a moment, either.
+            # An identity that is not available, for one: it will not be there in a moment, either.
             return ArtifactError(self.url, f"{reason}: {self.url}", self.access_hint)
         return TransientError(f"HTTP {status}" if status else f"connection lost: {_cause(error, reason)}")
 

@@ -3,7 +3,7 @@
 In the cache's folder:
 
     artifacts/<local name>   the files (`sources` says how names come about)
-    incoming/                files on their way in, in a folder each; what a killed run has left is gone on with
+    incoming/                files on their way in, in a folder each; what a killed run has left is resumed
     registry.lock.txt        hashes learnt here, in the registry's format, for the user to commit
     verified/                which files were hashed, see `hashing`
     wheels/                  wheels that artifacts come out of
@@ -56,7 +56,7 @@ class ArtifactStore:
         registry: hashes that people have committed.
         offline: never use the network; what is not there is an error.
         stall_timeout: seconds without a byte after which a connection is given up, without a `policy`.
-        progress: who is told of bytes and notes.
+        progress: receives bytes and notes.
         configuration: mirrors, and credentials for stores.
         policy: how hard to try; by default what the configuration says.
     """
@@ -120,7 +120,7 @@ class ArtifactStore:
         """Have the file: verified if it is there, else downloaded, extracted or made.
 
         Raises:
-            ArtifactError: if it cannot be had, or is not what the registry says.
+            ArtifactError: if it is not available, or is not what the registry says.
         """
         started = time.perf_counter()
         recorder = Recorder(self.progress)
@@ -147,7 +147,7 @@ class ArtifactStore:
             url: what it is the file of.
             temporary: where it lies, on the store's file system; taken from there.
             sha256: what the caller has found it to be.
-            progress: is told of a hash that is learnt.
+            progress: receives a note of a new hash.
 
         Returns:
             False where the store had it already.

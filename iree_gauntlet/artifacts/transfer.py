@@ -90,7 +90,7 @@ class Transfer:
         folder: of the partial; the caller holds its lock.
         policy: how hard to try.
         slots: connections that this process may still open.
-        progress: who is told; what it raises ends the download.
+        progress: receives bytes and notes; what it raises ends the download.
     """
 
     remote: Remote
@@ -105,7 +105,7 @@ class Transfer:
     _interruptions: int = 0
     _not_before: float = 0.0
     _done: int = 0
-    _told: float = 0.0
+    _last_report: float = 0.0
 
     def run(self, *, fresh: bool = False) -> Arrived:
         """Bring the whole file.
@@ -114,7 +114,7 @@ class Transfer:
             fresh: use nothing of an earlier attempt.
 
         Raises:
-            ArtifactError: it cannot be had. What has arrived stays for the next attempt.
+            ArtifactError: it is not available. What has arrived stays for the next attempt.
             OSError: it cannot be written.
         """
         for number in range(_VERSIONS):
@@ -148,7 +148,7 @@ class Transfer:
         self.progress.checking(self.name, done, total)
 
     def _first(self) -> tuple[Partial, RemoteFile]:
-        """Ask for the first part, which tells what file it is; where parts are not to be had, for all of it."""
+        """Ask for the first part, which tells what file it is; where parts are not available, for all of it."""
         with self.slots, self.remote.connect() as connection:
             failures = 0
             while True:
@@ -159,7 +159,7 @@ class Transfer:
                         self._begin(attempt, body)
                     return attempt.kept(), body.file
                 except TransientError as error:
-                    # With parts, the others go on where this one broke off; a stream begins again.
+                    # With parts, the others continue where this one broke off; a stream begins again.
                     if attempt.partial is not None and body.file.ranged and body.file.size and body.file.version:
                         self._after_failure(error, 0)
                         return attempt.kept(), body.file
@@ -229,7 +229,7 @@ class Transfer:
             self._stop.set()
 
     def _part(self, partial: Partial, connection: Connection, file: RemoteFile, size: int, cursor: _Cursor) -> None:
-        """One part, gone on with after each failure where it broke off."""
+        """One part, resumed after each failure where it broke off."""
         failures = 0
         while cursor.position < cursor.stop and not self._stop.is_set():
             began = cursor.position
@@ -274,9 +274,9 @@ class Transfer:
         with self._lock:
             self._done += arrived
             now = self.policy.now()
-            if now - self._told < _PROGRESS_SECONDS and self._done != size:
+            if now - self._last_report < _PROGRESS_SECONDS and self._done != size:
                 return
-            self._told, done = now, self._done
+            self._last_report, done = now, self._done
         self.progress.download(self.name, done, size)
 
     def _after_failure(self, error: TransientError, failures: int) -> None:
@@ -302,9 +302,9 @@ class Transfer:
             self._not_before = max(self._not_before, policy.now() + wait)
         with self._lock:
             self._interruptions += 1
-            told = self._interruptions <= _NOTES
-        if told:
-            more = "; further ones are not told" if self._interruptions == _NOTES else ""
+            noted = self._interruptions <= _NOTES
+        if noted:
+            more = "; further ones are not reported" if self._interruptions == _NOTES else ""
             number = f"retry {max(1, failures)} of {policy.retries}"
             self.progress.note(self.name, f"{error}; {number} in {wait:.1f} s{more}")
         policy.wait(self._stop, wait)

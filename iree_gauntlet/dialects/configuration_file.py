@@ -178,9 +178,7 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
     named = environ.get(_VARIABLE)
     if named is not None:
         if named and not Path(named).is_file():
-            raise UsageError(
-                f"${_VARIABLE} names {named}, which is not a file", "Mend the path, or unset the variable."
-            )
+            raise UsageError(f"${_VARIABLE} names {named}, which is not a file", "Fix the path, or unset the variable.")
         return [Path(named)] if named else []
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return [Path(home) / "iree-gauntlet" / "config.toml", project / PROJECT_FILE]

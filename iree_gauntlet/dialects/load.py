@@ -54,7 +54,7 @@ class CaseSet:
         known_markers: the markers that cases have.
         broken: problems of single cases of operator suites, whose steps end in an error: all others can run.
         warnings: what is of no use in the files, and does no harm.
-        aimless: entries of configs that name no case that is here.
+        unmatched: entries of configs that name no case that is here.
         elsewhere: names of targets that were not asked for, and that selected torch models are for.
     """
 
@@ -66,7 +66,7 @@ class CaseSet:
     elsewhere: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
     left_out: tuple[Problem, ...] = ()
-    aimless: tuple[Problem, ...] = ()
+    unmatched: tuple[Problem, ...] = ()
     broken: tuple[Problem, ...] = ()
 
 
@@ -163,7 +163,7 @@ class _Loader:
         self._elsewhere: set[str] = set()
         self._warnings: set[Problem] = set()
         self._left_out: set[Problem] = set()
-        self._aimless: set[Problem] = set()
+        self._unmatched: set[Problem] = set()
         self._broken: set[Problem] = set()
 
     def add_sharktank(self, spec: Spec, chosen: Sequence[Include]) -> None:
@@ -207,7 +207,7 @@ class _Loader:
             self._suites.add((suite, bool(chosen)))
             problems.update(suite.problems, *(config.problems for config in suite.configs))
             self._warnings.update(*(config.warnings for config in suite.configs if chosen))
-            self._aimless.update(*(config.aimless for config in suite.configs if chosen))
+            self._unmatched.update(*(config.unmatched for config in suite.configs if chosen))
         if isinstance(spec, ModelSpec):
             problems.update(spec.problems)
         if not chosen:
@@ -251,7 +251,7 @@ class _Loader:
         required.update(self._required)
         names = {f"{spec.model}/{spec.submodel}" for spec in self._specs}
         names |= {f"{case.model}/{case.submodel}" for case in required.values()}
-        problems = self._problems | self._library.problems | _duplicates(cases) | _aimless(self._expected, names)
+        problems = self._problems | self._library.problems | _duplicates(cases) | _unmatched(self._expected, names)
         cases.sort(key=lambda case: (case.model, case.submodel, case.target, case.kind != "quality", case.id))
         words = frozenset().union(*(expression.words for expression in self._expressions.values()))
         return CaseSet(
@@ -263,7 +263,7 @@ class _Loader:
             tuple(sorted(self._elsewhere)),
             tuple(sorted(self._warnings)),
             tuple(sorted(self._left_out - problems)),
-            tuple(sorted(self._aimless)),
+            tuple(sorted(self._unmatched)),
             tuple(sorted(self._broken)),
         )
 
@@ -341,7 +341,7 @@ def _duplicates(cases: Sequence[Case]) -> set[Problem]:
     return problems
 
 
-def _aimless(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
+def _unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> set[Problem]:
     """Expected failures whose glob fits no spec at all: misspelt, or left behind."""
     problems: set[Problem] = set()
     for item in expected:

@@ -82,7 +82,7 @@ def file_beside(
     """The URL that a torch model's `url` or `mlir` means.
 
     A source with a scheme stays as it is; another is a file in one of `module_folders` where some are given, else
-    in the external files folder or beside the spec. The file need not exist.
+    in the external files folder or next to the spec. The file need not exist.
     """
     if is_url(source):
         return source
@@ -117,7 +117,7 @@ def _too_long(spec: Spec, path: Sequence[str | int], name: str) -> Problem | Non
 def external_file(spec: Spec, path: Sequence[str | int], name: str) -> Path | Problem:
     """The file that a spec names without a URL: in the external files folder, or below the spec's root.
 
-    The file need not exist: planning goes on without it and says so.
+    The file need not exist: planning continues without it and says so.
     """
     wrong = _not_inside(spec, path, name, "external files")
     if wrong:

@@ -55,7 +55,7 @@ class ModelsConfig:
         comments: by line.
         problems: what is wrong with it.
         warnings: what is passed over in it.
-        aimless: its entries that name no test.
+        unmatched: its entries that name no test.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelsConfig:
     comments: Mapping[int, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    aimless: tuple[Problem, ...] = ()
+    unmatched: tuple[Problem, ...] = ()
 
     @property
     def tests(self) -> list[str]:

@@ -198,13 +198,13 @@ def _named(config: ModelsConfig) -> ModelsConfig:
 
 def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
     """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
-    aimless = tuple(misnamed_tests(config, known)) if known else ()
+    unmatched = tuple(misnamed_tests(config, known)) if known else ()
     same = next((item for item in others if item.document and item.target.config == config.target.config), None)
     if same is None or config.document is None:
-        return replace(config, aimless=aimless)
+        return replace(config, unmatched=unmatched)
     message = f"{config.target.config!r} is the name of {same.name} too"
     problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
-    return replace(config, problems=(problem,), aimless=aimless)
+    return replace(config, problems=(problem,), unmatched=unmatched)
 
 
 def _specs(

@@ -301,19 +301,19 @@ def _segment(text: str, member: Member, position: int, following: int) -> tuple[
 def _without(parts: _Parts, gone: set[str]) -> _Parts:
     kept: list[_Segment] = []
     left = ""  # what stays of the text around what has gone since the last one that is kept
-    beside = False  # whether what has gone stood on the line of what comes next
+    same_line = False  # whether what has gone stood on the line of what comes next
     for number, segment in enumerate(parts.segments):
-        lead = segment.lead.lstrip(" \t") if beside else segment.lead
+        lead = segment.lead.lstrip(" \t") if same_line else segment.lead
         if segment.value not in gone:
             if number and (left or not kept):
                 left, lead = _one_gap(left, lead, first=not kept)
             kept.append(replace(segment, lead=left + lead))
-            left, beside = "", False
+            left, same_line = "", False
             continue
         fresh = kept[-1].ends_line if kept else parts.head.endswith("\n")
         before = f"{chr(10) if fresh else ' '}{left}{lead}"
-        beside = not segment.ends_line
-        if beside:
+        same_line = not segment.ends_line
+        if same_line:
             left += lead
         elif "\n" in before and is_blank(before.rpartition("\n")[2]):
             # The whole line goes, and the comment above it where that is about nothing else.

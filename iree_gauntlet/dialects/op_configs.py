@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["EXAMPLE", "SuiteConfig", "aimless_entries", "read_config", "read_document"]
+__all__ = ["EXAMPLE", "SuiteConfig", "read_config", "read_document", "unmatched_entries"]
 
 EXAMPLE = """{
   "config_name": "cpu_llvm_sync",
@@ -65,7 +65,7 @@ class SuiteConfig:
         expected: what is expected of an entry.
         problems: what is wrong with it.
         warnings: what is passed over in it.
-        aimless: its entries that name no case; they do no harm, as what is not here does not run.
+        unmatched: its entries that name no case; they do no harm, as what is not here does not run.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class SuiteConfig:
     expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
-    aimless: tuple[Problem, ...] = ()
+    unmatched: tuple[Problem, ...] = ()
 
 
 def read_config(path: Path, name: str) -> SuiteConfig:
@@ -142,7 +142,7 @@ def _idle(name: str, text: str, document: OpConfig) -> Iterator[Problem]:
                 yield _problem(name, text, where, index, message, "Remove it from one of the two.")
 
 
-def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
+def unmatched_entries(config: SuiteConfig, known: Collection[str], is_case: Callable[[str], bool]) -> Iterator[Problem]:
     """Entries that name no case: misspelt, left behind, or of a part of the suite that is not here.
 
     Args:
@@ -154,13 +154,13 @@ def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callab
     if document is None:
         return
     lists = {where: getattr(document, where) for where in _LISTS} | {"golden_times_ms": list(document.golden_times_ms)}
-    aimless = {
+    unmatched = {
         where: [(index, entry) for index, entry in enumerate(entries) if entry not in known and not is_case(entry)]
         for where, entries in lists.items()
     }
     # So many are no slips: a part of the suite is not here. A guess takes its time.
-    guesses = sum(map(len, aimless.values())) <= _MOST_GUESSES
-    for where, lost in aimless.items():
+    guesses = sum(map(len, unmatched.values())) <= _MOST_GUESSES
+    for where, lost in unmatched.items():
         lines = lines_of_items(config.text, [where]) if lost else []
         for index, entry in lost:
             near = _nearest(entry, known) if guesses else ""
@@ -175,8 +175,8 @@ def aimless_entries(config: SuiteConfig, known: Collection[str], is_case: Callab
 def _nearest(entry: str, known: Collection[str]) -> str:
     """The case that is spelled most like an entry: of the same folder where there are any."""
     folder, _, name = entry.rpartition("/")
-    beside = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
-    return beside.get(nearest(name, beside), "") if beside else nearest(entry, known)
+    siblings = {other.rpartition("/")[2]: other for other in known if other.rpartition("/")[0] == folder}
+    return siblings.get(nearest(name, siblings), "") if siblings else nearest(entry, known)
 
 
 def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:

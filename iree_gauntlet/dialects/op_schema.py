@@ -140,7 +140,7 @@ class FormulaFields(Document):
 
 
 class FormulaArgument(Document):
-    """A made-up argument."""
+    """A synthetic argument."""
 
     Formula: FormulaFields
 

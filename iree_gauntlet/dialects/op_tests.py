@@ -247,7 +247,7 @@ def _exported(path: str) -> str:
 def _read(spec: OpSpec) -> OpInputs:
     files = spec.folder.files
     if FLAGFILE in files and TORCH_FILE in files:
-        message = f"lies beside a {TORCH_FILE}: which one counts?"
+        message = f"is next to a {TORCH_FILE}: which one counts?"
         return OpInputs(problems=(Problem(spec.name, 0, "", message, "Remove one."),), compiles=False)
     if FLAGFILE in files:
         return _read_flags(spec)
@@ -273,7 +273,7 @@ def _read(spec: OpSpec) -> OpInputs:
 
 
 def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
-    """A case whose file cannot be used: its program may be sound."""
+    """A case whose file cannot be used: its program may be valid."""
     program = _program_of(spec)
     return OpInputs(program, problems=problems, compiles=program != _ANY_PROGRAM, warnings=tuple(warnings))
 
@@ -301,16 +301,16 @@ def _read_flags(spec: OpSpec) -> OpInputs:
     program = _program_of(spec)
     if program == _ANY_PROGRAM:
         found = " and ".join(sorted(_programs_of(spec))) or "none"
-        message = f"one program belongs beside it, *.mlir or *.mlirbc; found {found}"
+        message = f"expected one program next to it, *.mlir or *.mlirbc; found {found}"
         problems.append(Problem(spec.name, 0, "", message, "Leave one program in the folder."))
     for line in lines:
         name = file_of(line)
         if name and outside(name):
             message = f"{name!r} leaves the case's folder"
-            problems.append(Problem(spec.name, line.number, line.name, message, "Put the file beside the flagfile."))
+            problems.append(Problem(spec.name, line.number, line.name, message, "Put the file next to the flagfile."))
         elif name and name not in spec.folder.files and not Path(spec.folder.path, name).is_file():
             message = f"the file {name} is missing"
-            problems.append(Problem(spec.name, line.number, line.name, message, "Put it beside the flagfile."))
+            problems.append(Problem(spec.name, line.number, line.name, message, "Put it next to the flagfile."))
     arguments: dict[str, list[Argument]] = {"input": [], "expected_output": [], "output": []}
     others = []
     for line in lines:

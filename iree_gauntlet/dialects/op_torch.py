@@ -1,4 +1,4 @@
-"""Cases of the torch variant: made-up arguments, outputs compared by NumPy's `allclose`."""
+"""Cases of the torch variant: synthetic arguments, outputs compared by NumPy's `allclose`."""
 
 from __future__ import annotations
 

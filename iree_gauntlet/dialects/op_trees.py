@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, aimless_entries, read_config
+from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, read_config, unmatched_entries
 from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.errors import Problem, UsageError
@@ -171,7 +171,7 @@ def _asked_of(root: str, asked: Sequence[Path], roots: Iterable[str]) -> tuple[P
 
 
 def _configs_in(root: str) -> tuple[Path, ...]:
-    """The configs of a folder; a JSON file of another kind that lies beside them is none."""
+    """The configs of a folder; a JSON file of another kind next to them is none."""
     folder = Path(root, CONFIGS)
     if not folder.is_dir():
         return ()
@@ -179,11 +179,11 @@ def _configs_in(root: str) -> tuple[Path, ...]:
 
 
 def _is_config(path: Path) -> bool:
-    """By any of the required fields: one that is misspelt is told when the file is read."""
+    """By any of the required fields: one that is misspelt is reported when the file is read."""
     try:
         content = path.read_bytes()
     except OSError:
-        # What is wrong with it is told then, too.
+        # What is wrong with it is reported then, too.
         return True
     return any(word in content for word in _CONFIG_WORDS)
 
@@ -208,7 +208,7 @@ def _entries_of(asked: Sequence[Path], prefix: str) -> set[str]:
     """The cases that configs name."""
     entries: set[str] = set()
     for path in asked:
-        # One that is not there, or cannot be read, is told when it is used.
+        # One that is not there, or cannot be read, is reported when it is used.
         config = read_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
         if config is not None and config.document is not None:
             entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
@@ -265,7 +265,7 @@ def _read_configs(
     for path in roots_of:
         if not path.is_file():
             raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
-    read = _told_apart({path: read_config(path, str(path).removeprefix(prefix)) for path in roots_of}, used)
+    read = _with_unique_names({path: read_config(path, str(path).removeprefix(prefix)) for path in roots_of}, used)
     named: dict[tuple[str, str], SuiteConfig] = {}
     configs: dict[Path, SuiteConfig] = {}
     for path, roots in roots_of.items():
@@ -277,12 +277,12 @@ def _read_configs(
         for other in sorted(others - {config.name}):
             message = f"{name!r} is the name of {other} too"
             problems.append(problem_at(config.name, config.text, ["config_name"], message, "Give each its own name."))
-        aimless = tuple(aimless_entries(config, known, partial(_is_case, roots)))
-        configs[path] = replace(config, problems=tuple(problems), aimless=aimless)
+        unmatched = tuple(unmatched_entries(config, known, partial(_is_case, roots)))
+        configs[path] = replace(config, problems=tuple(problems), unmatched=unmatched)
     return configs
 
 
-def _told_apart(read: Mapping[Path, SuiteConfig], used: Mapping[str, Sequence[Path]]) -> dict[Path, SuiteConfig]:
+def _with_unique_names(read: Mapping[Path, SuiteConfig], used: Mapping[str, Sequence[Path]]) -> dict[Path, SuiteConfig]:
     """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files.
 
     Args:

@@ -74,7 +74,7 @@ def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[C
         parameters.extend(regression.parameters or (Parameters("model"),))
     submodel = document.submodel_name or spec.submodel
     paired = find(f"{spec.model}_{submodel}")
-    # A pipeline has no weights beside those of the modules that it calls.
+    # A pipeline has no weights in addition to those of the modules that it calls.
     is_pipeline = document.compilation_required and document.modules
     weights = () if is_pipeline else _weights(spec, document, paired, problems, missing)
     if document.compilation_required:

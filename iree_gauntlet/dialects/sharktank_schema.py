@@ -75,7 +75,7 @@ class _Regression(_Common):
         if self.add_pipeline_module and not self.pipeline_mlir:
             raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
         if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is not an .onnx file")
+            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
         return self
 
 

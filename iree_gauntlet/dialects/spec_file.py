@@ -112,7 +112,7 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
     except OSError as error:
         why, hint = error.strerror, "Check the path and its rights."
         if path.is_symlink() and not path.exists():
-            why, hint = f"it is a link to {os.readlink(path)}, which is not there", "Mend the link, or remove it."  # noqa: PTH115
+            why, hint = f"it is a link to {os.readlink(path)}, which is not there", "Fix the link, or remove it."  # noqa: PTH115
         problem = Problem(name, 0, "", f"cannot be read: {why}", hint)
         raise SpecError([problem], kind) from error
     try:
@@ -212,7 +212,7 @@ def problem_of_field(file: str, field: str, message: str, hint: str = "") -> Pro
 
 
 def strings_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
-    """(field, text) of the strings under some keys, however deep, of a JSON file that may be no sound spec."""
+    """(field, text) of the strings under some keys, however deep, of a JSON file that may not be a valid spec."""
     todo: list[tuple[list[str | int], object]] = [([], load_json(path, str(path), without_comments)[0])]
     while todo:
         place, value = todo.pop()
@@ -312,7 +312,7 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> _BadFileError:
         return _BadFileError(line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
     if after == "":
         return _BadFileError(error.lineno, "ends in the middle of a value", "Is the file cut off?")
-    return _BadFileError(error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Mend the syntax there.")
+    return _BadFileError(error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
 
 
 def _dotted(location: Sequence[str | int]) -> str:

@@ -172,7 +172,7 @@ def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
     for index, include in enumerate(suite.includes):
         if not any(include.matches_spec(spec) for spec in tests):
             why = unmatched(include, tests) or "Its globs fit none together."
-            hint = "Mend the entry, or remove it; `list` shows every model and submodel."
+            hint = "Fix the entry, or remove it; `list` shows every model and submodel."
             found.append(
                 Problem(str(suite.path), 0, f"include[{index}]", f"fits no spec: {why[0].lower()}{why[1:]}", hint)
             )

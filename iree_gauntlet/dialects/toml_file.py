@@ -35,7 +35,7 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
     try:
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Mend the syntax there.")], kind) from error
+        raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Fix the syntax there.")], kind) from error
 
 
 def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:

@@ -52,7 +52,7 @@ class TorchTest:
 
     Attributes:
         case: the test's own.
-        required: of the definitions of its modules, and of those whose programs name its made-up weights.
+        required: of the definitions of its modules, and of those whose programs name its synthetic weights.
     """
 
     case: Case

@@ -110,13 +110,13 @@ class ModuleDefinition(Document):
     @model_validator(mode="after")
     def _import_is_of_onnx(self) -> ModuleDefinition:
         if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise FieldError("onnx_import", f"stands beside mlir {self.mlir!r}, which is not an .onnx file")
+            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
         return self
 
 
 def _check_type(text: str) -> None:
     if not TENSOR_TYPE.fullmatch(text):
-        raise FieldError("value", f"expected a tensor type beside 'url', such as 1x64xf16, found {text!r}")
+        raise FieldError("value", f"expected a tensor type with 'url', such as 1x64xf16, found {text!r}")
 
 
 class ArgumentSpec(Document):
@@ -158,7 +158,7 @@ class OutputSpec(Document):
 
 
 class Weight(Document):
-    """An archive of parameters: fetched, or made up for the parameters that a module names.
+    """An archive of parameters: fetched, or generated for the parameters that a module names.
 
     The first generation of iree-test-suites has no `type`: it fetches all of them.
     """

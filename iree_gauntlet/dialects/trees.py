@@ -58,7 +58,7 @@ def read_specs(
     Args:
         folders: spec folders.
         external: where files named by specs are; by default `external_test_files` or `test_suite_files` in
-            the spec folder or beside it.
+            the spec folder or next to it.
         modules: where module definitions of torch models are; by default the root of a spec, or the folder
             above it.
         configs: of operator suites and of ONNX models; by default those in the folder `configs` of each.
@@ -133,7 +133,7 @@ def _tree(folder: Path, external: Path | None, modules: Path | None) -> SpecTree
 
 
 def _external_folder(folder: Path) -> Path:
-    """In the spec folder or beside it; of one model's folder, or of a root's, where those of all models are."""
+    """In the spec folder or next to it; of one model's folder, or of a root's, where those of all models are."""
     above = folder.resolve().parents
     depth = next((n for n, base in enumerate((folder.resolve(), *above[:1]), 1) if base.name in _ROOT_NAMES), 0)
     candidates = [base / name for base in (folder, *above[: depth + 1]) for name in _EXTERNAL_NAMES]

@@ -164,5 +164,5 @@ def _syntax_problem(name: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         said = ", ".join(filter(None, (error.context, error.problem)))
-        return Problem(name, mark.line + 1 if mark else 0, "", f"is not YAML: {said}", "Mend the syntax there.")
+        return Problem(name, mark.line + 1 if mark else 0, "", f"is not YAML: {said}", "Fix the syntax there.")
     return Problem(name, 0, "", f"is not YAML: {str(error).splitlines()[0]}", "Save the file as plain text.")

@@ -171,5 +171,5 @@ def _parameter_flags(parameters: Sequence[Parameters], paths: Paths) -> list[str
 
 
 def makes_dumps(argv: Sequence[str]) -> bool:
-    """Whether a compile is asked for files beside the module, which no cache entry has."""
+    """Whether a compile is asked for files in addition to the module, which no cache entry has."""
     return any(flag.startswith(_DUMP_FLAGS) for flag in argv)

@@ -157,7 +157,7 @@ class Engine:
             self._session.cancel()
 
     def _fits(self, step: Step) -> bool:
-        """Whether there is memory for a compile beside others: the compiler holds a program several times."""
+        """Whether there is memory for one more compile: the compiler holds a program several times."""
         sizes = [Path(item.path).stat().st_size for item in step.inputs if Path(item.path).is_file()]
         free = self._memory.available()
         return free is None or free > _MEMORY_RESERVE + _MEMORY_PER_PROGRAM * sum(sizes)
@@ -167,7 +167,7 @@ class Engine:
             return Verdict.ERROR
         began = time.monotonic()
         self._session.log.start(step.id)
-        self._progress.step_started(_told(step))
+        self._progress.step_started(_event_fields(step))
         try:
             if step.skip or step.blocked:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
@@ -196,7 +196,7 @@ class Engine:
     def _finish(self, step: Step, result: Result, seconds: float) -> Verdict:
         result = self.results[step.id] = replace(result, seconds=seconds)
         self._session.log.result(step.id, result)
-        self._progress.step_finished(_told(step), result)
+        self._progress.step_finished(_event_fields(step), result)
         return result.verdict
 
     @contextmanager
@@ -254,7 +254,7 @@ class Engine:
         """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.
 
         Raises:
-            GauntletError: it cannot be had, or the run was cancelled.
+            GauntletError: it is not available, or the run was cancelled.
         """
         future: Future[Fetched] = Future()
 
@@ -301,7 +301,7 @@ def _with_gone_input(step: Step, result: Result) -> Result:
     return Result(Verdict.ERROR, what, notes=step.notes, tail=(hint,), command=result.command, log=result.log)
 
 
-def _told(step: Step) -> dict[str, Any]:
+def _event_fields(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
 
 

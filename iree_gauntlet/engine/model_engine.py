@@ -50,7 +50,7 @@ def model_session(run_dir: Path, progress: Progress, event: dict[str, Any]) -> I
 def model_engine(
     session: Session[Journal], workbench: Workbench, performers: Mapping[Stage, Callable[[Step], Result]]
 ) -> Engine:
-    """An engine with as many jobs as cores, that goes on after failures; arguments as for `Engine`."""
+    """An engine with as many jobs as cores, that continues after failures; arguments as for `Engine`."""
     jobs = machine_facts().cores
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     return Engine(session, workbench, options, performers)
@@ -64,6 +64,6 @@ def require_importer(toolchain: Toolchain) -> None:
     """
     if not toolchain.compiler.python or not toolchain.compiler.onnx_version:
         raise ToolchainError(
-            f"{toolchain.source} has no Python bindings, or no onnx package beside them",
+            f"{toolchain.source} has no Python bindings, or no onnx package with them",
             "A model is imported and measured through them; choose another IREE with --iree.",
         )

@@ -23,7 +23,7 @@ __all__ = ["MissingFile", "missing_files", "missing_text", "without_missing_file
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A file that cannot be had without the network.
+    """A file that is not available without the network.
 
     Attributes:
         url: where it comes from.
@@ -83,10 +83,10 @@ def missing_text(files: Sequence[MissingFile]) -> str:
 
 
 def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile]) -> tuple[Step, ...]:
-    """The steps of a plan, where those that fetch say what of theirs cannot be had."""
+    """The steps of a plan, where those that fetch say what of theirs is not available."""
     urls = {file.url for file in missing}
 
-    def told(step: Step) -> Step:
+    def with_missing(step: Step) -> Step:
         # Path.exists raises for a name that is too long.
         gone = [
             item.url
@@ -99,7 +99,7 @@ def without_missing_files(steps: Iterable[Step], missing: Sequence[MissingFile])
         count = f"{len(gone)} of {len(step.inputs)} files {'is' if len(gone) == 1 else 'are'} missing"
         return replace(step, cache=replace(step.cache, reason=f"{count}: {gone[0]}{more}"))
 
-    return tuple(map(told, steps))
+    return tuple(map(with_missing, steps))
 
 
 def _needs_network(store: ArtifactStore, url: str) -> bool:

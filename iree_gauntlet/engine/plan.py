@@ -137,12 +137,12 @@ class _Planner:
         return Plan(tuple(steps), tuple(sorted(self._problems)), tuple(sorted(self._broken)))
 
     def _reads_parameters(self, case: Case, asked: frozenset[Stage]) -> bool:
-        """Whether made-up weights of a case are of use: its check is planned, or they are asked for themselves."""
+        """Whether synthetic weights of a case are of use: its check is planned, or they are asked for themselves."""
         check = Stage.THRESHOLD if case.kind is Kind.QUALITY else Stage.BENCHMARK
         return check in self._stages or Stage.PARAMETERS in asked or self._stages == {Stage.FETCH}
 
     def _made_values(self, case: Case) -> Iterator[tuple[str, MadeValues]]:
-        """(scope, values) of the archives that are made up for a case."""
+        """(scope, values) of the archives that are generated for a case."""
         if case.id in self._with_made:
             yield from ((item.scope, item.made) for item in case.parameters if item.made)
 
@@ -353,7 +353,7 @@ class _Planner:
         )
 
     def _reference(self, case: Case) -> None:
-        """Has onnxruntime run a program that compiles: one that does not is told once, by the compiler."""
+        """Has onnxruntime run a program that compiles: the compiler reports one that does not, once."""
         compiled = self._module_needs(case.modules)
         step = self._step(case, Stage.REFERENCE, needs=compiled, resources=Resources(cores=1))
         self._add(reference_step(step, case.modules[-1], self._context))

@@ -90,7 +90,7 @@ def parameters_step(step: Step, scope: str, made: MadeValues, imported: Step | N
 
 
 def reference_step(step: Step, module: Module, context: PlanContext) -> Step:
-    """Completes the step in which onnxruntime runs a module's ONNX program on made-up inputs."""
+    """Completes the step in which onnxruntime runs a module's ONNX program on synthetic inputs."""
     source = _source(module, context)
     output = f"{step.folder}/reference.zip"
     ingredients = {

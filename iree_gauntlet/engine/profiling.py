@@ -1,8 +1,8 @@
 """Profiling a benchmark: what each dispatch takes, by the runtime's own means.
 
 `iree-benchmark-module` writes a profile (`--device_profiling_mode`, `--device_profiling_output`), and `iree-profile`
-beside it tells what is in it. Nothing here raises for what a tool does: a profile is an explanation, and where it
-cannot be had, the reason takes its place.
+next to it prints what is in it. Nothing here raises for what a tool does: a profile is an explanation, and where it
+is not available, the reason takes its place.
 
 A profile takes a time of its own, and its times are those of a program that is watched. They explain a difference;
 they are no evidence for one.
@@ -41,7 +41,7 @@ _OUTPUT = "device_profiling_output"
 # What the tool's help names: a CPU's dispatches are work of the host, a GPU's are timed by the device.
 _CPU_MODE = "queue-events,host-execution"
 _GPU_MODE = "dispatch-events"
-# What cannot stand beside a profile, or would time it otherwise.
+# What cannot be combined with a profile, or would time it otherwise.
 _REPLACED = ("--benchmark_", "--device_profiling_", "--device_capture_", "--device_replay_output")
 _REPLACED_FLAGS = ("--dispatch_statistics", "--print_device_statistics")
 # Invocations: so many that a median means something, no more than two seconds' worth, and bounded rows.
@@ -132,7 +132,7 @@ def compared(a: Profiling, b: Profiling, measured_ms: tuple[float, float] | None
     Args:
         a: one side.
         b: the other.
-        measured_ms: what A and B take without the profiler, which the reports set beside it.
+        measured_ms: what A and B take without the profiler, which the reports show with it.
     """
     record: dict[str, Any] = {
         "commands": {"a": list(a.commands), "b": list(b.commands)},
@@ -173,7 +173,7 @@ class _Work:
 
 
 def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
-    """`iree-profile`, which lies beside the native `iree-benchmark-module`.
+    """`iree-profile`, which lies next to the native `iree-benchmark-module`.
 
     Raises:
         _NoProfileError: this runtime writes no profiles, or cannot read them.

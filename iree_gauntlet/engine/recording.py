@@ -1,4 +1,4 @@
-"""Recording expected outputs: a model's published ONNX file, run by onnxruntime, beside its spec."""
+"""Recording expected outputs: a model's published ONNX file, run by onnxruntime, next to its spec."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def record_outputs(
 
     Raises:
         UsageError: the case is none that can be recorded.
-        ArtifactError: the model or an input cannot be had.
+        ArtifactError: the model or an input is not available.
         GauntletError: the recorder failed or refused an output.
     """
     folder = output_folder(case, spec)
@@ -184,8 +184,8 @@ def output_folder(case: Case, spec: Spec) -> Path:
     Raises:
         UsageError: its outputs are no files of its own, or lie in several folders or outside of the specs.
     """
-    beside = spec.path.with_suffix("")
-    hint = f"Remove them from the spec to have outputs recorded in {beside.name}/."
+    own_folder = spec.path.with_suffix("")
+    hint = f"Remove them from the spec to have outputs recorded in {own_folder.name}/."
     named = set()
     for argument in case.expected_outputs:
         url = urlsplit(argument.url)
@@ -195,14 +195,14 @@ def output_folder(case: Case, spec: Spec) -> Path:
             raise UsageError(f"{spec.name}: its outputs are no files of its own: {argument.url}", hint)
     if len(named) > 1:
         raise UsageError(f"{spec.name}: outputs lie in {len(named)} folders", "Keep them in one folder.")
-    folder = named.pop() if named else beside
+    folder = named.pop() if named else own_folder
     if not any(folder.resolve().is_relative_to(place.resolve()) for place in (spec.tree.folder, spec.tree.external)):
         raise UsageError(f"{spec.name}: its outputs lie outside of the specs, in {folder}", hint)
     return folder
 
 
 def _folder_of(path: Path, spec: Spec) -> Path:
-    """Where a named output belongs: one that is nowhere yet is looked for in the external files, and meant beside."""
+    """Where a named output belongs: external files first, else next to the spec, where one that is nowhere yet goes."""
     external = spec.tree.external
     if spec.torch and path.is_relative_to(external) and not path.parent.is_dir():
         return (spec.path.parent / path.relative_to(external)).parent

@@ -84,7 +84,7 @@ class Scheduler:
         """Runs everything and returns the verdicts by step id.
 
         Raises:
-            Whatever `work` raises, after what runs beside it has ended.
+            Whatever `work` raises, after what runs at the same time has ended.
         """
         with ThreadPoolExecutor(self._jobs + FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
             try:
@@ -213,7 +213,7 @@ class ReadyQueue:
         return None
 
     def take(self) -> list[Step]:
-        """Steps to start now: what fits beside what runs, and an exclusive one only when nothing else is left.
+        """Steps to start now: what fits next to what runs, and an exclusive one only when nothing else is left.
 
         Ask for skips first, until there is none.
         """

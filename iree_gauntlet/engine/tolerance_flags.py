@@ -1,4 +1,4 @@
-"""What is wrong with the tolerances that a case's flags give, told before anything runs."""
+"""What is wrong with the tolerances that a case's flags give, reported before anything runs."""
 
 from __future__ import annotations
 

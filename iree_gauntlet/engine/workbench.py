@@ -54,7 +54,7 @@ class Workbench:
         store: artifacts.
         modules: compiled modules.
         shared: modules that several machines share; None where there are none.
-        leases: what of the cache this process uses, beside artifacts and modules: the toolchain.
+        leases: what of the cache this process uses, in addition to artifacts and modules: the toolchain.
     """
 
     toolchain: Toolchain | None
@@ -84,7 +84,7 @@ def open_workbench(
 
     Args:
         request: which IREE, and the folder of the caches.
-        progress: is told of downloads.
+        progress: receives the progress of downloads.
         network: how files are fetched.
         need_toolchain: whether a missing one is an error; nothing is installed otherwise.
         look_only: whether nothing runs, so that the folders of caches and locks need not be there.

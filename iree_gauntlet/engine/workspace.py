@@ -76,15 +76,15 @@ class Selection:
         missing = each_once(
             (case.origin.file, case.blocked_reason) for case in self._cases if case.origin.file not in broken
         )
-        return [*self.doubts(), *_left_out(self.cases.left_out), *missing]
+        return [*self.file_warnings(), *_left_out(self.cases.left_out), *missing]
 
-    def doubts(self) -> list[str]:
+    def file_warnings(self) -> list[str]:
         """What is probably not as it was meant, one line each."""
         known = ", ".join(self.cases.known_markers)
         found = [f"no case has the marker {marker!r}; known: {known}" for marker in self.cases.unknown_markers]
         for file, count in sorted(Counter(problem.file for problem in self.cases.warnings).items()):
             found.append(f"{file}: {count} warning{'s' if count > 1 else ''}; `lint` lists them")
-        for file, count in sorted(Counter(problem.file for problem in self.cases.aimless).items()):
+        for file, count in sorted(Counter(problem.file for problem in self.cases.unmatched).items()):
             entries = "1 entry names" if count == 1 else f"{count} entries name"
             found.append(f"{file}: {entries} no case that is here; `lint` of the whole suite lists them")
         return [*found, *self.not_asked]
@@ -275,7 +275,7 @@ def suite_path(text: str) -> Path:
     named = project_folder() / "suites" / f"{text}.toml"
     if path.is_file() or path.suffix == ".toml" or not named.parent.is_dir():
         return path
-    # A folder is no suite: it is told to be one where no suite has its name.
+    # A folder is no suite: it is reported as one where no suite has its name.
     return path if path.exists() and not named.is_file() else shown(named)
 
 
@@ -328,7 +328,7 @@ def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None)
 
 
 def _includes(request: SelectionRequest, defaults: Defaults, suite: Suite | None) -> list[Include]:
-    """The options' globs; beside a suite, its own narrowed down by them."""
+    """The options' globs; with a suite, its own narrowed down by them."""
     # By itself: inside parentheses, `a) or (b` would mean something.
     MarkerExpression(request.markers)
     asked = Include(

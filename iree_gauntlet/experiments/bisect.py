@@ -110,7 +110,7 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
     """Fetches what the model needs, once and before any candidate: a download that fails is no candidate's fault.
 
     Raises:
-        GauntletError: something cannot be had.
+        GauntletError: something is not available.
         KeyboardInterrupt: it was interrupted.
     """
     run_dir = free_folder(folder / _FETCH_FOLDER)
@@ -129,7 +129,7 @@ class BisectSearch:
         question: what is looked for.
         judge: decides on candidates.
         log: where everything goes.
-        say: is told a line at a time how it goes.
+        say: receives a line for each thing that is done.
         earlier: what an earlier part of this bisect has judged, by label.
         every: judge every candidate, also where the search needs none.
     """

@@ -42,7 +42,7 @@ __all__ = ["compare"]
 
 # What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
-# What stays as it was unless a resumed comparison is told otherwise: blocks that count stay as they are.
+# What stays as it was unless a resumed comparison asks for something else: blocks that count stay as they are.
 _MAY_CHANGE = ("disturbed",)
 _LONGEST_REPETITION = 3600.0
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)

@@ -69,7 +69,7 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
     named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
     earlier = read_matrix(named) if named and resumed else None
     asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
-    # A mistake in the selection is told before anything is installed.
+    # A mistake in the selection is reported before anything is installed.
     chosen = choose(asked.request)
     folder = make_folder(named, "matrix")
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
@@ -108,7 +108,7 @@ class _Runs:
         """
         interrupted, stopped = False, ""
         try:
-            # Found all before the first run: their leases keep them there, and a typo is told at once.
+            # Found all before the first run: their leases keep them there, and a typo is reported at once.
             machines = {iree.label: self._found(iree) for iree in self._asked.irees if self._earlier(iree) is None}
             stopped = self._each(machines)
         except KeyboardInterrupt:
@@ -125,7 +125,7 @@ class _Runs:
                 self._presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
                 code = ExitCode.ERROR
-                self._presenter.line("left out: this IREE cannot be had")
+                self._presenter.line("left out: this IREE is not available")
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
@@ -143,7 +143,7 @@ class _Runs:
         return ExitCode(result["exit_code"])
 
     def _found(self, iree: AskedIree) -> Workbench | None:
-        """What an IREE means here, installed where it has to be; None where it cannot be had."""
+        """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
             request = self._with(iree)
             machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)

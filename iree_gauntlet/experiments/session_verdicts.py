@@ -196,8 +196,8 @@ class Rules:
 
     Attributes:
         plan: when to look, and the false-alarm rate of all looks together.
-        least: the least difference that matters; 0.01 is 1 %.
-        band: within which two times are the same.
+        least: the minimum effect; 0.01 is 1 %.
+        band: the equivalence margin, within which two times are the same.
         allow: the slowdown below which `not slower` will do.
         budget: seconds for all rounds of all models.
         seed: of the coins that choose the order of each block.

@@ -80,8 +80,8 @@ def only_shard(plan: Plan, request: ShardRequest) -> tuple[Plan, dict[str, Any] 
         return plan, None
     chain_of = {step.id: step.chain for step in plan.steps}
     needs = ((step.chain, chain_of[need]) for step in plan.steps for need in step.needs if need in chain_of)
-    chains, told = _chains_of(chain_of.values(), needs, asked, request)
-    return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), told
+    chains, entry = _chains_of(chain_of.values(), needs, asked, request)
+    return replace(plan, steps=tuple(step for step in plan.steps if step.chain in chains)), entry
 
 
 def only_shard_of_cases(cases: CaseSet, request: ShardRequest) -> tuple[Case, ...]:

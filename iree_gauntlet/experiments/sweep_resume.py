@@ -28,7 +28,7 @@ _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A run to go on with.
+    """A run to resume.
 
     Attributes:
         folder: of the run.
@@ -116,6 +116,6 @@ def _read(folder: Path) -> Earlier | None:
     try:
         record = read_journal(folder / JOURNAL)
     except GauntletError:
-        # Another run's journal is nothing to go on with, whatever is wrong with it.
+        # Another run's journal is nothing to resume, whatever is wrong with it.
         return None
     return Earlier(folder, record) if record.runs and "micro" in record.runs[-1] else None

@@ -55,7 +55,7 @@ def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: Mod
         profiling = _profile(side, measurement, processes, median, len(taken[name]) + 1)
         taken[name].append(profiling)
         if profiling.profile is None:
-            # The other side is asked all the same: both reasons are told.
+            # The other side is asked all the same: both reasons are reported.
             other = "B" if name == "A" else "A"
             if not taken[other]:
                 side, measurement, median = sides[other]

@@ -97,7 +97,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def _require_options_that_fit(options: argparse.Namespace) -> None:
     if options.cache_modules and options.force_recompile:
-        raise pytest.UsageError("--cache-modules beside --force-recompile: give one of the two")
+        raise pytest.UsageError("--cache-modules together with --force-recompile: give one of the two")
     if not options.test_file_directory:
         given = [name for name in (*_FOLDERS, "force_recompile", "cache_modules") if getattr(options, name)]
         if given:

@@ -1,6 +1,6 @@
 """Which conftest.py files are loaded where model tests run: those of the tests, and nobody else's options.
 
-A checkout of iree-test-suites has one beside its tests that defines our options. Two definitions of one option would
+A checkout of iree-test-suites has one next to its tests that defines our options. Two definitions of one option would
 end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model tests, those of
 the project's own Python tests are, too: they may import what is not there.
 """

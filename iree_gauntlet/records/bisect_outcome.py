@@ -96,12 +96,12 @@ class BisectOutcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader should know beside the answer."""
+        """What a reader should know in addition to the answer."""
         found = lock_remark(self.asked)
         changes = self.search.get("changes", [])
         if len(changes) > 1:
             text = "; ".join(f"{one} is {self.word_of(one)}, {other} {self.word_of(other)}" for one, other in changes)
-            found.append(f"there is more than one change, and the newest is told: {text}")
+            found.append(f"there is more than one change, and the newest is reported: {text}")
         third = [label for label in self.labels if self.judged.get(label, {}).get("third")]
         if third:
             values = ", ".join(f"{label} ({self.judged[label]['text']})" for label in third)

@@ -27,7 +27,7 @@ __all__ = [
     "runs_of_specs",
 ]
 
-_BENCH_AGAIN = "A `bench` is not gone on with: start it again, and what is done comes from the cache."
+_BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
 _GOOD = (Verdict.PASSED, Verdict.XFAILED, Verdict.SKIPPED)
@@ -49,7 +49,7 @@ class Asked:
 
 
 def newest_run(folder: Path) -> Path:
-    """The run of spec files that was written to last; benchmarks of Python models are not gone on with.
+    """The run of spec files that was written to last; benchmarks of Python models are not resumed.
 
     Raises:
         UsageError: there is none.
@@ -106,7 +106,7 @@ def asked_for(run_dir: Path) -> Asked:
     if record.runs and record.runs[-1].get("bench"):
         raise UsageError(f"{run_dir} is a benchmark of a Python model", _BENCH_AGAIN)
     if record.runs and "micro" in record.runs[-1]:
-        raise UsageError(f"{run_dir} is a run of `micro`", "Go on with it by `micro --resume`.")
+        raise UsageError(f"{run_dir} is a run of `micro`", "Continue it with `micro --resume`.")
     if not isinstance(asked, dict):
         raise UsageError(f"{run_dir} does not say what was selected", "Start a new run.")
     stages = asked["stages"]

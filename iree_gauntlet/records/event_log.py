@@ -32,7 +32,7 @@ __all__ = ["EventLog", "Journal", "Sync"]
 
 # Many lines share one fsync, which takes as long as thousands of writes.
 _SYNC_SECONDS = 0.02
-# What took as long would be missed, and a sync is little beside it.
+# What took as long would be missed, and a sync is little compared with it.
 _LONG_SECONDS = 1.0
 
 
@@ -51,7 +51,7 @@ class EventLog:
     the next event starts on a line of its own.
 
     Args:
-        path: the file, in a folder that exists. A lock file lies beside it.
+        path: the file, in a folder that exists. A lock file lies next to it.
         clock: gives the present time, with a time zone.
 
     Raises:
@@ -167,7 +167,7 @@ class EventLog:
                 if unsynced and descriptor is not None:
                     self._fsync(descriptor)
             except GauntletError as error:
-                # The next one who writes is told, and can act on it.
+                # The next one who writes gets the error, and can act on it.
                 self._failure = error
 
     def _open(self) -> int:
@@ -252,7 +252,7 @@ class Journal(EventLog):
         self.write("steps", {"steps": list(steps)})
 
     def start(self, step: str) -> None:
-        """Write that a step begins: of use only while it goes on, so that it need not last."""
+        """Write that a step begins: of use only while it runs, so that it need not last."""
         self.write("start", {"step": step}, sync=Sync.LATER)
 
     def result(self, step: str, result: Result) -> None:

@@ -60,5 +60,5 @@ def cache_line(outcome: RunOutcome) -> str:
 def version(toolchain: Mapping[str, Any], side: str) -> str | None:
     """`3.12.0 at 1f2e3d4c5b6a`, of its compiler or runtime; None where it is not known."""
     commit = str(toolchain.get(f"{side}_commit") or "")
-    told = str(toolchain.get(side) or "")
-    return f"{told}{f' at {commit[:12]}' if commit else ''}" if told else None
+    name = str(toolchain.get(side) or "")
+    return f"{name}{f' at {commit[:12]}' if commit else ''}" if name else None

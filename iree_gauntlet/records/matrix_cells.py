@@ -1,4 +1,4 @@
-"""The result of one chain with one IREE: the figures that are held beside those of other IREEs."""
+"""The result of one chain with one IREE: the figures that are compared with those of other IREEs."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def _together(how: Callable[[list[float]], float], figures: list[float | None]) 
 def _works(chain: ChainOutcome, wanting: list[StepOutcome]) -> bool | None:
     if chain.verdict in {Verdict.PASSED, Verdict.XPASSED}:
         return True
-    told = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
-    return False if told else None
+    conclusive = [step for step in wanting if not step.unfinished and step.verdict is not Verdict.INCONCLUSIVE]
+    return False if conclusive else None
 
 
 def _has_wrong_numbers(step: StepOutcome) -> bool:

@@ -1,13 +1,13 @@
-"""The result of a matrix: the journals of its runs, one for each IREE, put beside each other.
+"""The result of a matrix: the journals of its runs, one for each IREE, put side by side.
 
 Pure but for reading files: the same record and journals give the same outcome. A matrix that was killed, or is
 still under way, has an outcome like any other.
 
-The record, `matrix.jsonl`, lies beside the runs; `experiments/matrix.py` writes it. Its events:
+The record, `matrix.jsonl`, lies next to the runs; `experiments/matrix.py` writes it. Its events:
 
 - `matrix`: `irees` ({label, iree, folder} each, in the order given), what was selected and by which options. A
   resumed matrix appends another one.
-- `toolchain`: what a `label` turned out to be (`toolchain`), or why it cannot be had (`error`, `hint`).
+- `toolchain`: what a `label` turned out to be (`toolchain`), or why it is not available (`error`, `hint`).
 - `start`: the run of a `label` begins, or is resumed.
 - `result`: it finished with `exit_code`; `error` and `hint` where it could not be run to its end.
 - `end`: nothing more comes: `interrupted`, or `stopped` with the reason why IREEs were left out.

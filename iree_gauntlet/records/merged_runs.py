@@ -174,7 +174,7 @@ def _common(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _part(record: JournalRecord, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a run beside its steps."""
+    """What is kept of a run in addition to its steps."""
     end = record.end or {}
     return {
         "run": run.get("run", ""),
@@ -200,7 +200,7 @@ def _happened(record: JournalRecord) -> Iterable[dict[str, Any]]:
         if name in record.results and not record.started_again(name):
             yield record.result_event(name)
         elif complete and not started:
-            # Said here, since a shard beside it may have been killed.
+            # Said here, since another shard may have been killed.
             time = str((record.end or {}).get("time", ""))
             yield {"event": "result", "time": time, "step": name, "verdict": str(Verdict.SKIPPED), "reason": _STOPPED}
 

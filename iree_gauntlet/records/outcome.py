@@ -92,9 +92,9 @@ class RunOutcome:
         resumed: how often it was resumed.
         torn: whether the journal's last line was cut short (and left out).
         seconds: wall time, over all parts of a resumed run.
-        tool_seconds: wall time inside IREE's tools, summed over steps (steps may run beside each other).
+        tool_seconds: wall time inside IREE's tools, summed over steps (steps may run at the same time).
         compiles, imports, downloads: how the caches did.
-        made_inputs: how many inputs were made up from their seeds.
+        made_inputs: how many inputs were generated from their seeds.
         remarks: what a reader must know about the record itself, one line each.
         markers: the marker expression that its tests were selected by.
     """

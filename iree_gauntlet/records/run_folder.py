@@ -46,7 +46,7 @@ def asked_folder(kind: str, request: FolderRequest, log: str) -> tuple[Path | No
     if request.resume:
         folder = named or _newest(kind, log)
         if not (folder / log).is_file():
-            raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could go on with", "Name another --run-dir.")
+            raise UsageError(f"{shown(folder)} holds nothing that `{kind}` could resume", "Name another --run-dir.")
         return folder, True
     if named is not None and named.is_file():
         raise UsageError(f"{named} is a file", "Give a folder as --run-dir.")

@@ -64,7 +64,7 @@ class StepOutcome(Result):
 
     @property
     def name(self) -> str:
-        """Stage, with the role of a module beside the main one: `compile`, `compile.pipeline`."""
+        """Stage, with the role of a module other than the main one: `compile`, `compile.pipeline`."""
         return f"{self.stage}.{self.role}" if self.role else self.stage
 
     @property

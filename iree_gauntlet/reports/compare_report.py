@@ -46,8 +46,8 @@ _CHANGE_COLUMNS = (
     *(Column(title, Kind.NUMBER) for title in ("A", "B", "change")),
 )
 _CHANGE_NOTE = (
-    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps beside other work. "
-    "Compile times are compared in rounds alone: --metric compile-time."
+    "Sizes and counts are exact. ~: one measurement a side, from when the module was made, perhaps with other work "
+    "at the same time. Compile times are compared in rounds alone: --metric compile-time."
 )
 _ERRORS = ("error", "inconclusive", "not measured")
 _DISPATCH_COLUMNS = (
@@ -137,7 +137,7 @@ def _headline(record: ComparisonRecord, rows: list[TimeRow]) -> str:
         span = span_text(mean["low"], mean["high"])
         counts += f"; geometric mean {ratio_text(mean['ratio'])} ({span}, {100 * mean['confidence']:g} %)"
     if record.end is None:
-        return f"{counts}; unfinished: it was killed, or goes on"
+        return f"{counts}; unfinished: it was killed, or still runs"
     return f"{counts}; interrupted" if record.end.get("interrupted") else counts
 
 
@@ -259,11 +259,11 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
     measured = record.get("measured")
     if measured is not None:
         a, b = measured["a_ns"], measured["b_ns"]
-        told = f"measured without the profiler: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
+        note = f"measured without the profiler: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
         seen = record["b_ns"] - record["a_ns"]
         if b != a and not 1 / _UNLIKE <= seen / (b - a) <= _UNLIKE:
-            told += "; the profile shows another difference, and does not explain this one"
-        notes.insert(0, told)
+            note += "; the profile shows another difference, and does not explain this one"
+        notes.insert(0, note)
     return notes
 
 
@@ -320,7 +320,7 @@ def _compile_row(change: Mapping[str, Any]) -> tuple[Cell, ...]:
 
 def _figure(value: float | None, unit: str, *, exact: bool) -> str:
     if value is None:
-        return "not told"
+        return "not reported"
     if unit == "bytes" and not exact:
         return byte_size(value)
     return f"{whole(value)} {unit}".rstrip()

@@ -90,7 +90,7 @@ def time_rows(record: ComparisonRecord) -> list[TimeRow]:
         verdict = record.verdicts.get(model)
         if verdict is None:
             blocks = record.begun[model]
-            taken = f"cut short after {blocks} blocks of rounds; `compare --resume` goes on with them"
+            taken = f"cut short after {blocks} blocks of rounds; `compare --resume` continues with them"
             why = taken if blocks else "its turn did not come"
             rows.append(TimeRow(model, "not measured", reason=why))
         else:
@@ -180,7 +180,7 @@ def _change(
         return Change(model, name, before, after, "", notable=False)
     ratio = b / a if a > 0 else math.inf
     change = ratio_text(ratio) if math.isfinite(ratio) else "new"
-    # One measurement, perhaps beside other work or of another day.
+    # One measurement, perhaps with other work at the same time, or of another day.
     change = change if counted or name == "largest error" else f"~{change}"
     return Change(model, name, before, after, change, notable=counted or abs(ratio - 1) > _NOTABLE)
 

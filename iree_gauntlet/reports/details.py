@@ -45,7 +45,7 @@ def check_line(check: Check) -> str:
         return f"{name}: {measured}{', within' if check.passed else ' failed against'} {limit}{note}"
     passed = ", passed," if check.passed else ""
     share = f", +{100 * over / check.limit:.1f} %" if check.limit > 0 else ""
-    return f"{name}: {measured}{passed} is over {limit} by {figure(over, check.unit)}{share}{note}"
+    return f"{name}: {measured}{passed} exceeds {limit} by {figure(over, check.unit)}{share}{note}"
 
 
 def comparison_line(output: OutputComparison) -> str:
@@ -103,7 +103,7 @@ def finding_lines(step: StepOutcome) -> list[str]:
 
 
 def measured_lines(step: StepOutcome) -> list[str]:
-    """What was measured beside the checks: samples, statistics, cache, memory, files fetched."""
+    """What was measured in addition to the checks: samples, statistics, cache, memory, files fetched."""
     lines = []
     if step.samples is not None and step.samples.real_time_ms:
         spread = step.samples.stdev_ms

@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?![\w])")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Failures that are one to whoever mends them.
+    """Failures that are one to whoever fixes them.
 
     Attributes:
         stage: in which they failed.

@@ -30,7 +30,7 @@ RECORDS: dict[str, Callable[[Path], Reports]] = {
 
 
 def write_reports(folder: Path) -> Reports:
-    """Write the reports of an experiment beside its record.
+    """Write the reports of an experiment next to its record.
 
     Args:
         folder: of the experiment; it may have been killed, or be under way.

@@ -146,16 +146,16 @@ def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change
 def _jumps(chain: str, kind: ChangeKind, figures: list[tuple[str, float | None]], least: float) -> Iterator[Change]:
     """One line with every value that is further than `least` from the one before it."""
     known = [(label, value) for label, value in figures if value is not None]
-    told = known[:1]
+    jumps = known[:1]
     for before, (label, value) in itertools.pairwise(known):
         share = ratio(value, before[1])
         if value != before[1] and (share is None or max(share, 1 / share if share else math.inf) > 1 + least):
-            if told[-1] != before:
-                told.append(before)
-            told.append((label, value))
-    if len(told) < 2:
+            if jumps[-1] != before:
+                jumps.append(before)
+            jumps.append((label, value))
+    if len(jumps) < 2:
         return
     unit = " ms" if kind is ChangeKind.TIME else ""
     write = milliseconds if kind is ChangeKind.TIME else whole
-    text = " → ".join(f"{write(value)}{unit} ({label})" for label, value in told)
-    yield Change(kind, chain, tuple(label for label, _ in told), text)
+    text = " → ".join(f"{write(value)}{unit} ({label})" for label, value in jumps)
+    yield Change(kind, chain, tuple(label for label, _ in jumps), text)

@@ -33,7 +33,7 @@ _NOTES: tuple[Text, ...] = (
         Name("gauntlet compare A B"),
         ".",
     ),
-    ("Compiles ran beside each other, unless with -j 1; times of those from the cache are from when they were made.",),
+    ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
 )
 _LEGEND = (
     "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",
@@ -217,8 +217,8 @@ def _counted(write: Callable[[float], str], value: float | None, base: float | N
     share = ratio(value, base)
     if share is None or value == base:
         return write(value)
-    told = ratio_text(share)
-    return f"{write(value)} {told if told != ratio_text(1) else ''}{_arrow(share, 0.0)}"
+    text = ratio_text(share)
+    return f"{write(value)} {text if text != ratio_text(1) else ''}{_arrow(share, 0.0)}"
 
 
 def _seconds(value: float | None) -> str:

@@ -43,7 +43,7 @@ def print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 class Output(io.TextIOBase):
-    """A stream whose reader may go away (`| head`), or whose disk may be full: what runs goes on without it.
+    """A stream whose reader may go away (`| head`), or whose disk may be full: what runs continues without it.
 
     Attributes:
         lost: why it takes nothing any more; empty while it does.

@@ -1,4 +1,4 @@
-"""How commands show runs: progress while they go on, reports when they are over."""
+"""How commands show runs: progress while they run, reports when they are over."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _tables(table: Table, width: int) -> Iterator[rich.table.Table]:
 
 
 def _parts(shown: Sequence[int], needed: Sequence[int], width: int) -> Iterator[list[int]]:
-    """The first column, beside as many of the others as there is room for, and so on; at least one."""
+    """The first column, with as many of the others as there is room for, and so on; at least one."""
     part = [*shown[:1]]
     for index in shown[1:]:
         if len(part) > 1 and sum(needed[other] for other in part) + needed[index] > width:

@@ -82,7 +82,7 @@ def _inline(part: str | Name | Link, *, first: bool) -> str:
         return code(part.text)
     if isinstance(part, Link):
         return f"[{escape(part.text)}]({quote(part.url, safe=':/?#=&+@%~')})"
-    # Beside other parts, spaces at the ends count, and the beginning is not that of a line.
+    # Next to other parts, spaces at the ends count, and the beginning is not that of a line.
     before = "" if first else "!"
     text = part if len(part) <= _LONGEST else f"{part[: _LONGEST - 1]}…"
     return escape(f"{before}{text}!", 2 * _LONGEST)[len(before) : -1]

@@ -1,4 +1,4 @@
-"""Writing reports where they belong: beside the record that they are made from, and into a CI job's summary."""
+"""Writing reports where they belong: next to the record that they are made from, and into a CI job's summary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reports:
     headline: str
 
     def write(self, folder: Path) -> None:
-        """Write them beside the record.
+        """Write them next to the record.
 
         Raises:
             GauntletError: they cannot be written.

@@ -72,7 +72,7 @@ def file_lock(path: Path, waiting: Callable[[float], None] | None = None, timeou
         timeout: seconds to wait at most.
 
     Raises:
-        TimeoutError: it was not to be had in that time.
+        TimeoutError: it was not available in that time.
         OSError: as for `take_lock`.
     """
     started, patience = time.monotonic(), _PATIENCE_SECONDS
@@ -131,7 +131,7 @@ class LockFile:
             os.close(descriptor)
 
     def remove(self) -> None:
-        """Give the lock back and delete its file; those who wait for it go on with a new one."""
+        """Give the lock back and delete its file; those who wait for it continue with a new one."""
         if self._descriptor is not None:
             self._path.unlink(missing_ok=True)
             self.release()

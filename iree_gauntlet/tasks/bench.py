@@ -170,7 +170,7 @@ def _folders(options: BenchOptions) -> tuple[Path, ...]:
 
 
 def _plan(options: BenchOptions, folders: Sequence[Path]) -> BuildPlan:
-    """What the builder is told."""
+    """The builder's input."""
     return BuildPlan(
         models_dirs=tuple(map(str, folders)),
         model=options.model,

@@ -72,7 +72,7 @@ _IREES = Option(
             # What failed lies in one run; a matrix has several.
             *(option.name for option in RUNNING if option.name != "last_failed"),
             fail_fast="Stop at the first failure, and after the first IREE that fails.",
-            resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed goes on.",
+            resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",
             run_dir="Folder of this matrix (default: runs/<time>-matrix).",
         ),
         *options_of(RunRequest),

@@ -116,7 +116,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
     from iree_gauntlet.engine.tolerance_flags import loose_tolerances, wrong_tolerances  # noqa: PLC0415
 
     selection = select(request, Defaults(targets=FAMILIES), for_problems=True)
-    _warn(selection.doubts())
+    _warn(selection.file_warnings())
     # One that was not selected is a mistake all the same.
     found = selection.cases
     problems = [*found.problems, *found.left_out, *found.broken]
@@ -141,9 +141,9 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         sys.stdout.write(f"warning: {line}\n")
     loose = _tolerance_problems(found.cases, loose_tolerances)
     part = any((request.model, request.submodel, request.filename, request.markers))
-    # Of a part of a suite, `doubts` has said how many entries name none of its cases.
-    aimless = () if part or len(found.aimless) > len(found.cases) else found.aimless
-    passed_over = (*found.warnings, *aimless, *loose)
+    # Of a part of a suite, `file_warnings` has said how many entries name none of its cases.
+    unmatched = () if part or len(found.unmatched) > len(found.cases) else found.unmatched
+    passed_over = (*found.warnings, *unmatched, *loose)
     for problem in passed_over:
         sys.stdout.write(f"warning: {problem}\n")
     for note in notes:
@@ -153,7 +153,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         raise SpecError(problems)
     warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
-    sys.stdout.write(f"{_counted(files, 'spec file')} {'is' if files == 1 else 'are'} sound{warned}\n")
+    sys.stdout.write(f"{_counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
     return ExitCode.OK
 
 
@@ -171,7 +171,7 @@ def _missing_files(cases: Iterable[Case]) -> list[Problem]:
         for field, url in urls_of(case)
         if (path := file_path(url)) and path not in case.blocked_reason and not os.path.exists(path)  # noqa: PTH110
     }
-    hint = "Put it there, or mend the path."
+    hint = "Put it there, or fix the path."
     return [problem_of_field(file, field, f"the file {path} is missing", hint) for file, field, path in sorted(missing)]
 
 

@@ -105,8 +105,8 @@ class Environments:
         folder: where they lie; made when the first one is.
         installer: what installs.
         offline: nothing is installed.
-        use: is told of an environment's folder before it is looked for, so that nobody removes it.
-        news: is told in a line what takes long.
+        use: called with an environment's folder before it is looked for, so that nobody removes it.
+        news: receives a line for each thing that takes long.
     """
 
     def __init__(

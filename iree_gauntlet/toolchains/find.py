@@ -37,7 +37,7 @@ class Place:
     """Where toolchains are looked for.
 
     Attributes:
-        installed: finds the one that is installed beside this toolkit.
+        installed: finds the one that is installed with this toolkit.
         environments: of the cache.
         nightly_links: page or folder with links to nightly wheels.
         hash_of: SHA-256 of a file's content.
@@ -55,7 +55,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
     """Compiler and runtime that were asked for, installed where they are releases and are not there.
 
     Raises:
-        ToolchainError: one cannot be had, or lacks a tool.
+        ToolchainError: one is not available, or lacks a tool.
         UsageError: a choice means nothing here.
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
@@ -106,7 +106,7 @@ def _where(choice: Choice, place: Place, tools: tuple[str, ...]) -> tuple[Path |
 
 
 def _find_on_path(tools: Sequence[str], search_path: str) -> Path:
-    """The first one of several tools that belong together; the others must lie beside it.
+    """The first one of several tools that belong together; the others must lie next to it.
 
     Args:
         tools: their names.
@@ -230,7 +230,7 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
 
 
 def _nearest(version: Version, place: Place, sources: Sources) -> str | None:
-    """The versions beside one that does not exist; None where it does."""
+    """The versions close to one that does not exist; None where it does."""
     installer = place.environments.installer
     sources = replace(sources, pre=version.is_prerelease)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Flag", "FlagSet", "parse_compiler_help", "parse_runtime_help", "split_flags"]
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
-# `  --flag`; six spaces where several flags set one value. Descriptions go on far to the right.
+# `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.
 _COMPILER_OPTION = re.compile(r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<))?(?=[\s<\[]|$)", re.MULTILINE)
 # A flag of IREE's runtime: `--flag=default`, or `# --flag=...` where it has no default.
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)$).*)?(?:=.*)?$")

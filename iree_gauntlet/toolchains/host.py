@@ -35,7 +35,7 @@ __all__ = ["HostCpu", "compiler_host_cpu", "host_cpu", "host_identity", "means_h
 _HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 _TIMEOUT_SECONDS = 30.0
 
-# Fields of /proc/cpuinfo from which LLVM's host detection, or the same facts, can be told: x86, Arm, RISC-V,
+# Fields of /proc/cpuinfo from which LLVM's host detection, or the same facts, follow: x86, Arm, RISC-V,
 # Power. Left out are those that differ between equal machines (frequency, microcode, bogomips).
 _KIND = (
     "vendor_id",
@@ -82,7 +82,7 @@ class HostCpu:
 def host_identity() -> str:
     """What `host` means on this machine, for a cache key and for people.
 
-    It is told from what the system says of the CPU, so a new kernel that names more features makes a new
+    It follows from what the system says of the CPU, so a new kernel that names more features makes a new
     identity: a needless compile, never a wrong one.
     """
     return host_cpu().identity

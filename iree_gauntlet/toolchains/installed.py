@@ -31,7 +31,7 @@ IMPORTER = "iree.compiler.tools.import_onnx"
 def find_installed(python: str | None = None) -> Toolchain:
     """The IREE wheels of a Python environment.
 
-    The native programs inside the wheels are taken, not the wrapper scripts beside the interpreter, which
+    The native programs inside the wheels are taken, not the wrapper scripts next to the interpreter, which
     cost a Python start each.
 
     Args:

@@ -42,7 +42,7 @@ _PIP_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where packages come from, beside the user's own settings.
+    """Where packages come from, in addition to the user's own settings.
 
     Attributes:
         find_links: a page or folder with links to wheels; empty for none.
@@ -77,7 +77,7 @@ class Installer:
         Args:
             folder: must not exist.
             held: descriptor of a lock that is held for as long as the program lives.
-            news: is told in a line what goes on.
+            news: receives a line for each thing that is done.
 
         Raises:
             ToolchainError: it cannot be made.

@@ -55,7 +55,7 @@ def toolchain_place(
         configuration: of the project and the user.
         use: takes a lease of the cache on an environment.
         hash_of: SHA-256 of a file's content.
-        installed: finds the one beside this toolkit.
+        installed: finds the one that is installed with this toolkit.
         offline: nothing is installed.
     """
     environments = Environments(

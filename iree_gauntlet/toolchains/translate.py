@@ -50,7 +50,7 @@ class Rename:
         to_new: value under the old name → value under the new one, both in lower case; empty where values
             stay as they are. The key "" is the flag without a value. What is not listed cannot be said.
         to_old: the same the other way.
-        with_new: a flag and value that must stand beside the new name to mean the same.
+        with_new: a flag and value that must be given with the new name to mean the same.
         tools: which tools have it.
     """
 

@@ -71,7 +71,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         archive: the file to write.
 
     Raises:
-        GauntletError: a file cannot be had, or the archive cannot be written.
+        GauntletError: a file is not available, or the archive cannot be written.
     """
     if not archive:
         raise UsageError("--output is missing: which archive is to be written?", "Such as --output suite.tar")
@@ -153,12 +153,13 @@ def _fetched(steps: Sequence[Step], store: ArtifactStore) -> list[Fetched]:
                 failed.append(error)
     if failed:
         lines = [f"  {error.what}" for error in failed]
-        raise GauntletError(f"{len(failed)} of {len(urls)} files cannot be had:\n" + "\n".join(lines), failed[0].hint)
+        what = f"{len(failed)} of {len(urls)} files are not available:\n"
+        raise GauntletError(what + "\n".join(lines), failed[0].hint)
     return found
 
 
 def _module_keys(steps: Sequence[Step]) -> list[str]:
-    """Keys of the modules that the cache has; made-up weights are made on the other machine."""
+    """Keys of the modules that the cache has; synthetic weights are made on the other machine."""
     stages = (Stage.IMPORT, Stage.COMPILE)
     return list(dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit))
 
@@ -178,7 +179,7 @@ def _packing(folder: Path, key: str) -> Callable[[], Iterator[bytes]]:
             yield from pack(folder, key)
         except DamageError as error:
             what = f"module {key[:12]} in {folder}: {error}"
-            raise GauntletError(what, "`cache.verify` mends the cache; then export again.") from error
+            raise GauntletError(what, "`cache.verify` repairs the cache; then export again.") from error
 
     return content
 
@@ -211,7 +212,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
 
 def _changed(file: Packed) -> GauntletError:
     what = f"{file.url or file.name} is not what it was when it was hashed: nothing was written"
-    return GauntletError(what, "`cache.verify` finds and mends what is damaged.")
+    return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
 def _hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:

@@ -128,7 +128,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     if not present and not isinstance(source, FileSource):
         folder = f"incoming/{lock_of(place.root, url).stem}"
         begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
-        lines[1:1] = [f"{human_bytes(item.present)} of it have arrived: the next fetch goes on" for item in begun]
+        lines[1:1] = [f"{human_bytes(item.present)} of it have arrived: the next fetch continues" for item in begun]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK if present else ExitCode.ERROR
 

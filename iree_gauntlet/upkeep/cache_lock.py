@@ -68,7 +68,7 @@ def lock_hashes(asked: LockRequest) -> ExitCode:
             with _both_locked(place, progress):
                 registry, learnt = _read(place)
                 relock = plan_relock(registry, learnt, refreshed, named=named, prune=asked.prune)
-                # In this order: a kill between the two leaves a hash in both, which the next time mends.
+                # In this order: a kill between the two leaves a hash in both, which the next time repairs.
                 if relock.changes:
                     write_registry(registry.path, relock.entries)
                 if relock.leaving:
@@ -191,7 +191,7 @@ def _names(path: Path) -> set[str]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        hint = "Mend or remove it: it might name an artifact, so nothing was changed."
+        hint = "Fix or remove it: it might name an artifact, so nothing was changed."
         raise SpecError([Problem(str(path), 0, "", f"cannot be read: {error}", hint)]) from error
     names = set()
     for text in _strings(document):

@@ -52,14 +52,14 @@ def verify(asked: VerifyRequest) -> ExitCode:
                     write_line(f"{said}: {finding.item.kind} {finding.item.name}: {finding.what}")
         seconds = time.perf_counter() - started
         damaged = [finding for finding in findings if finding.condition is Condition.DAMAGED]
-        mended = 0
+        repaired = 0
         if damaged and asked.check_only:
             sys.stdout.write("nothing was changed (--check-only)\n")
         elif damaged:
             with open_progress(sys.stderr) as progress:
-                mended = sum(_mend(place, finding, progress, offline=asked.offline) for finding in damaged)
-    _summary(findings, mended, seconds)
-    return ExitCode.ERROR if mended < len(damaged) else ExitCode.OK
+                repaired = sum(_repair(place, finding, progress, offline=asked.offline) for finding in damaged)
+    _summary(findings, repaired, seconds)
+    return ExitCode.ERROR if repaired < len(damaged) else ExitCode.OK
 
 
 def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
             raise
 
 
-def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bool) -> bool:
+def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: bool) -> bool:
     """Whether the damage is gone."""
     item, path = finding.item, place.root / finding.item.path
     if item.kind is ItemKind.MODULE:
@@ -93,30 +93,30 @@ def _mend(place: CachePlace, finding: Finding, progress: Painter, *, offline: bo
     if item.kind is ItemKind.WHEEL or item.name.startswith("random/"):
         with place.leases.collecting():
             if item.path in place.leases.in_use():
-                write_line(f"not mended: {item.name}: another process uses it; verify again when it has ended")
+                write_line(f"not repaired: {item.name}: another process uses it; verify again when it has ended")
                 return False
             path.unlink(missing_ok=True)
         write_line(f"removed: {item.kind} {item.name}; it comes again when it is needed")
         return True
     if not finding.url:
-        write_line(f"not mended: {item.name}: no record says where it comes from; delete it, and fetch again")
+        write_line(f"not repaired: {item.name}: no record says where it comes from; delete it, and fetch again")
         return False
     try:
         fetched = place.store(progress, offline=offline).fetch(finding.url)
     except GauntletError as error:
-        write_line(f"not mended: {item.name}: {error.what}")
+        write_line(f"not repaired: {item.name}: {error.what}")
         return False
     write_line(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
     return True
 
 
-def _summary(findings: Sequence[Finding], mended: int, seconds: float) -> None:
+def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
     size = human_bytes(sum(finding.item.bytes for finding in findings))
     damaged = counts[Condition.DAMAGED]
     text = f"verified {len(findings)} items, {size} in {seconds:.1f} s: {counts[Condition.GOOD]} good"
     if damaged:
-        text += f", {damaged} damaged ({mended} mended)"
+        text += f", {damaged} damaged ({repaired} repaired)"
     if counts[Condition.UNKNOWN]:
         text += f", {counts[Condition.UNKNOWN]} that no record knows"
     sys.stdout.write(f"{text}\n")
@@ -128,7 +128,7 @@ def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Findin
     Args:
         root: the cache's folder.
         item: the module.
-        read: is told of each block's bytes.
+        read: called with each block's size.
     """
     folder = root / item.path
     try:

@@ -1,4 +1,4 @@
-"""The task `golden.show`: every golden of a selection, beside what was measured for it last."""
+"""The task `golden.show`: every golden of a selection, with what was measured for it last."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def show(request: SelectionRequest, asked: GoldenShowRequest) -> ExitCode:
 
     Args:
         request: the selection.
-        asked: beside which runs, and in which form.
+        asked: with which runs, and in which form.
 
     Raises:
         UsageError: an option names what does not exist.
@@ -138,11 +138,11 @@ def _record(standing: Standing) -> dict[str, Any]:
 
 def _document(standings: Sequence[Standing]) -> Document:
     counts = Counter(item.verdict for item in standings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     remarks = Counter(item.note for item in standings if item.note and item.run)
     return Document(
         "",
-        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {told}",
+        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {verdicts}",
         (),
         (Table(_COLUMNS, tuple(map(_row, standings))),),
         remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),

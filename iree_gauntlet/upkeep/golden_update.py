@@ -75,7 +75,7 @@ def update(asked: GoldenUpdateRequest) -> ExitCode:
 def _runs(asked: GoldenUpdateRequest) -> list[Path]:
     """Folders of the runs that are asked, the oldest first."""
     if asked.run and asked.last != 1:
-        raise UsageError("--run beside --last: which runs?", "Give one of the two.")
+        raise UsageError("--run together with --last: which runs?", "Give one of the two.")
     if asked.run:
         return [run_named(text, "--run") for text in asked.run]
     newest_run(runs_folder())

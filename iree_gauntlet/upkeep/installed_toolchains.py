@@ -39,11 +39,11 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
     Args:
         versions: words that name releases, ranges, nightlies; or the path of a folder of wheels.
         cache_dir: folder of the cache; empty for the project's.
-        offline: what is not in the cache cannot be had.
+        offline: what is not in the cache is not available.
 
     Raises:
         UsageError: a name means nothing that can be installed.
-        ToolchainError: one cannot be had; those before it stay.
+        ToolchainError: one is not available; those before it stay.
     """
     choices = [_installable(text) for text in _names(versions, "install")]
     place, _leases = _open(cache_dir, offline=offline)

@@ -114,7 +114,7 @@ def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], releas
 def _steady(
     run: Path, record: JournalRecord, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
-    """Those that come out the same every time; the others are told."""
+    """Those that come out the same every time; the others are reported."""
     words = f"{len(candidates)} case{'s' if len(candidates) > 1 else ''}, {count} time{'s' if count > 1 else ''}"
     sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
     # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.

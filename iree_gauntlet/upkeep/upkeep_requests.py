@@ -19,7 +19,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest(CacheRequest):
-    """Which damage of a cache is mended."""
+    """Which damage of a cache is repaired."""
 
     check_only: bool = option(False, "Say what is damaged, and change nothing.")
     offline: bool = option(False, "Never touch the network: what is damaged stays, unless it can be made here.")

@@ -289,7 +289,7 @@ def test_an_interrupted_run_leaves_only_what_can_be_gone_on_with(server: Server,
     wait_until(lambda: list(incoming.glob("*/*")))
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=LIMIT_SECONDS)
-    assert {path.name for path in incoming.glob("*/*")} <= {"data", "state.jsonl"}, "only what can be gone on with"
+    assert {path.name for path in incoming.glob("*/*")} <= {"data", "state.jsonl"}, "only what can be resumed"
     assert _nothing_there(tmp_path)
 
 

@@ -18,7 +18,7 @@ from iree_gauntlet.artifacts.sources import (
 )
 from iree_gauntlet.errors import ArtifactError
 
-# Characters that make trouble, beside ordinary ones.
+# Characters that make trouble, with ordinary ones.
 _CHARACTERS = "aAbB01._-+=~%@&;,:!$()*' "
 _SEGMENTS = st.one_of(
     st.text(_CHARACTERS, max_size=12),
@@ -116,7 +116,7 @@ _NEARLY_PLAIN = st.lists(
 @example("h", "a/model.mlir")
 @example("h", "a.b/model.mlir")
 def test_a_name_does_not_depend_on_how_the_scheme_is_spelled(host: str, path: str) -> None:
-    # Of the two, only the lower-case one can be told to be plain at first sight.
+    # Of the two, only the lower-case one is recognised as plain at first sight.
     assert _name_or_none(f"https://{host}/{path}") == _name_or_none(f"HTTPS://{host}/{path}")
 
 

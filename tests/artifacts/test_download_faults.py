@@ -1,4 +1,4 @@
-"""Downloads from Azurite through a proxy with faults: what users are told, what is on disk after, that it heals.
+"""Downloads from Azurite through a proxy with faults: what users see, what is on disk after, that it heals.
 
 Every fault is a row of docs/reference/failures.md; what is said here is what the page says.
 """
@@ -118,15 +118,15 @@ def changing(azurite: Azurite, container: str, proxy: FaultProxy) -> Changing:
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def listed(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Requires that something was said which the test's row of docs/reference/failures.md says."""
     name = (request.path.name, request.function.__name__)
     patterns = [pattern for row in fault_rows() if name in row.tests for pattern in row.said]
 
-    def told(text: str) -> None:
+    def listed(text: str) -> None:
         assert any(pattern.search(text) for pattern in patterns), f"not in docs/reference/failures.md: {text}"
 
-    return told
+    return listed
 
 
 def _heals(
@@ -161,16 +161,16 @@ def _require_nothing(root: Path, url: str) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_connection_that_is_cut(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], *, reset: bool
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, reset: bool
 ) -> None:
-    """In the first part, and in a later one: each goes on where it broke off."""
+    """In the first part, and in a later one: each continues where it broke off."""
     proxy.faults += [
         Fault(cut_after=300_000, reset=reset),
         Fault(cut_after=400_000, reset=reset, from_byte=2 * PART),
     ]
     fetched = _heals(tmp_path, url)
     for note in fetched.notes[:2]:
-        told(note)
+        listed(note)
     assert not proxy.faults[0].times
     assert not proxy.faults[1].times
     # What a machine had sent when it crashed may be lost on the way, but not more than that.
@@ -178,43 +178,43 @@ def test_a_connection_that_is_cut(
 
 
 def test_connections_that_bring_little(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     """Each is cut after a few bytes: that is progress, so there is no end of trying."""
     proxy.faults.append(Fault(times=None, cut_after=100_000))
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert proxy.sent == SIZE
 
 
-def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_network_that_goes_away(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     error = broken_off(tmp_path, url, proxy, 3 * PART, Fault(cut_after=0))
-    told(error)
+    listed(error)
     assert url in error
     _require_nothing(tmp_path, url)
     assert partials(tmp_path) == _KEPT
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert proxy.sent == SIZE - 3 * PART
 
 
 @pytest.mark.parametrize("first", [0, 3 * PART])
-def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], first: int) -> None:
-    """It goes on where the silence began."""
+def test_a_stall(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], first: int) -> None:
+    """It continues where the silence began."""
     stalls = Fault(from_byte=first, to_byte=first + PART, times=50, stall_after=400_000, until_back=True)
     proxy.faults.append(stalls)
     fetched = _heals(tmp_path, url, policy=replace(QUICK, retries=ENDLESS, stall_timeout=SHORT))
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert set(proxy.stalled) & set(proxy.requests)
 
 
-def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     broken_off(tmp_path, url, proxy, 2 * PART, Fault(status=500))
     proxy.faults += [
         Fault(from_byte=2 * PART, times=3, stall_after=100_000),
         Fault(from_byte=2 * PART, times=None, stall_after=0),
     ]
-    told(_failure(tmp_path, url, policy=replace(QUICK, stall_timeout=SHORT)))
+    listed(_failure(tmp_path, url, policy=replace(QUICK, stall_timeout=SHORT)))
     assert partials(tmp_path) == _KEPT
     proxy.faults.clear()
     proxy.reset_counts()
@@ -222,20 +222,20 @@ def test_a_server_that_falls_silent(proxy: FaultProxy, url: str, tmp_path: Path,
     assert proxy.sent <= SIZE - 2 * PART
 
 
-def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_server_that_is_busy(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     proxy.faults.append(Fault(status=503, retry_after="1", times=2))
     waits = Waits()
     fetched = _heals(tmp_path, url, policy=waits.of(QUICK))
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert "1.0 s" in fetched.notes[0]
     assert waits.seconds == [1.0, 1.0]
     assert proxy.requests.count(0) == 3
 
 
 def test_a_server_that_is_busy_in_the_middle(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
-    """One connection is told to wait: the others, which are answered afterwards, wait as well."""
+    """One connection has to wait: the others, which are answered afterwards, wait as well."""
     clock, waits, told_to_wait = Clock(), list[float](), threading.Event()
 
     def pass_a_second() -> None:
@@ -254,17 +254,17 @@ def test_a_server_that_is_busy_in_the_middle(
         Fault(from_byte=PART, times=QUICK.connections - 1, before=lambda: told_to_wait.wait(LIMIT_SECONDS)),
     ]
     fetched = _heals(tmp_path, url, policy=replace(QUICK, now=clock, wait=wait))
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert waits == [1.0] * QUICK.connections
     assert proxy.sent == SIZE
 
 
 def test_a_server_that_is_busy_for_an_hour(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     proxy.faults.append(Fault(status=503, retry_after="3600"))
     waits = Waits()
-    told(_failure(tmp_path, url, policy=waits.of(QUICK)))
+    listed(_failure(tmp_path, url, policy=waits.of(QUICK)))
     assert partials(tmp_path) == []
     assert len(proxy.requests) == 1
     assert waits.seconds == []
@@ -272,27 +272,27 @@ def test_a_server_that_is_busy_for_an_hour(
 
 
 def test_a_body_shorter_than_its_length(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     """Content-Length says more than there is, so the end comes too early."""
     proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": str(PART + 1000)}, cut_after=PART - 1000))
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert proxy.sent <= SIZE + BLOCK_BYTES
 
 
-def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_length_that_is_too_small(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     proxy.faults.append(Fault(from_byte=PART, headers={"Content-Length": "500000"}))
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
 
 
-def test_a_total_that_is_another_one(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_total_that_differs(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     """Two servers behind one name that do not agree."""
     span = f"bytes {6 * PART}-{SIZE - 1}/{SIZE + 1}"
     proxy.faults.append(Fault(from_byte=6 * PART, headers={"Content-Range": span}))
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
 
 
 def test_a_trickle(url: str, tmp_path: Path) -> None:
@@ -313,49 +313,49 @@ def test_a_trickle(url: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_between_two_parts(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
     fetched = _heals(tmp_path, changing.url, content(1))
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
 
 
 def test_a_pinned_file_that_changes_between_two_parts(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     proxy.faults.append(Fault(from_byte=2 * PART, before=lambda: changing.swap(1)))
-    told(_failure(tmp_path, changing.url, pins={changing.url: sha256(content())}))
+    listed(_failure(tmp_path, changing.url, pins={changing.url: sha256(content())}))
     assert partials(tmp_path) == []
     changing.swap(0)
     _heals(tmp_path, changing.url)
 
 
 def test_a_file_that_never_stays_the_same(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     versions = itertools.cycle((1, 0))
     proxy.faults.append(Fault(from_byte=2 * PART, times=None, before=lambda: changing.swap(next(versions))))
-    told(_failure(tmp_path, changing.url))
+    listed(_failure(tmp_path, changing.url))
     proxy.faults.clear()
     changing.swap(0)
     _heals(tmp_path, changing.url)
 
 
 def test_a_file_that_changes_before_it_is_gone_on_with(
-    proxy: FaultProxy, changing: Changing, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, changing: Changing, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     broken_off(tmp_path, changing.url, proxy, 3 * PART, Fault(status=500))
     changing.swap(1)
     fetched = _heals(tmp_path, changing.url, content(1))
-    told("\n".join(fetched.notes))
+    listed("\n".join(fetched.notes))
 
 
 def test_a_wrong_checksum_of_the_server(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     wrong = "AAAAAAAAAAAAAAAAAAAAAA=="
     proxy.faults.append(Fault(times=None, headers={"x-ms-blob-content-md5": wrong, "Content-MD5": wrong}))
-    told(_failure(tmp_path, url))
+    listed(_failure(tmp_path, url))
     assert partials(tmp_path) == []
     assert not (tmp_path / "registry.lock.txt").exists(), "nothing is learnt of such a file"
     proxy.faults.clear()
@@ -364,28 +364,28 @@ def test_a_wrong_checksum_of_the_server(
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_a_bit_that_is_turned_over(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], *, pinned: bool
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], *, pinned: bool
 ) -> None:
     """By a proxy or a bad memory: the length is right, the content is not."""
     pins = {url: sha256(content())} if pinned else {}
     proxy.faults.append(Fault(from_byte=2 * PART, flip=1000))
-    told(_failure(tmp_path, url, pins=pins))
-    assert partials(tmp_path) == [], "damaged bytes are not gone on with"
+    listed(_failure(tmp_path, url, pins=pins))
+    assert partials(tmp_path) == [], "damaged bytes are not resumed"
     _heals(tmp_path, url)
 
 
-def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None]) -> None:
+def test_a_server_without_parts(proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None]) -> None:
     """A proxy that gives the whole file whatever is asked for, and breaks off."""
     proxy.faults += [Fault(whole=True, cut_after=2 * PART), Fault(whole=True, times=None)]
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
     assert proxy.sent == 2 * PART + SIZE
 
 
 def test_a_server_that_is_away_for_a_moment(
-    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, told: Callable[[str], None]
+    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
-    """It listens again when the first retry has been told: no clock decides what this test sees."""
+    """It listens again when the first retry has been noted: no clock decides what this test sees."""
     with ExitStack() as back, socket.socket() as place:
         # Bound, but nobody listens: no other process can take the port meanwhile.
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -396,16 +396,16 @@ def test_a_server_that_is_away_for_a_moment(
         # Before the wait is over; a second retry would find the port taken.
         back_again = OnNote("; retry ", lambda: back.enter_context(proxying(azurite.endpoint, port=port)))
         fetched = _heals(tmp_path, gone, progress=back_again)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
 
 
 def test_nobody_answers(
-    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, told: Callable[[str], None]
+    azurite: Azurite, url: str, proxy: FaultProxy, tmp_path: Path, listed: Callable[[str], None]
 ) -> None:
     with proxying(azurite.endpoint) as other:
         gone = other.url(url.replace(proxy.base, azurite.endpoint.rpartition("/")[0]))
     error = _failure(tmp_path, gone)
-    told(error)
+    listed(error)
     assert "Connection refused (3 attempts)" in error
     assert "object at 0x" not in error
     assert partials(tmp_path) == []
@@ -427,9 +427,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @mounting
-def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]) -> None:
+def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str, listed: Callable[[str], None]) -> None:
     (small_disk / "else").write_bytes(content()[: SIZE * 3 // 4])
-    told(_failure(small_disk, url))
+    listed(_failure(small_disk, url))
     assert proxy.requests == [0], "it was known after the first answer"
     (small_disk / "else").unlink()
     _heals(small_disk, url)
@@ -437,7 +437,7 @@ def test_a_disk_that_is_too_small(small_disk: Path, proxy: FaultProxy, url: str,
 
 @mounting
 def test_a_disk_that_fills_up_meanwhile(
-    small_disk: Path, proxy: FaultProxy, url: str, told: Callable[[str], None]
+    small_disk: Path, proxy: FaultProxy, url: str, listed: Callable[[str], None]
 ) -> None:
     other = small_disk / "else"
 
@@ -445,18 +445,18 @@ def test_a_disk_that_fills_up_meanwhile(
         other.write_bytes(content()[: SIZE * 3 // 4])
 
     proxy.faults.append(Fault(from_byte=PART, before=fill))
-    told(_failure(small_disk, url))
+    listed(_failure(small_disk, url))
     assert partials(small_disk) == _KEPT
     other.unlink()
     arrived = proxy.sent
     proxy.reset_counts()
     _heals(small_disk, url)
-    assert proxy.sent < SIZE - PART // 2, f"gone on with; {arrived} bytes had arrived"
+    assert proxy.sent < SIZE - PART // 2, f"resumed; {arrived} bytes had arrived"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "swapped", "emptied"])
 def test_a_local_file_that_is_damaged(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], damage: str
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], damage: str
 ) -> None:
     path = store(tmp_path).fetch(url).path
     damaged = {"truncated": content()[:-1], "swapped": content(1), "emptied": b""}[damage]
@@ -472,12 +472,12 @@ def test_a_local_file_that_is_damaged(
     with pytest.raises(ArtifactError, match="offline"):
         store(tmp_path, offline=True).fetch(url)
     fetched = _heals(tmp_path, url)
-    told(fetched.notes[0])
+    listed(fetched.notes[0])
 
 
 @pytest.mark.parametrize("damage", ["data flipped", "data cut", "state garbled", "state gone", "data gone"])
 def test_a_partial_file_that_is_damaged(
-    proxy: FaultProxy, url: str, tmp_path: Path, told: Callable[[str], None], damage: str
+    proxy: FaultProxy, url: str, tmp_path: Path, listed: Callable[[str], None], damage: str
 ) -> None:
     broken_off(tmp_path, url, proxy, 4 * PART, Fault(status=500))
     data, state = (next((tmp_path / "incoming").glob(f"*/{name}")) for name in ("data", "state.jsonl"))
@@ -493,7 +493,7 @@ def test_a_partial_file_that_is_damaged(
         (state if damage == "state gone" else data).unlink()
     fetched = _heals(tmp_path, url)
     if damage.startswith("data") and damage != "data gone":
-        told(fetched.notes[0])
+        listed(fetched.notes[0])
 
 
 def test_eight_runs_want_the_same_file(proxy: FaultProxy, url: str, tmp_path: Path) -> None:

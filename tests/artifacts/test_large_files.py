@@ -1,4 +1,4 @@
-"""Files of gigabytes: over the bounds of 32 bits, cut, killed, gone on with, and never in memory as a whole."""
+"""Files of gigabytes: over the bounds of 32 bits, cut, killed, resumed, and never in memory as a whole."""
 
 from __future__ import annotations
 

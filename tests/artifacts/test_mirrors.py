@@ -71,7 +71,7 @@ def test_what_a_mirror_does_not_have_comes_silently_from_the_origin(
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (_status(403), "HTTP 403"),
         (_status(503), "HTTP 503"),
@@ -80,12 +80,12 @@ def test_what_a_mirror_does_not_have_comes_silently_from_the_origin(
     ],
 )
 def test_a_mirror_that_fails_is_told_and_passed_over(
-    server: Server, origin: str, tmp_path: Path, answer: Callable[[Request], None], told: str
+    server: Server, origin: str, tmp_path: Path, answer: Callable[[Request], None], message: str
 ) -> None:
     mirror = server.url("/mirror/m.mlir", answer)
     fetched = _store(tmp_path, _mirror(server), pinned=origin).fetch(origin)
     assert fetched.sha256 == _SHA256
-    assert any(told in note and mirror in note and note.startswith("not from the mirror") for note in fetched.notes)
+    assert any(message in note and mirror in note and note.startswith("not from the mirror") for note in fetched.notes)
 
 
 def test_a_hash_that_is_learnt_from_a_mirror_is_told(server: Server, origin: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""S3 from moto, Google's storage from gcp-storage-emulator: in parts, gone on with, public and private."""
+"""S3 from moto, Google's storage from gcp-storage-emulator: in parts, resumed, public and private."""
 
 from __future__ import annotations
 

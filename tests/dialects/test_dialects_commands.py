@@ -18,7 +18,7 @@ ALL = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
 def statistics(folder: str) -> list[str]:
-    """What every compile is asked for beside what its spec says."""
+    """What every compile is asked for in addition to what its spec says."""
     return [
         f"--iree-scheduling-dump-statistics-file={folder}/statistics.json",
         "--iree-scheduling-dump-statistics-format=json",
@@ -342,7 +342,7 @@ def corpus(name: str, target: Target, *, filename: str = "*") -> tuple[Case, ...
 
 
 @pytest.mark.corpus
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not beside the checkout")
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the checkout")
 @pytest.mark.parametrize("name", ["sharktank_models", "sharktank_models_v1"])
 def test_every_file_of_the_corpus_reads(name: str) -> None:
     files = set((CORPUS / name).rglob("*.json"))
@@ -366,7 +366,7 @@ CLIP_BENCHMARK = [
     *("--benchmark_format=json", *["--input=1x64xi64"] * 4),
     *("--benchmark_repetitions=10", "--benchmark_min_warmup_time=3.0", "--device_allocator=caching"),
 ]
-needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not beside the checkout")
+needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not next to the checkout")
 
 
 @pytest.mark.corpus

@@ -103,7 +103,7 @@ def test_files_are_small() -> None:
     assert all(path.stat().st_size < 1 << 20 for path in FOLDER.rglob("*") if path.is_file())
 
 
-def test_provenance_is_of_the_files_beside_it(tmp_path: Path) -> None:
+def test_provenance_is_of_the_files_next_to_it(tmp_path: Path) -> None:
     exported = read(PROGRAM.with_name("provenance.json"))["provenance"]
     recorded = read(GOLDEN / "provenance.json")["provenance"]
     archive = tmp_path / "model.irpa"

@@ -185,7 +185,7 @@ def test_outcomes_are_expected_at_their_stage(tmp_path: Path) -> None:
     file.write_text(text.replace("because", "no such op", 2))
     assert not problems_of(tmp_path)
     cases = load(tmp_path)
-    assert not cases.warnings + cases.aimless
+    assert not cases.warnings + cases.unmatched
     made = plan(cases, RUN)
     for outcome, stage in outcomes.items():
         expected = {step.stage.value for step in made.steps if f"/{outcome}@" in step.id and step.expect_failure}
@@ -280,7 +280,7 @@ def test_configs_of_one_name(tmp_path: Path) -> None:
 
 def test_entries_that_name_no_test_are_warnings(tmp_path: Path) -> None:
     config(suite(tmp_path), tests_and_expected_outcomes={name_of("mnist/model/mnist-13.onnx"): "pass"})
-    (warning,) = load(tmp_path).aimless
+    (warning,) = load(tmp_path).unmatched
     assert warning.message == f"names no test; did you mean {name_of('mnist/model/mnist-12.onnx')!r}?"
 
 

@@ -125,7 +125,7 @@ def test_the_ends_of_lines_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "change", "told"),
+    ("text", "change", "message"),
     [
         ('{"expected_run_failures": ["a"]}', Removal(RUN, "b"), "b is not in expected_run_failures"),
         ('{"expected_run_failures": ["a"]}', Addition(RUN, "a"), "a is already in expected_run_failures"),
@@ -137,8 +137,8 @@ def test_the_ends_of_lines_stay_what_they_are() -> None:
         ('{"a": [}', Addition(RUN, "a"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_refused(text: str, change: Removal | Addition, told: str) -> None:
-    with pytest.raises(GauntletError, match=told):
+def test_what_cannot_be_is_refused(text: str, change: Removal | Addition, message: str) -> None:
+    with pytest.raises(GauntletError, match=message):
         with_changes(text, [change])
 
 

@@ -216,17 +216,17 @@ def test_entries_that_name_no_case_are_warned_of(tmp_path: Path) -> None:
     cases = load_ops(tmp_path)
     assert not cases.problems
     assert not cases.warnings
-    assert [(problem.field, problem.line) for problem in cases.aimless] == [
+    assert [(problem.field, problem.line) for problem in cases.unmatched] == [
         ("expected_run_failures[1]", 12),
         ("golden_times_ms.node/none", 15),
         ("expected_run_crashes[0]", 18),
         ("expected_run_crashes[1]", 19),
     ]
-    assert "did you mean 'node/test_abs'?" in cases.aimless[0].message
+    assert "did you mean 'node/test_abs'?" in cases.unmatched[0].message
     # One that is outside of the spec folder is a case all the same.
     add_onnx(tmp_path, "other/test_asb")
     path.write_text(path.read_text().replace("node/test_asb", "other/test_asb"))
-    assert len(load_ops(tmp_path / "node").aimless) == 3
+    assert len(load_ops(tmp_path / "node").unmatched) == 3
 
 
 def test_lint_of_a_part_sums_up_the_entries_that_name_no_case(
@@ -320,9 +320,9 @@ def test_suites_with_configs_of_their_own(tmp_path: Path) -> None:
         ({"run_module_io_flags.txt": "--expected_output=@/etc/x.npy"}, "1: expected_output: '/etc/x.npy' leaves"),
         (
             {"second.mlirbc": "x"},
-            " one program belongs beside it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
+            " expected one program next to it, *.mlir or *.mlirbc; found model.mlir and second.mlirbc",
         ),
-        ({"run_module_io.json": "{}"}, " lies beside a run_module_io.json: which one counts?"),
+        ({"run_module_io.json": "{}"}, " is next to a run_module_io.json: which one counts?"),
     ],
 )
 def test_mistakes_in_the_folder_of_a_case(tmp_path: Path, files: dict[str, str], expected: str) -> None:

@@ -227,7 +227,7 @@ def test_suites_name_configs_and_expect_failures(tmp_path: Path) -> None:
     assert [case.chain for case in given.cases.cases] == ["node/test_a@passed_over"]
 
 
-def test_trees_of_other_specs_keep_their_meaning_beside_an_operator_suite(tmp_path: Path) -> None:
+def test_trees_of_other_specs_keep_their_meaning_next_to_an_operator_suite(tmp_path: Path) -> None:
     add_onnx(tmp_path / "ops")
     config(tmp_path / "ops")
     definition = tmp_path / "torch_models" / "m" / "module.json"
@@ -241,7 +241,7 @@ def test_trees_of_other_specs_keep_their_meaning_beside_an_operator_suite(tmp_pa
 @pytest.fixture(scope="module")
 def corpus() -> Path:
     if not CORPUS.is_dir():
-        pytest.skip("the corpus is not beside the checkout")
+        pytest.skip("the corpus is not next to the checkout")
     return CORPUS
 
 
@@ -266,7 +266,7 @@ def test_the_corpus_reads_without_problems(corpus: Path) -> None:
     assert skipped[Stage.THRESHOLD] == len(set.union(*entries.values()))
     # The config is the whole suite's, of which the corpus is a part.
     lists = (entries for name, entries in stated.items() if name.endswith(("_tests", "_failures")))
-    assert len(cases.aimless) == sum(entry not in here for entries in lists for entry in entries)
+    assert len(cases.unmatched) == sum(entry not in here for entries in lists for entry in entries)
 
 
 @pytest.mark.corpus

@@ -145,7 +145,7 @@ def test_a_case_is_named_by_its_last_two_folders(tmp_path: Path) -> None:
     add_torch(tmp_path, "AB/large")
     config(tmp_path, skip_run_tests=["AB/small"], expected_run_failures=["AB/large", "generated/gemm/AB/small"])
     cases = load_ops(tmp_path)
-    assert not cases.aimless
+    assert not cases.unmatched
     assert [(case.chain, bool(case.skips), bool(case.expectations)) for case in cases.cases] == [
         ("AB/large@cpu", False, True),
         ("generated/gemm/AB/small@cpu", True, True),
@@ -222,7 +222,7 @@ def test_mistakes_name_their_field_and_line(tmp_path: Path, fields: dict[str, An
     file, _, line = place.rpartition(":")
     assert file == "generated/AB/small/run_module_io.json"
     assert 0 < int(line) < 50
-    # The program is sound, unless it is what is missing.
+    # The program is valid, unless it is what is missing.
     blocked = [step.stage for step in plan(load_ops(tmp_path), (Stage.COMPILE, Stage.THRESHOLD)).steps if step.blocked]
     assert blocked == [Stage.COMPILE if "file_name" in fields else Stage.THRESHOLD]
 

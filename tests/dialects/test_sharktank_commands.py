@@ -45,7 +45,7 @@ BENCHMARKS = [row for row in FILES if row[1].parts[0] == "benchmarks"]
 
 pytestmark = [
     pytest.mark.corpus,
-    pytest.mark.skipif(not FILES, reason="the corpus is not beside the checkout"),
+    pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout"),
 ]
 
 

@@ -147,7 +147,7 @@ def test_one_models_folder_with_the_external_files_of_all(tmp_path: Path, folder
 def test_a_folder_of_spec_files_is_one_models_whatever_lies_above_it(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "mine" / "m", {"s_rocm.json": SECOND, "notes/readme.md": "text"})
     assert {step.chain for step in planned(tree).steps} == {"m/s@rocm-gfx942"}
-    # Where folders of models are in it, a file beside them is none of theirs.
+    # Where folders of models are in it, a file next to them is none of theirs.
     write_tree(tree, {"deeper/t_rocm.json": SECOND, "s_rocm.json": "{}"})
     assert {step.chain for step in planned(tree).steps} == {"deeper/t@rocm-gfx942"}
     # Nor is what others keep in a folder of such a name.

@@ -222,7 +222,7 @@ def test_an_expected_failure_that_fits_no_spec_is_a_problem(tmp_path: Path) -> N
     assert "did you mean 'm/s'" in problem.message
 
 
-def test_an_include_that_fits_no_spec_is_named_beside_those_that_fit(project: Path) -> None:
+def test_an_include_that_fits_no_spec_is_named_with_those_that_fit(project: Path) -> None:
     write(project, SUITE.replace('["trees"]', '["../trees"]').replace('submodel = "y"', 'model = "bb"'))
     selection = chosen(project)
     assert selection.cases.cases, "the other include fits"

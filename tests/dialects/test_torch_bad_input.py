@@ -217,7 +217,7 @@ RUN_ERRORS: list[tuple[str, Any, str, str]] = [
     ("inputs", [{"value": "1xf32\0"}], "[0].value", "expected an input"),
     ("inputs", [{"url": ""}], "[0].url", "non-empty string"),
     ("inputs", [{"url": 1}], "[0].url", "expected a string"),
-    ("inputs", [{"value": "1xf32=3", "url": "https://h/x.bin"}], "[0].value", "expected a tensor type beside 'url'"),
+    ("inputs", [{"value": "1xf32=3", "url": "https://h/x.bin"}], "[0].value", "expected a tensor type with 'url'"),
     ("inputs", [{"value": "1xf32", "url": "https://h/x.npy"}], "[0].value", "'1xf32' with an .npy file"),
     ("inputs", [{"value": "1xf32", "url": "random://normal/1xf32"}], "[0].value", "its URL says the type"),
     ("inputs", [{"source": "https://h/x.bin"}], "[0].source", "unknown field"),
@@ -463,7 +463,7 @@ def check(name: str, content: Any) -> tuple[list[Problem], CaseSet]:
             assert str(problem).encode()
         if not cases.problems:
             json.dumps([step.id for step in plan(cases, ALL).steps]).encode()
-        # What is wrong with a definition is told of its own file, also to the tests that load it.
+        # What is wrong with a definition is reported for its own file, also to the tests that load it.
         return [problem for problem in cases.problems if problem.file.endswith(name)], cases
 
 
@@ -493,10 +493,10 @@ def test_an_unknown_key_is_always_reported_by_its_name(name: str, key: str, valu
     if key not in FIELDS:
         problems, cases = check(name, DOCUMENTS[name] | {key: value})
         # One that looks like a known field is misspelt; others may be newer than this toolkit.
-        told = problems or cases.warnings
-        assert [problem.field for problem in told] == [key]
-        assert told[0].message.startswith("unknown field; did you mean" if problems else "unknown field, which is")
-        assert told[0].line > 1
+        found = problems or cases.warnings
+        assert [problem.field for problem in found] == [key]
+        assert found[0].message.startswith("unknown field; did you mean" if problems else "unknown field, which is")
+        assert found[0].line > 1
 
 
 @quick
@@ -513,8 +513,8 @@ def test_a_renamed_key_is_always_reported(name: str, data: st.DataObject) -> Non
         return  # names of inputs, which may be any
     problems, _ = check(name, document)
     fields = {problem.field for problem in problems}
-    told = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
-    assert dotted((*path[:-1], renamed)) in fields or told or fields == {"type"}
+    reported = any(repr(renamed) in problem.message for problem in problems)  # an unknown stage
+    assert dotted((*path[:-1], renamed)) in fields or reported or fields == {"type"}
 
 
 @quick
@@ -535,7 +535,7 @@ def test_a_value_of_another_type_is_always_reported_with_its_field(name: str, da
     assert all(problem.line >= 1 for problem in problems)
 
 
-def same_beside(first: Case, second: Case, *fields: str) -> bool:
+def same_except(first: Case, second: Case, *fields: str) -> bool:
     """Whether two cases are one but for some fields."""
     blank: dict[str, Any] = dict.fromkeys(fields)
     return replace(first, **blank) == replace(second, **blank)
@@ -621,7 +621,7 @@ def test_junk_is_reported_or_changes_what_it_says_and_nothing_else(
     elif path[0] in ("module", "modules"):
         assert found[name].modules == originals[name].modules
     else:
-        assert same_beside(found[name], originals[name], *CHANGES.get(str(path[0]), ()))
+        assert same_except(found[name], originals[name], *CHANGES.get(str(path[0]), ()))
 
 
 @quick
@@ -644,7 +644,7 @@ def test_junk_in_a_definition_is_reported_or_changes_the_module_alone(
         return
     for name, case in by_file(cases).items():
         # The flags say the target, and the weights name the module.
-        assert same_beside(case, originals[name], "modules", "parameters", "target")
+        assert same_except(case, originals[name], "modules", "parameters", "target")
         (module,), (original,) = case.modules, originals[name].modules
         if path[0] not in ("mlir", "onnx_import"):
             assert module.program == original.program

@@ -31,7 +31,7 @@ STATISTICS = "--iree-scheduling-dump-statistics-"
 
 on_the_corpus = [
     pytest.mark.corpus,
-    pytest.mark.skipif(not FILES, reason="the corpus is not beside the checkout"),
+    pytest.mark.skipif(not FILES, reason="the corpus is not next to the checkout"),
 ]
 
 
@@ -363,7 +363,7 @@ def test_a_module_has_the_name_of_a_test(tmp_path: Path) -> None:
     assert {item.url for item in made.steps[0].inputs} >= {"https://h/model.mlir", "https://h/w.irpa"}
 
 
-def test_relative_files_lie_in_the_external_files_folder_or_beside_the_test(tmp_path: Path) -> None:
+def test_relative_files_lie_in_the_external_files_folder_or_next_to_the_test(tmp_path: Path) -> None:
     places = ("data/x.npy", "data/y.npy", "data/z.npy")
     inputs = [{"url": name} for name in places]
     files = {"files/data/x.npy": b"", "suite/m/data/x.npy": b"", "suite/m/data/y.npy": b""}

@@ -1,4 +1,4 @@
-"""What tests of torch models mean beside their commands: targets, selection, markers, modules and what is planned."""
+"""What torch models' tests mean apart from their commands: targets, selection, markers, modules and what is planned."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_timeouts_are_of_the_file_whose_steps_they_are(tree: Path) -> None:
     }
 
 
-# Reading: which files are tests, and which mistakes are told
+# Reading: which files are tests, and which mistakes are reported
 
 
 def test_lint_reads_everything_also_definitions_that_nothing_loads(tree: Path) -> None:

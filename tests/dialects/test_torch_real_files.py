@@ -84,7 +84,7 @@ def test_the_module_of_a_compstat_as_an_array_of_one(tree: Path) -> None:
     assert step.needs == ("m/modules/a@cpu:compile",)
 
 
-# Targets: a scheduler beside the model says no chip, or nothing at all
+# Targets: a scheduler next to the model says no chip, or nothing at all
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_the_tool_and_the_server_make_the_same(
     assert [path.name for path in server._tmpdir.glob("*/*")] == ["server.txt"]
 
 
-def test_bytecode_and_files_beside_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
+def test_bytecode_and_files_next_to_the_module(server: CompileServer, job: CompileJob, tmp_path: Path) -> None:
     bytecode = tmp_path / "model.mlirbc"
     tool = package_file("iree.compiler", "_mlir_libs/iree-opt")
     subprocess.run([tool, str(tmp_path / "model.mlir"), "--emit-bytecode", "-o", str(bytecode)], check=True)
@@ -327,7 +327,7 @@ def test_a_child_that_is_signalled_ends_alone(
         waiting = pool.submit(server.compile, hanging)
         (child,) = compiling(server, hanging)
         assert os.getpgid(child) == child != os.getpgid(server.pid)
-        assert server.compile(job).exit_code == 0, "others go on beside it"
+        assert server.compile(job).exit_code == 0, "others continue at the same time"
         assert alive(child)
         os.kill(child, number)
         outcome = waiting.result()

@@ -45,8 +45,8 @@ STEP = Step(
 )
 
 
-class Told(Progress):
-    """Keeps what it was told."""
+class Kept(Progress):
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.started: list[dict[str, Any]] = []
@@ -69,14 +69,14 @@ def performed(
     *,
     jobs: int = 2,
     memory: Callable[[], int | None] = lambda: 64 << 30,
-) -> tuple[ExitCode, Told, JournalRecord]:
-    told, cache = Told(), tmp_path / "cache"
+) -> tuple[ExitCode, Kept, JournalRecord]:
+    kept, cache = Kept(), tmp_path / "cache"
     store, modules = ArtifactStore(cache, Registry()), ModuleCache(cache)
     bench = Workbench(None, None, None, cache, store, modules, None, Leases(cache))
     options = RunOptions(jobs=jobs, fail_fast=False, made_again=None, lenient=False, confirm=None)
     with (
         Journal(tmp_path / "journal.jsonl", lambda: datetime.now(UTC)) as journal,
-        session_in(tmp_path, journal, told) as session,
+        session_in(tmp_path, journal, kept) as session,
     ):
         journal.run({"steps": steps})
         engine = Engine(session, bench, options, performers, memory)
@@ -84,7 +84,7 @@ def performed(
         locks = session.locks
     with locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         pass
-    return code, told, read_journal(tmp_path / "journal.jsonl")
+    return code, kept, read_journal(tmp_path / "journal.jsonl")
 
 
 def test_a_performer_executes_a_step_or_leaves_it_to_the_engine(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_a_performer_executes_a_step_or_leaves_it_to_the_engine(tmp_path: Path) 
     def passes(_step: Step) -> Result:
         return Result(Verdict.PASSED, notes=("served",))
 
-    code, told, record = performed(tmp_path, [fetch, STEP], {Stage.FETCH: not_mine, Stage.THRESHOLD: passes})
+    code, kept, record = performed(tmp_path, [fetch, STEP], {Stage.FETCH: not_mine, Stage.THRESHOLD: passes})
     assert code is ExitCode.OK
     assert asked == [fetch.id]
     assert record.results[fetch.id].cache == CacheUse(True, reason="all files present")
     assert record.results[STEP.id].notes == ("served",)
     assert record.results[STEP.id].seconds > 0
-    assert {"id": STEP.id, "chain": STEP.chain, "stage": "threshold"} in told.started
-    assert {result.verdict for _, result in told.finished} == {"passed"}
+    assert {"id": STEP.id, "chain": STEP.chain, "stage": "threshold"} in kept.started
+    assert {result.verdict for _, result in kept.finished} == {"passed"}
     assert not (tmp_path / "steps").exists()
 
 
@@ -157,9 +157,9 @@ def test_memory_is_not_asked_for_each_of_many_small_steps(tmp_path: Path) -> Non
         return 64 << 30
 
     steps = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(200)]
-    code, told, _ = performed(tmp_path, steps, {Stage.THRESHOLD: lambda _step: Result(Verdict.PASSED)}, memory=memory)
+    code, kept, _ = performed(tmp_path, steps, {Stage.THRESHOLD: lambda _step: Result(Verdict.PASSED)}, memory=memory)
     assert code is ExitCode.OK
-    assert len(told.finished) == 200
+    assert len(kept.finished) == 200
     assert asked < 50
 
 

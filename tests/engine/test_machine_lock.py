@@ -122,7 +122,7 @@ def test_noise_is_shared_and_quiet_excludes_it(folder: Path) -> None:
             pytest.raises(GauntletError, match=str(process.pid)),
             impatient(folder).quiet_machine(exclusive=True, on_wait=noted),
         ):
-            pytest.fail("a benchmark beside a compile")
+            pytest.fail("a benchmark during a compile")
         process.kill()
     with held_elsewhere(folder, "exclusive") as process:
         for exclusive in (True, False):
@@ -130,7 +130,7 @@ def test_noise_is_shared_and_quiet_excludes_it(folder: Path) -> None:
                 pytest.raises(GauntletError, match=str(process.pid)),
                 impatient(folder).quiet_machine(exclusive=exclusive, on_wait=noted),
             ):
-                pytest.fail("something beside a benchmark")
+                pytest.fail("something during a benchmark")
         process.kill()
     with locks_in(folder).quiet_machine(exclusive=True, on_wait=silent):
         pass
@@ -345,7 +345,7 @@ def nobody_asks(folder: Path, locks: str) -> Iterator[str]:
     heard, says = os.pipe()
     ended, ends = os.pipe()
     with warnings.catch_warnings():
-        # Newer Pythons warn of a fork beside threads; this one only takes a lock, and ends.
+        # Newer Pythons warn of a fork next to threads; this one only takes a lock, and ends.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:

@@ -105,7 +105,7 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
 ) -> None:
     over, waiting, alone = threading.Event(), threading.Event(), threading.Event()
     turned_away: list[str] = []
-    beside: list[int] = []
+    during: list[int] = []
     stretch = QuietStretch(locks, turned_away.append, seconds=1.0, clock=clock)
     other = MachineLocks(LockFolder(tmp_path / "locks"), patience=LIMIT_SECONDS, cancelled=threading.Event())
     steps = [0, 0]
@@ -114,7 +114,7 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
         while not over.is_set():
             with stretch.held():
                 steps[number] += 1
-                beside.extend([number] * alone.is_set())
+                during.extend([number] * alone.is_set())
         stretch.rest()
 
     def benchmark() -> None:
@@ -136,7 +136,7 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
         measured = threading.Thread(target=benchmark)
         measured.start()
         assert waiting.wait(LIMIT_SECONDS)
-        # A stretch that is young goes on beside one that waits, and an old one ends.
+        # A stretch that is young continues while one waits, and an old one ends.
         more_steps()
         turned_away.clear()
         clock.now += 1.0
@@ -146,4 +146,4 @@ def test_a_benchmark_of_another_run_gets_its_turn_among_endless_small_steps(
         over.set()
         for thread in threads:
             thread.join()
-    assert beside == []
+    assert during == []

@@ -92,7 +92,7 @@ def test_outputs_are_recorded_pasted_and_then_pass(project: TorchProject) -> Non
     assert pasted == [{**item, "url": item["url"].replace("out/", "net_quality_cpu/")} for item in RECORDED]
     quality(project, *pasted)
     lint = project.gauntlet("lint")
-    assert (lint.code, lint.out) == (0, "2 spec files are sound\n")
+    assert (lint.code, lint.out) == (0, "2 spec files are valid\n")
     done = project.gauntlet("run", "--run-dir=runs/first")
     assert done.code == 0, done.out
     assert "write into" not in record(project)
@@ -134,7 +134,7 @@ def test_an_input_that_numpy_cannot_hold(project: TorchProject) -> None:
     assert f"{TEST}: onnxruntime cannot be given the input '2x4xbf16=1'" in text
 
 
-@pytest.mark.parametrize("there", ["nowhere", "beside", "external"])
+@pytest.mark.parametrize("there", ["nowhere", "next to it", "external"])
 def test_named_outputs_are_recorded_where_they_are_meant(project: TorchProject, there: str) -> None:
     folder = {"external": project.folder / "files"}.get(there, project.suite / "net") / "out"
     if there != "nowhere":

@@ -61,7 +61,7 @@ MORE_CASES = (
     *("test_range_float_type_positive_delta", "test_resize_downsample_scales_cubic_align_corners", "test_tan_example"),
     "test_top_k_smallest",
 )
-# Functions that wait as long as they are told, read where they are told, and take as much memory as they are told.
+# Functions that wait as long, read where, and take as much memory as their arguments say.
 FAULTS = """
 func.func private @loop(%n: i64) -> i64 {
   %c0 = arith.constant 0 : i64
@@ -122,7 +122,7 @@ def native(package: str, name: str) -> str:
 def compile_program(source: Path, module: Path) -> None:
     compiler = native("iree.compiler._mlir_libs", "iree-compile")
     command = [compiler, str(source), *COMPILE_FLAGS, "--mlir-disable-threading", f"-o={module}"]
-    # The linker's temporary files stay beside the module.
+    # The linker's temporary files stay next to the module.
     subprocess.run(command, capture_output=True, check=True, env={**os.environ, "TMPDIR": str(module.parent)})
 
 

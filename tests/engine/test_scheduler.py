@@ -45,7 +45,7 @@ def step(
 
 
 class Run:
-    """A run whose steps do nothing but note who ran beside whom.
+    """A run whose steps do nothing but note what ran at the same time.
 
     Args:
         steps: the steps.
@@ -75,7 +75,7 @@ class Run:
         self.hook = hook
         self.changed = threading.Condition()
         self.running: set[str] = set()
-        self.beside: dict[str, set[str]] = {}
+        self.together: dict[str, set[str]] = {}
         self.given_out: dict[str, int] = {}
         self.events: list[str] = []
         self.skips: dict[str, str] = {}
@@ -90,9 +90,9 @@ class Run:
     def work(self, work: Step) -> Verdict:
         with self.changed:
             self.events.append(f"+{work.id}")
-            self.beside[work.id] = set(self.running)
+            self.together[work.id] = set(self.running)
             for other in self.running:
-                self.beside[other].add(work.id)
+                self.together[other].add(work.id)
             self.running.add(work.id)
             self.changed.notify_all()
             met = self.meets.get(work.id, set())
@@ -150,7 +150,7 @@ def test_fetches_and_bookkeeping_take_no_core() -> None:
     steps = [step("a"), *fetch, step("c", stage=Stage.COMPSTAT, cores=0)]
     run = Run(steps, jobs=1, together=[[one.id for one in steps]])
     run.run()
-    assert run.beside["a"] == {"f0", "f1", "f2", "c"}
+    assert run.together["a"] == {"f0", "f1", "f2", "c"}
 
 
 def test_at_most_four_fetches_at_once() -> None:
@@ -173,7 +173,7 @@ def test_exclusive_steps_run_alone_and_last() -> None:
     ]
     run = Run(steps, together=[["a", "f"]])
     run.run()
-    assert run.beside["x"] == run.beside["y"] == set()
+    assert run.together["x"] == run.together["y"] == set()
     assert run.given_out["x"] == run.given_out["y"] == 1
     assert run.ran[-2:] == ["x", "y"]
 
@@ -192,9 +192,9 @@ def test_a_device_has_one_step_at_a_time_and_the_cpu_several() -> None:
     run = Run(steps, jobs=8, together=[first])
     run.run()
     for number in range(3):
-        assert not run.beside[f"g{number}"] & {"g0", "g1", "g2"}
-    assert not run.beside["h0"] & {"h1"}
-    assert {"c1", "c2", "g0", "h0"} <= run.beside["c0"]
+        assert not run.together[f"g{number}"] & {"g0", "g1", "g2"}
+    assert not run.together["h0"] & {"h1"}
+    assert {"c1", "c2", "g0", "h0"} <= run.together["c0"]
     assert max(run.given_out.values()) == len(first)
 
 
@@ -202,7 +202,7 @@ def test_steps_wait_for_memory_but_one_always_runs() -> None:
     run = Run([step(name) for name in "abc"], fits=lambda _step: False)
     run.run()
     assert run.ran == ["a", "b", "c"]
-    assert run.beside == {"a": set(), "b": set(), "c": set()}
+    assert run.together == {"a": set(), "b": set(), "c": set()}
     assert run.given_out == {"a": 1, "b": 1, "c": 1}
 
 
@@ -268,7 +268,7 @@ def test_an_exception_in_work_ends_the_run_and_leaves_no_thread() -> None:
     def fail(work: Step) -> None:
         if work.id == "a":
             raise RuntimeError("a defect")
-        # What runs beside it is asked to end, and then does.
+        # What runs at the same time is asked to end, and then does.
         assert run.aborted.wait(LIMIT_SECONDS)
 
     steps = [step("a"), step("b"), step("c", "b"), step("d", "a")]
@@ -322,9 +322,9 @@ def test_every_step_runs_once_or_is_skipped_for_a_need(graph: tuple[list[Step], 
             assert not bad
             assert all(run.events.index(f"-{need}") < run.events.index(f"+{one.id}") for need in one.needs)
         if one.resources.exclusive:
-            assert not run.beside.get(one.id)
+            assert not run.together.get(one.id)
     on_device = {one.id for one in steps if one.resources.device}
-    assert all(not run.beside[name] & on_device for name in on_device & set(run.beside))
+    assert all(not run.together[name] & on_device for name in on_device & set(run.together))
 
 
 def test_an_exception_ends_what_runs_before_it_gets_out() -> None:

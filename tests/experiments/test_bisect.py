@@ -297,7 +297,7 @@ def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
 
 
 class Builds(Project):
-    """A project, and builds beside it."""
+    """A project, and builds next to it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -72,4 +72,4 @@ def test_a_slower_compiler_is_found(project: Project, tmp_path: Path) -> None:
     assert model["verdict"] == "slower"
     assert model["time_ms"]["B"]["median"] - model["time_ms"]["A"]["median"] == pytest.approx(1000, rel=0.3)
     assert model["peak_rss_bytes"]["A"] > 10_000_000
-    assert not list((project.folder / "cache").rglob("*.round")), "rounds write beside the modules, not into the cache"
+    assert not list((project.folder / "cache").rglob("*.round")), "rounds write next to the modules, not into the cache"

@@ -53,7 +53,7 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert checks["dispatch_count"]["passed"] is False
     assert checks["binary_size_bytes"]["passed"] is False
     junit = (project.newest / "junit.xml").read_text()
-    assert "dispatch count 1 is 1 over the limit 0" in junit
+    assert "dispatch count 1 exceeds the limit 0 by 1" in junit
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
@@ -85,13 +85,13 @@ def test_a_damaged_expected_output_is_an_error_of_the_file_and_no_failure_of_the
 )
 def test_an_unknown_flag_is_told_alike_by_lint_and_by_run(project: Project, flags: dict[str, Any]) -> None:
     project.regression(**flags)
-    told = [project.gauntlet(*words) for words in (("lint", "--toolchain"), ("run",), ("plan",))]
-    assert [done.code for done in told] == [2, 2, 2]
+    runs = [project.gauntlet(*words) for words in (("lint", "--toolchain"), ("run",), ("plan",))]
+    assert [done.code for done in runs] == [2, 2, 2]
     (field,) = flags
-    assert f"abs_cpu.json:{18 if len(flags[field]) > 1 else 21}: {field}[{len(flags[field]) - 1}]: iree-" in told[0].err
-    assert "did you mean --" in told[0].err
-    assert told[1].err == told[0].err
-    assert f"  {told[2].err}" in told[0].err
+    assert f"abs_cpu.json:{18 if len(flags[field]) > 1 else 21}: {field}[{len(flags[field]) - 1}]: iree-" in runs[0].err
+    assert "did you mean --" in runs[0].err
+    assert runs[1].err == runs[0].err
+    assert f"  {runs[2].err}" in runs[0].err
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "it has no nodes"), (b"not ONNX", "Error parsing message")])
@@ -122,7 +122,7 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
     marked = sum(bool(item["disturbed"]) for item in confirmation["rounds"])
     assert result["reason"].startswith("after 10 more rounds")
     assert (f"({marked} of them disturbed; such as: " in result["reason"]) is (marked > 0)
-    assert "over the limit" in result["reason"]
+    assert "exceeds the limit" in result["reason"]
     assert "confirm.stdout.txt" in {path.name for path in project.newest.rglob("*.txt")}
 
 

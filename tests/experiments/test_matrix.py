@@ -74,7 +74,7 @@ def test_one_report_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     label = f"venv:{Path(sys.prefix).name}"
     headings = ["installed (1 of 3)", "venv:nowhere (2 of 3)", f"{label} (3 of 3)"]
     assert [line for line in done.out.splitlines() if line.endswith(" of 3)")] == headings
-    # The broken one is told before anything runs.
+    # The broken one is reported before anything runs.
     assert "error: venv:nowhere: " in done.err
     assert "is no virtual environment" in done.err
     made = document(project)

@@ -54,7 +54,7 @@ def first() -> Sweep:
     return first_sweep()
 
 
-def test_recipes_are_measured_beside_the_baseline(first: Sweep) -> None:
+def test_recipes_are_measured_with_the_baseline(first: Sweep) -> None:
     assert sorted(first.builds) == ["baseline", "int8wo"]
     record = first.record()
     assert (record["point"]["flops"], record["blocks"]) == (2 * 4 * 64 * 128, 6)

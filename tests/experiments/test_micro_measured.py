@@ -26,7 +26,7 @@ def micro(tmp_path: Path) -> Iterator[Micro]:
 
 
 @pytest.mark.iree
-def test_recipes_are_measured_beside_the_baseline(micro: Micro) -> None:
+def test_recipes_are_measured_with_the_baseline(micro: Micro) -> None:
     done = micro.sweep("--output", "oss.json")
     assert done.code == 0, done.text
     assert sorted(micro.builds) == ["baseline", "int8wo"]

@@ -177,9 +177,9 @@ def test_a_broken_case_is_an_error_of_its_own(warm: OperatorSuite) -> None:
     unknown = "iree-run-module does not know --no_such_flag=1"
     reasons = {
         "misspelt:threshold": f"{files['misspelt']}: is not UTF-8; save the file as UTF-8",
-        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing; put it beside the flagfile",
+        "neg:threshold": f"{files['neg']}:1: input: the file input_0.bin is missing; put it next to the flagfile",
         "refused:threshold": f"{files['refused']}:3: {unknown}; see all flags: iree-run-module --help",
-        "wrong:compile": f"{files['wrong']}: one program belongs beside it, *.mlir or *.mlirbc; {two}",
+        "wrong:compile": f"{files['wrong']}: expected one program next to it, *.mlir or *.mlirbc; {two}",
     }
     assert {step: _reason(suite, step) for step in reasons} == reasons
     # Nothing was started that could be started again.
@@ -239,14 +239,14 @@ def _first_compile_hangs(suite: OperatorSuite) -> Iterator[subprocess.Popen[byte
     """A run that is compiling `neg0`, which never ends, and has `neg1` before it."""
     folder = suite.unary("neg0", "Neg", "1 -2 3 -4")
     suite.unary("neg1", "Neg", "1 -2 3 -4")
-    program, pipe, told = folder / "model.mlir", folder / "pipe", suite.project.folder / "told.txt"
+    program, pipe, printed = folder / "model.mlir", folder / "pipe", suite.project.folder / "printed.txt"
     os.mkfifo(pipe)
     text = program.read_text()
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
-    with told.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
+    with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = suite.project.start("run", "--spec-dir", "ops", "-j", "1", output=output)
         # It has read its programs, and waits.
-        wait_until(lambda: f"process {os.getpid()} of another run" in told.read_text())
+        wait_until(lambda: f"process {os.getpid()} of another run" in printed.read_text())
         pipe.replace(program)
     # Nobody can write to a pipe that nobody reads.
     descriptor = -1

@@ -213,7 +213,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(cold: Project) -> Non
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
     try:
-        # A module, its archive of parameters and temporary files do not fit beside this.
+        # A module, its archive of parameters and temporary files do not fit next to this.
         script = f'{_OUTPUT}; dd if=/dev/zero of="$last" bs=65536 count=64'
         done = cold.gauntlet("run", compile=cold.tool(script))
         assert done.code == 3, done.text
@@ -367,21 +367,21 @@ def test_one_journal_has_one_writer(project: Project) -> None:
 
 
 def test_a_benchmark_has_the_machine_for_itself_and_says_for_whom_it_waits(project: Project) -> None:
-    began, go, told = (project.folder / name for name in ("began", "go", "told.txt"))
+    began, go, printed = (project.folder / name for name in ("began", "go", "printed.txt"))
     os.mkfifo(go)
     wait = f"touch {began}; read -r line < {go}"
     tool = project.tool(f'{wait}; exec {find_installed().runtime.benchmark_module} "$@"')
     locks = MachineLocks(lock_folder(os.environ), patience=0.0, cancelled=threading.Event())
-    with told.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
+    with printed.open("wb") as output, locks.quiet_machine(exclusive=True, on_wait=pytest.fail):
         run = project.start("run", output=output, benchmark_module=tool)
-        wait_until(lambda: f"process {os.getpid()} of another run" in told.read_text())
+        wait_until(lambda: f"process {os.getpid()} of another run" in printed.read_text())
         assert not began.exists()
     wait_until(began.exists)
     with (
         pytest.raises(GauntletError, match=f"process {run.pid} of another run"),
         locks.quiet_machine(exclusive=False, on_wait=lambda _: None),
     ):
-        pytest.fail("something runs beside a benchmark")
+        pytest.fail("something runs during a benchmark")
     go.write_text("go\n")
     assert run.wait(LIMIT_SECONDS) == 0
 

@@ -105,9 +105,9 @@ def test_the_shares_of_a_plan_are_the_plan(plan: Plan) -> None:
     ]
     together = [part for part, _ in parts if any(step.model == "m" for step in part.steps)]
     assert len(together) == 1
-    told = [shard for _, shard in parts if shard]
-    assert [(shard["index"], shard["count"], shard["chains"]) for shard in told] == [(i, 4, 33) for i in (1, 2, 3, 4)]
-    assert len({shard["cut"] for shard in told}) == 1
+    cuts = [shard for _, shard in parts if shard]
+    assert [(shard["index"], shard["count"], shard["chains"]) for shard in cuts] == [(i, 4, 33) for i in (1, 2, 3, 4)]
+    assert len({shard["cut"] for shard in cuts}) == 1
     assert only_shard(plan, ShardRequest()) == (plan, None)
 
 
@@ -143,13 +143,13 @@ def test_mistakes(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         asked_shard(ShardRequest(shard_costs="x"))
     with pytest.raises(UsageError, match="--shard-costs nope: there is no such run"):
         only_shard(plan, ShardRequest(shard="1/2", shard_costs="nope"))
-    for content, told in [
+    for content, message in [
         ("[", "cannot be read"),
         ("[]", "an object"),
         ('{"a": "b"}', 'a: expected seconds, found "b"'),
     ]:
         (tmp_path / "costs.json").write_text(content)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             only_shard(plan, ShardRequest(shard="1/2", shard_costs="costs.json"))
     lonely = Plan((_step("m/s@cpu", Stage.COMPILE),))
     empty = 3 - shard_of(["m/s@cpu"], {}, 2)["m/s@cpu"]

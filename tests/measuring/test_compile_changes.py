@@ -67,7 +67,7 @@ def test_what_one_side_does_not_tell_is_not_zero() -> None:
         "module",
         "size",
         "not",
-        "told",
+        "reported",
         "10",
         "B",
         "–",

@@ -134,7 +134,7 @@ def test_what_is_let_pass(state: RoundState) -> None:
     assert state.disturbances() == ()
 
 
-def test_what_is_usual_counts_beside_the_begin() -> None:
+def test_what_is_usual_counts_with_the_begin() -> None:
     slow = replace(FIT, frequency_mhz=2000)
     state = RoundState(slow, slow, 2.0, QUIET)
     assert state.disturbances() == ()

@@ -47,7 +47,7 @@ def compile_program(source: Path, module: Path) -> bool:
         "--mlir-disable-threading",
         f"-o={module}",
     ]
-    # The linker's temporary files stay beside the module.
+    # The linker's temporary files stay next to the module.
     environment = {**os.environ, "TMPDIR": str(module.parent)}
     return subprocess.run(command, capture_output=True, check=False, env=environment).returncode == 0
 
@@ -302,7 +302,7 @@ def judge_case(case: Path, folder: Path) -> tuple[bool, bool] | None:
 @pytest.mark.parametrize("sample", [8, pytest.param(40, marks=pytest.mark.stress)])
 def test_verdict_on_operator_tests(tmp_path: Path, sample: int) -> None:
     if not ONNX_OPS.is_dir():
-        pytest.skip("no corpus beside the checkout")
+        pytest.skip("no corpus next to the checkout")
     by_type: dict[str, list[Path]] = {}
     for flags in sorted(ONNX_OPS.glob("*/run_module_io_flags.txt")):
         output = flags.read_text().partition("--expected_output=")[2].partition("=")[0]

@@ -34,7 +34,7 @@ def test_a_breach_says_by_how_much() -> None:
     check = check_time(samples(12.2, 12.4), [time_golden(10, 1.1)], ["mi300"], "mi300")
     assert check.passed is False
     assert describe(check) == (
-        "time 12.3 ms is 1.3 ms (11.8 %) over the limit 11 ms"
+        "time 12.3 ms exceeds the limit 11 ms by 1.3 ms, +11.8 %"
         " (golden 10 ms × 1.1, specs/a/x.json: golden_time_ms.mi300)"
     )
     assert set(check.as_dict()) == RECORD
@@ -45,18 +45,18 @@ def test_passing_and_exact_figures() -> None:
     assert check_time(samples(11), [time_golden(10, 1.1)], [], "mi300").passed is True
     check = check_figure(Metric.DISPATCH_COUNT, 76, [count_golden(76)], "3.13.0")
     assert check.passed is True
-    assert describe(check) == "dispatch count 76 is at the limit 76 (specs/a/x.json: golden_dispatch)"
-    assert "is 1 (1.3 %) over the limit 76 " in describe(
+    assert describe(check) == "dispatch count 76 equals the limit 76 (specs/a/x.json: golden_dispatch)"
+    assert "exceeds the limit 76 by 1, +1.3 % " in describe(
         check_figure(Metric.DISPATCH_COUNT, 77, [count_golden(76)], "3.13.0")
     )
-    assert "over the limit 0 " in describe(check_figure(Metric.DISPATCH_COUNT, 1, [count_golden(0)], "3.13.0"))
+    assert "exceeds the limit 0 by 1 " in describe(check_figure(Metric.DISPATCH_COUNT, 1, [count_golden(0)], "3.13.0"))
 
 
 def test_the_statistic_is_the_goldens() -> None:
     goldens = [time_golden(10, 1.0, statistic="min")]
     check = check_time(samples(9, 30), goldens, [], "mi300")
     assert (check.passed, check.measured, check.statistic) == (True, 9, "min")
-    assert describe(check).startswith("fastest time 9 ms is 1 ms (10.0 %) under")
+    assert describe(check).startswith("fastest time 9 ms is below the limit 10 ms by 1 ms, -10.0 %")
     assert check_time(samples(9, 30), [time_golden(10)], [], "mi300").passed is False
 
 

@@ -98,7 +98,7 @@ def test_a_difference_of_the_whole_band_is_hardly_ever_called_the_same(condition
     assert _share(verdicts, Verdict.SAME) <= level + 3 * math.sqrt(level / len(verdicts))
 
 
-def test_five_percent_is_found_in_quiet_and_ten_beside_a_neighbour() -> None:
+def test_five_percent_is_found_in_quiet_and_ten_next_to_a_neighbour() -> None:
     assert _share(_simulated("quiet", 1.05, 40), Verdict.SLOWER) >= 0.95
     assert _share(_simulated("quiet", 1 / 1.05, 40), Verdict.FASTER) >= 0.95
     assert _share(_simulated("neighbour", 1.10, 40), Verdict.SLOWER) >= 0.95
@@ -277,7 +277,7 @@ def test_an_allowance_that_is_none_is_an_error() -> None:
 
 @pytest.mark.parametrize(("least", "band"), [(0.0, 0.03), (-0.01, 0.03), (0.01, 1.0), (math.nan, 0.03), (0.03, 0.01)])
 def test_margins_that_are_none_are_an_error(least: float, band: float) -> None:
-    with pytest.raises(EvidenceError, match="equivalence band"):
+    with pytest.raises(EvidenceError, match="equivalence margin"):
         compare_log_ratios(np.zeros(10), _PLAN, least, band)
 
 

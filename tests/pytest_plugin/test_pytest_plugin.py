@@ -79,10 +79,10 @@ def test_collect_only(project: TorchProject, arguments: tuple[str, ...], names: 
     assert not (project.folder / "artifacts" / "runs").exists()
 
 
-def test_python_tests_of_a_named_folder_run_too_and_those_beside_the_specs_do_not(project: TorchProject) -> None:
+def test_python_tests_of_a_named_folder_run_too_and_those_next_to_the_specs_do_not(project: TorchProject) -> None:
     (project.folder / "more").mkdir()
     (project.folder / "more" / "test_more.py").write_text("def test_more():\n    pass\n")
-    (project.suite / "test_beside.py").write_text("def test_beside():\n    assert False\n")
+    (project.suite / "test_neighbour.py").write_text("def test_neighbour():\n    assert False\n")
     assert outcomes(project.pytest("-q", "more")) == {"passed": 4}
 
 
@@ -216,7 +216,7 @@ def test_the_toolkits_modules_are_imported_as_they_are_written(tmp_path: Path) -
         (["--module-directory=suite"], "--module-directory needs --test-file-directory"),
         (["--force-recompile"], "--force-recompile needs --test-file-directory"),
         (["--cache-modules"], "--cache-modules needs --test-file-directory"),
-        (["--test-file-directory=suite", "--cache-modules", "--force-recompile"], "--cache-modules beside"),
+        (["--test-file-directory=suite", "--cache-modules", "--force-recompile"], "--cache-modules together with"),
         (["--test-file-directory=gone"], "--test-file-directory: gone is not a folder"),
         (["--test-file-directory=suite", "--module-directory=gone"], "--module-directory: gone is not a folder"),
     ],
@@ -328,7 +328,7 @@ def test_what_fails_and_why(project: TorchProject) -> None:
     assert outcomes(done) == {"failed": 5, "passed": 2, "skipped": 1, "xfailed": 1, "error": 1}
     text = done.out
     assert "output 0: 1 of 8 values (12.5 %) differ" in text
-    assert "dispatch count 1 is 1 over the limit 0 (suite/toy/low.json: golden_dispatch_count)" in text
+    assert "dispatch count 1 exceeds the limit 0 by 1 (suite/toy/low.json: golden_dispatch_count)" in text
     assert "toy/modules/bad_cpu@cpu compile: failed: iree-compile failed with exit code" in text
     assert "gone/x.npy: No such file or directory" in text
     assert "[XPASS(strict)] marked 'xfail'" in text
@@ -436,7 +436,7 @@ def use_tools(project: TorchProject, **scripts: str) -> None:
     (project.folder / "conftest.py").write_text(TOOLS_CONFTEST.format(tools=tools))
 
 
-def test_two_processes_compile_a_module_once_and_run_benchmarks_beside_nothing_else(tmp_path: Path) -> None:
+def test_two_processes_compile_a_module_once_and_run_benchmarks_with_nothing_else(tmp_path: Path) -> None:
     project = TorchProject(tmp_path)
     project.fill()
     project.warm(modules=False)

@@ -114,8 +114,8 @@ def test_a_missing_share_is_told_and_no_success(tmp_path: Path, capsys: pytest.C
     one = _run(tmp_path / "one", "a", shard=_shard(1, 4))
     four = _run(tmp_path / "four", "d", shard=_shard(4, 4))
     assert _merge(one, four) is ExitCode.ERROR
-    told = capsys.readouterr().err
-    assert "note: shards 2, 3 of 4 are missing: this is not the whole run\n" in told
+    printed = capsys.readouterr().err
+    assert "note: shards 2, 3 of 4 are missing: this is not the whole run\n" in printed
     assert report("whole") is ExitCode.ERROR
 
 
@@ -168,7 +168,7 @@ def test_an_interrupted_share_interrupts_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"suite": "other"}, "is a run of the suite 'cpu', .*two one of 'other'"),
         (
@@ -181,10 +181,10 @@ def test_an_interrupted_share_interrupts_the_whole(tmp_path: Path) -> None:
         ({"micro": {}}, "two is no run of spec files"),
     ],
 )
-def test_runs_that_are_no_parts_of_one_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_runs_that_are_no_parts_of_one_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     one = _run(tmp_path / "one", "a", shard=_shard(1, 2))
     two = _run(tmp_path / "two", "b", **{"shard": _shard(2, 2), **changes})
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         _merge(one, two)
     assert not (tmp_path / "whole").exists()
 

@@ -227,10 +227,10 @@ def news(draw: st.DrawFn) -> list[tuple[str, float, str, int, int | None]]:
 
 
 @given(news())
-def test_whatever_is_told_every_text_can_be_made(told: Any) -> None:
+def test_whatever_is_reported_every_text_can_be_made(reported: Any) -> None:
     log = Log()
     live = LiveProgress(io.StringIO(), width=80, clock=log.clock)
-    for kind, seconds, url, done, total in told:
+    for kind, seconds, url, done, total in reported:
         log.clock.advance(seconds)
         for progress in (log, live):
             if kind == "download":
@@ -342,7 +342,7 @@ def test_a_log_of_downloads() -> None:
     ]
 
 
-def test_what_runs_beside_a_long_download_is_told_too() -> None:
+def test_what_runs_during_a_long_download_is_shown_too() -> None:
     log, builder = Log(), planned()
     log.run_started(builder.lines[0])
     log.step_started(builder.steps[0])

@@ -138,7 +138,7 @@ def test_what_did_not_run_is_not_available_and_what_was_killed_has_failed(tmp_pa
     ]
 
 
-def test_a_golden_of_the_first_generation_is_shown_beside_the_mean(tmp_path: Path) -> None:
+def test_a_golden_of_the_first_generation_is_shown_with_the_mean(tmp_path: Path) -> None:
     journal = JournalBuilder()
     goldens = [golden("time_ms", 550) | {"factor": 1.0, "statistic": "mean"}]
     step = journal.step("sdxl", "old", "benchmark", dialect=DIALECT, goldens=goldens)

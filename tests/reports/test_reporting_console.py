@@ -384,10 +384,10 @@ def test_the_end_names_cause_measure_and_command(tmp_path: Path) -> None:
     assert lines[at + 1 : at + 7] == [
         "time (mean) is 25.3 % over its limit",
         (
-            "  time (mean): 12.40 ms is over 9.90 ms (golden 9.00 ms × 1.1) by 2.50 ms, +25.3 %;"
+            "  time (mean): 12.40 ms exceeds 9.90 ms (golden 9.00 ms × 1.1) by 2.50 ms, +25.3 %;"
             " specs/b.json: golden_time_ms.mi300"
         ),
-        "  dispatches: 130 is over golden 126 by 4, +3.2 %",
+        "  dispatches: 130 exceeds golden 126 by 4, +3.2 %",
         "Reproduce:",
         "    cd steps/ocr/detector@cpu/benchmark && iree-benchmark-module --device=local-task --module=m.vmfb",
         (

@@ -68,8 +68,8 @@ def test_shares_and_counts() -> None:
     ("data", "text"),
     [
         (check("dispatch_count", 76, 76), "dispatches: 76, within golden 76"),
-        (check("dispatch_count", 77, 76), "dispatches: 77 is over golden 76 by 1, +1.3 %"),
-        (check("dispatch_count", 1, 0), "dispatches: 1 is over golden 0 by 1"),
+        (check("dispatch_count", 77, 76), "dispatches: 77 exceeds golden 76 by 1, +1.3 %"),
+        (check("dispatch_count", 1, 0), "dispatches: 1 exceeds golden 0 by 1"),
         (check("binary_size_bytes", 9, None, note="no golden"), "size: 9 bytes, not checked; no golden"),
         (
             check("time_ms", 9.1, 9.0, 1.1, passed=None, note="golden of mi300"),
@@ -90,7 +90,7 @@ def test_a_check_that_failed_within_its_limit_is_not_called_within() -> None:
 
 def test_a_check_over_its_limit_that_passed_says_so() -> None:
     data = check("time_ms", 10.0, 9.0, 1.1, passed=True)
-    assert check_line(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, is over 9.90 ms")
+    assert check_line(Check.from_dict(data)).startswith("time (mean): 10.00 ms, passed, exceeds 9.90 ms")
 
 
 def test_comparison_lines() -> None:

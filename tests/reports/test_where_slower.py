@@ -71,8 +71,8 @@ def test_one_row_and_none() -> None:
 
 
 def test_what_was_measured_stands_beside_what_was_profiled() -> None:
-    told = dispatch_lines(record(measured={"a_ns": 1_900_000, "b_ns": 4_000_000}))[-1]
-    assert told == "note: measured without the profiler: 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
+    note = dispatch_lines(record(measured={"a_ns": 1_900_000, "b_ns": 4_000_000}))[-1]
+    assert note == "note: measured without the profiler: 1.90 ms in A, 4.00 ms in B (+2.10 ms)"
     for measured in ({"a_ns": 4_000_000, "b_ns": 1_900_000}, {"a_ns": 4_000_000, "b_ns": 4_100_000}):
         assert dispatch_lines(record(measured=measured))[-1].endswith(
             "the profile shows another difference, and does not explain this one"

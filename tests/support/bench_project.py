@@ -54,7 +54,7 @@ class Benchmarks:
         return self.journal.results[name].as_dict()
 
     def copy_build(self, model: str, folder: Path) -> Path:
-        """A copy of what was built last of a model, with the plan of its measurement beside it.
+        """A copy of what was built last of a model, with the plan of its measurement next to it.
 
         Args:
             model: by whose name its runs are called.

@@ -42,9 +42,9 @@ def stand_in(folder: Path) -> Path:
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}"
     # Every command asks for versions first: the shell answers that at once.
     versions = json.dumps({"python": list(sys.version_info[:3]), "versions": _VERSIONS, "paths": []})
-    told = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'\"$STAND_IN\"'")
+    output = shlex.quote(versions).replace(_TORCH, f"{_TORCH}'\"$STAND_IN\"'")
     path.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] && printf "%s\\n" {told} && exit\n'
+        f'#!/bin/sh\n[ "$1" = -c ] && printf "%s\\n" {output} && exit\n'
         f'exec {sys.executable} -c {shlex.quote(script)} "$@"\n'
     )
     path.chmod(0o755)

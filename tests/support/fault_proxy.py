@@ -40,7 +40,7 @@ class Fault:
         cut_after: bytes of a body after which the connection is closed.
         reset: where it is cut, as a machine that has crashed does it (RST) instead of politely (FIN).
         stall_after: bytes of a body after which nothing comes any more, and the connection stays.
-        until_back: a request that goes on where an earlier one stalled is not concerned.
+        until_back: a request that continues where an earlier one stalled is not concerned.
         status: an answer instead of the server's.
         retry_after: its Retry-After header.
         headers: what of the server's headers is replaced; None takes one away.

@@ -1,6 +1,6 @@
 """IREEs with a known fault: build trees of the installed tools, each behind a script.
 
-What a tool says of itself (its flags, its version) was asked once a session and is told from a file. Scripts hold no
+What a tool says of itself (its flags, its version) was asked once a session and is read from a file. Scripts hold no
 path of a test, so that trees with the same scripts are one IREE, wherever they stand: what one of them has compiled,
 another finds in the cache.
 """
@@ -22,7 +22,7 @@ from tests.support.toy_project import Project
 
 __all__ = ["MadeUpTimes", "compiled_before", "slow_benchmarks", "tree"]
 
-# Tools look for each other beside themselves, and iree-benchmark-module prints times as JSON numbers.
+# Tools look for each other next to themselves, and iree-benchmark-module prints times as JSON numbers.
 _SCALED = """#!{python}
 import json, pathlib, subprocess, sys
 done = subprocess.run([{tool!r}, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)

@@ -26,6 +26,6 @@ def marked_hang() -> str:
 
 
 def growing_times(first: float = 0.05) -> Iterator[float]:
-    """Seconds, ever more, to give to what hangs: a test goes on until it was enough for it to get ready."""
+    """Seconds, ever more, to give to what hangs: a test continues until it was enough for it to get ready."""
     yield from (first * 2**power for power in range(10))
     pytest.fail("it was never ready")

@@ -1,4 +1,4 @@
-"""Kills downloads: forks a child that fetches, kills it with SIGKILL, looks at what is there, goes on with the next.
+"""Kills downloads: forks a child that fetches, kills it with SIGKILL, looks at what is there, continues with the next.
 
 `python -m tests.support.kill_driver <slow url> <fast url> <folder> <sha256> <kills> <of each way> <stride> <seed>`. A
 process of its own, without threads, because it forks. Three ways to die:
@@ -144,7 +144,7 @@ class _Victims:
             fetched = store.fetch(self.url)
             write(writing, f"{death.count} {fetched.sha256} {fetched.notes}".encode())
             code = 0
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - reported to the parent
             write(writing, repr(error).encode())
         finally:
             os._exit(code)
@@ -163,7 +163,7 @@ class _Victims:
         return bool(files)
 
     def _ask(self, store: ArtifactStore, *, there: bool) -> None:
-        """Require that a process without network is told the truth."""
+        """Require that a process without network gets the truth."""
         if store.present(self.url) != there:
             raise HalfReadAsWholeError(f"present() says {not there}")
         learnt = store.learnt.registry().get(local_name(self.url))
@@ -181,7 +181,7 @@ class _Victims:
                     raise HalfReadAsWholeError(f"fetch() gave {fetched}")
 
     def chain(self, root: Path) -> None:
-        """Kill child after child, each of which goes on where the last one died, until the file is whole."""
+        """Kill child after child, each of which continues where the last one died, until the file is whole."""
         pinned = self.random.random() < 0.5
         self.lived = [f"pinned: {pinned}"]
         while True:
@@ -224,7 +224,7 @@ class _Victims:
             shutil.rmtree(place)
 
     def _note_rest(self, root: Path) -> None:
-        """Count what is left beside the file."""
+        """Count what is left next to the file."""
         self.counts["partials left beside whole files"] += len(list((root / "incoming").glob("*/*")))
 
     def _power_cut(self, root: Path) -> bool:

@@ -85,7 +85,7 @@ def write_record(
 
     Args:
         folder: where to.
-        runs: by label: a run, why the IREE cannot be had, or None for one that was not begun.
+        runs: by label: a run, why the IREE is not available, or None for one that was not begun.
         results: exit codes of runs that finished; 0 for all where none are given.
         end: the `end` event's fields; True for one that finished, None or False for none.
         torn: follows the last newline.

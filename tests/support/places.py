@@ -1,4 +1,4 @@
-"""Where things are: the checkout, what was recorded for tests, and the corpus beside the checkout."""
+"""Where things are: the checkout, what was recorded for tests, and the corpus next to the checkout."""
 
 from __future__ import annotations
 

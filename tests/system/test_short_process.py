@@ -32,15 +32,15 @@ def test_it_says_so_while_a_program_is_at_work(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(short_process, "_NEWS_SECONDS", 0.01)
     go_on = tmp_path / "go-on"
     os.mkfifo(go_on)
-    told: list[float] = []
+    reported: list[float] = []
 
     def news(seconds: float) -> None:
-        told.append(seconds)
-        if len(told) == 2:
+        reported.append(seconds)
+        if len(reported) == 2:
             go_on.write_text("went on")
 
     assert run_short(["cat", str(go_on)], timeout=math.inf, news=news).stdout == "went on"
-    assert 0 < told[0] <= told[1]
+    assert 0 < reported[0] <= reported[1]
 
 
 @pytest.mark.parametrize("grace", [0.0, 60.0])

@@ -51,8 +51,8 @@ def test_a_plan_says_which_files_cannot_be_had(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     put(store.path(PROGRAM))
     steps = [fetch_step(PROGRAM, WEIGHTS, (tmp_path / "absent").as_uri()), fetch_step(PROGRAM, name="c/d@cpu")]
-    told = without_missing_files(steps, missing_files(steps, [], store))
-    assert [step.cache.reason for step in told] == [f"2 of 3 files are missing: {WEIGHTS} and 1 more", ""]
+    completed = without_missing_files(steps, missing_files(steps, [], store))
+    assert [step.cache.reason for step in completed] == [f"2 of 3 files are missing: {WEIGHTS} and 1 more", ""]
 
 
 def test_what_does_not_run_misses_nothing(tmp_path: Path) -> None:

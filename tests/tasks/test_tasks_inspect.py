@@ -107,7 +107,7 @@ def test_list_as_json(project: Path, run: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_list_tells_of_broken_specs_beside_the_sound_ones(project: Path, run: Any, form: str) -> None:
+def test_list_tells_of_broken_specs_with_the_valid_ones(project: Path, run: Any, form: str) -> None:
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": SECOND | {"junk": 1}})
     result = run("list", "--format", form)
     assert result.code == 2
@@ -249,7 +249,7 @@ def test_a_source_of_an_unknown_scheme_is_a_problem_of_the_spec(project: Path, r
         assert "z_cpu.json:14: mlir: unknown scheme 'htps'" in result.err
 
 
-def test_sources_are_checked_beside_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
+def test_sources_are_checked_with_other_mistakes(project: Path, run: Any, without_iree: None) -> None:
     spec = SECOND | {"mlir": "ftp://h/m.mlir", "inputs": [{"source": "hf://a/b/c"}], "junk": 1}
     write_tree(project, {"specs/regression_tests/b/z_cpu.json": spec})
     for words in (["plan", "--target", "cpu"], ["lint"], ["lint", "--model", "a"]):
@@ -287,7 +287,7 @@ def test_plan_stages(project: Path, run: Any, without_iree: None) -> None:
 
 def test_lint_of_sound_specs(project: Path, run: Any, without_iree: None) -> None:
     result = run("lint")
-    assert (result.code, result.out, result.err) == (0, "3 spec files are sound\n", "")
+    assert (result.code, result.out, result.err) == (0, "3 spec files are valid\n", "")
 
 
 def test_lint_reports_everything_at_once(project: Path, run: Any, without_iree: None) -> None:
@@ -389,7 +389,7 @@ def test_lint_finds_missing_files(project: Path, run: Any, without_iree: None) -
     assert "no regression spec defines module 'b_gone'" in result.out
     assert "gone.mlir is missing (mlir_file_name)" in result.out
     assert result.out.count("gone.mlir") == 1
-    assert "sound" not in result.out
+    assert "valid" not in result.out
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64", "bf16"])
@@ -416,8 +416,8 @@ def test_lint_checks_tolerances(project: Path, run: Any, name: str) -> None:
         found = linted(value)
         assert found.code == 0, value
         assert f"warning: {place} '--expected_{name}_threshold={value}': so large a tolerance" in found.out
-    sound = linted("1.5")
-    assert (sound.code, "warning" in sound.out) == (0, False)
+    valid = linted("1.5")
+    assert (valid.code, "warning" in valid.out) == (0, False)
 
 
 @pytest.mark.iree
@@ -432,7 +432,7 @@ def test_lint_with_the_toolchain_knows_the_flags(project: Path, run: Any) -> Non
     assert "--iree-no-such-flag" in result.err
 
 
-def test_lint_with_the_toolchain_checks_flags_beside_other_mistakes(project: Path, run: Any) -> None:
+def test_lint_with_the_toolchain_checks_flags_with_other_mistakes(project: Path, run: Any) -> None:
     spec = SECOND | {"device": "local-task", "compiler_flags": ["--iree-hal-target-backends=llvm-cpu", "--iree-typo"]}
     files = {
         "b/flag_cpu.json": spec,

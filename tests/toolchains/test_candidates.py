@@ -51,7 +51,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
         write_wheel(folder / "simple" / "iree-base-compiler", "compiler", version)
         if version != "3.7.0":
             write_wheel(folder / "simple" / "iree-base-runtime", "runtime", version)
-    # What PyPI has beside releases.
+    # What PyPI has in addition to releases.
     write_wheel(folder / "simple" / "iree-base-compiler", "compiler", "3.11.0rc20260801")
     write_wheel(folder / "simple" / "iree-base-runtime", "runtime", "3.11.0rc20260801")
     release_wheels(folder / "nightlies", *_NIGHTLIES)

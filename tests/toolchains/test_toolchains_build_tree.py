@@ -46,7 +46,7 @@ def lay_out(root: Path, *, like: Path | None = None) -> Path:
     tools.mkdir(parents=True)
     libraries.mkdir()
     compiler = Path(found.compiler.compile).parent
-    # As files, not symbolic links: the tools look for each other beside themselves.
+    # As files, not symbolic links: the tools look for each other next to themselves.
     for name in ("iree-compile", "iree-lld", "iree-link", "iree-opt"):
         _link_or_copy(compiler / name, tools / name)
     for tool in (found.runtime.run_module, found.runtime.benchmark_module):

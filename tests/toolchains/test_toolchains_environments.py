@@ -332,7 +332,7 @@ def test_three_processes_install_once(releases: Releases) -> None:
 
 
 def test_killed_at_any_moment_the_next_one_makes_it_whole(releases: Releases) -> None:
-    # As far as it has come, or the one that goes on with its installer has.
+    # As far as it has come, or the one that continues with its installer has.
     for there in ("*", ".making-*", ".making-*/bin/python", ".making-*/lib/*/*/iree*", f".making-*/{SEAL}"):
         with releases.start("3.11.0") as process:
             assert process.stdout is not None

@@ -78,7 +78,7 @@ def test_the_running_interpreters_wheels_are_found() -> None:
     for tool in (COMPILE, RUN_MODULE, BENCHMARK_MODULE):
         path = Path(toolchain.tool(tool))
         assert path.is_file()
-        # The native program, not the wrapper script beside the interpreter.
+        # The native program, not the wrapper script next to the interpreter.
         assert path.read_bytes()[:2] != b"#!"
     assert toolchain.compiler.version.startswith(toolchain.compiler.release)
     assert len(toolchain.compiler.commit) == 40
@@ -91,8 +91,8 @@ def test_the_running_interpreters_wheels_are_found() -> None:
 @pytest.mark.iree
 def test_versions_are_those_that_the_compiler_tells_itself() -> None:
     toolchain = find_installed()
-    told = subprocess.run([toolchain.compiler.compile, "--version"], capture_output=True, text=True, check=True).stdout
-    assert f"{toolchain.compiler.version} @ {toolchain.compiler.commit}" in told
+    text = subprocess.run([toolchain.compiler.compile, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"{toolchain.compiler.version} @ {toolchain.compiler.commit}" in text
 
 
 @pytest.mark.iree

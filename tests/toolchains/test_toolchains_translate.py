@@ -237,7 +237,7 @@ def _flags_of(document: object, key: str = "") -> list[tuple[str, list[str]]]:
 
 @pytest.mark.iree
 @pytest.mark.corpus
-@pytest.mark.skipif(not _CORPUS.is_dir(), reason="the spec corpus is not beside this checkout")
+@pytest.mark.skipif(not _CORPUS.is_dir(), reason="the spec corpus is not next to this checkout")
 def test_every_flag_of_the_sharktank_specs_is_known_or_translated(known: KnownFlags) -> None:
     gone = "--iree-codegen-gpu-native-math-precision=true"
     specs = [path for name in ("sharktank_models", "sharktank_models_v1") for path in (_CORPUS / name).rglob("*.json")]

@@ -122,7 +122,7 @@ def _write_module_plan(folder: Path) -> None:
 
 
 def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    """A model built by the builder, and what it was told."""
+    """A model built by the builder, and the input that it got."""
     models = folder / "models"
     models.mkdir()
     (models / "models.py").write_text(_MODELS)

@@ -221,8 +221,8 @@ def test_whisper_with_its_cache_is_whisper_without() -> None:
     with torch.no_grad():
         chosen, seen = greedy(content, content.prefill, content.decode, 6)
         words = torch.cat([prompt, torch.tensor([chosen[:-1]])], dim=1)
-        sound = model.model.encoder(features)
-        wanted = model(encoder_outputs=sound, decoder_input_ids=words, use_cache=False).logits
+        intact = model.model.encoder(features)
+        wanted = model(encoder_outputs=intact, decoder_input_ids=words, use_cache=False).logits
     for index, logits in enumerate(seen):
         torch.testing.assert_close(logits, wanted[:, prompt.shape[1] - 1 + index], atol=1e-5, rtol=1e-5)
     assert len(set(chosen)) > 1
@@ -242,7 +242,7 @@ def test_whisper_is_not_trained_here() -> None:
 
 
 def compiled(module: Any, inputs: tuple[Any, ...], folder: Path) -> Callable[..., list[Any]]:
-    """The way to IREE: exported to ONNX, imported with parameters beside it, compiled, loaded."""
+    """The way to IREE: exported to ONNX, imported with parameters next to it, compiled, loaded."""
     from iree import runtime  # noqa: PLC0415 - only where it is compiled
 
     folder.mkdir()

@@ -22,7 +22,7 @@ HEAVY = ("torch", "numpy", "pydantic", "rich", "pooch", "requests", "ml_dtypes")
 
 
 class Module:
-    """Stands for torch.nn.Module: `arrange` is told which types count."""
+    """Stands for torch.nn.Module: `arrange` gets the types that count."""
 
 
 class Tensor:

@@ -1,4 +1,4 @@
-"""`cache.verify`: every changed byte is found, and mended where that can be."""
+"""`cache.verify`: every changed byte is found, and repaired where that can be."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_a_damaged_artifact_is_fetched_again(project: Project, cache: CacheBuild
     assert not cache.verified.known(path), "its next use hashes it"
     offline = project.gauntlet("cache.verify", "--offline")
     assert offline.code == 3
-    assert "not mended: " in offline.out
+    assert "not repaired: " in offline.out
     assert "offline" in offline.out
     done = project.gauntlet("cache.verify")
     assert done.code == 0, done.text
     assert "fetched again: " in done.out
-    assert "1 damaged (1 mended)" in done.out
+    assert "1 damaged (1 repaired)" in done.out
     assert path.read_bytes() == CONTENT
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_module_goes_and_is_made_anew(project: Project, cache: CacheBu
     assert "entry.json is not as it was written" in done.out
     assert "damaged: module toy/missing@cpu: module.vmfb is missing" in done.out
     assert "removed: module toy/file@cpu; it is made again when it is needed" in done.out
-    assert "1 good, 3 damaged (3 mended)" in done.out
+    assert "1 good, 3 damaged (3 repaired)" in done.out
     assert [module.exists() for module in modules] == [False, False, False, True]
 
 

@@ -1,4 +1,4 @@
-"""Every golden is shown, beside the newest figure that may be held against it."""
+"""Every golden is shown, with the newest figure that may be held against it."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_goldens_of_all_skus_without_any_run(project: Project, capsys: pytest.Ca
 
 
 @pytest.mark.iree
-def test_goldens_beside_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_goldens_with_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     times = made_up_times(project.folder / "times", [0.3, 0.4, 0.35])
     done = project.gauntlet("run", "--model", "toy", "--sku", "rack", benchmark_module=times)
     assert done.code == 0, done.text

@@ -30,7 +30,7 @@ _CONFIG = """{
   "skip_run_tests": ["node/skipped"],
   "expected_compile_failures": [
     "node/both",
-    "node/mended", // needs scatter
+    "node/fixed", // needs scatter
     "node/moved", // needs gather
     "node/still"
   ],
@@ -38,7 +38,7 @@ _CONFIG = """{
   "expected_run_failures": ["node/half"]
 }
 """
-_CASES = ("both", "mended", "moved", "still", "half", "new", "newer", "skipped", "slow", "wrong", "boom")
+_CASES = ("both", "fixed", "moved", "still", "half", "new", "newer", "skipped", "slow", "wrong", "boom")
 LEGALIZE = (
     "iree-compile failed with exit code 1: failed to legalize operation 'torch.operator' that was explicitly marked "
     'illegal: %0 = "torch.operator"(%arg0) <{name = "onnx.If"}> : (!torch.vtensor<[1],f32>) -> !torch.none'
@@ -104,7 +104,7 @@ def _lists(project: Path) -> dict[str, list[str]]:
 def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results: Results = {
         "both": ({"verdict": "xfailed", "reason": "iree-compile crashed", "signal": "SIGFPE"}, SKIPPED),
-        "mended": (XPASSED, PASSED),
+        "fixed": (XPASSED, PASSED),
         "moved": (XPASSED, WRONG),
         "still": ({"verdict": "xfailed", "reason": f"{LEGALIZE}; expected: x"}, SKIPPED),
         "half": (FAILED, SKIPPED),
@@ -119,7 +119,7 @@ def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.Capture
     }
     _journal(project / "runs" / "one", results)
     assert _update() is ExitCode.OK
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert _lists(project) == {
         "compile_failures": [f"node/{name}" for name in ("both", "half", "new", "skipped", "still")],
         "compile_crashes": ["node/boom", "node/both"],
@@ -128,17 +128,17 @@ def test_every_list_becomes_what_was_found(project: Path, capsys: pytest.Capture
     reason = "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.If)"
     assert f'    "node/new", // compile: {reason} (IREE 3.13.0)\n' in _config(project)
     assert '"cpu", // the only one\n' in _config(project)
-    assert "not added node/slow: ran longer than its 60 s (an error is no failure of the product)" in told
-    assert "remove   node/mended: passed, no longer in expected_compile_failures (needs scatter)" in told
-    assert "move     node/moved: expected_run_failures: output 0: 1 of 4" in told
-    assert "move     node/half: expected_compile_failures: " in told
+    assert "not added node/slow: ran longer than its 60 s (an error is no failure of the product)" in printed
+    assert "remove   node/fixed: passed, no longer in expected_compile_failures (needs scatter)" in printed
+    assert "move     node/moved: expected_run_failures: output 0: 1 of 4" in printed
+    assert "move     node/half: expected_compile_failures: " in printed
 
 
 def test_a_diff_is_shown_and_nothing_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _journal(project / "runs" / "one", {"mended": (XPASSED, PASSED)})
+    _journal(project / "runs" / "one", {"fixed": (XPASSED, PASSED)})
     _update(write=False)
     captured = capsys.readouterr()
-    assert '-    "node/mended", // needs scatter\n' in captured.out
+    assert '-    "node/fixed", // needs scatter\n' in captured.out
     assert "+++ b/ops/configs/cpu.json" in captured.out
     assert _config(project) == _CONFIG
 
@@ -146,10 +146,10 @@ def test_a_diff_is_shown_and_nothing_written(project: Path, capsys: pytest.Captu
 def test_a_stage_that_was_not_judged_keeps_its_list(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing: dict[str, Any] = {"verdict": "skipped", "reason": "not asked for"}
     lenient = {"verdict": "passed", "notes": ["passed although expected to fail: needs scatter"]}
-    _journal(project / "runs" / "one", {"half": (PASSED, nothing), "mended": (lenient, nothing)})
+    _journal(project / "runs" / "one", {"half": (PASSED, nothing), "fixed": (lenient, nothing)})
     _update()
     assert _lists(project)["run_failures"] == ["node/half"]
-    assert "node/mended" not in _lists(project)["compile_failures"]
+    assert "node/fixed" not in _lists(project)["compile_failures"]
 
 
 def test_an_ordinary_failure_where_a_crash_is_listed(project: Path) -> None:
@@ -184,16 +184,14 @@ class _Again:
 def test_only_what_comes_out_the_same_every_time_is_proposed(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _journal(
-        project / "runs" / "one", {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
-    )
-    steady: Results = {"mended": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
+    _journal(project / "runs" / "one", {"fixed": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)})
+    steady: Results = {"fixed": (XPASSED, PASSED), "new": (FAILED, SKIPPED), "wrong": (PASSED, WRONG)}
     again = _Again(steady, {**steady, "new": (CRASH, SKIPPED), "wrong": (PASSED, PASSED)}, steady)
     monkeypatch.setattr(execute, "run", again)
     _update(rerun=3)
     captured = capsys.readouterr()
     assert [forced for _, forced in again.asked] == [True, False] * 3
-    assert again.asked[:2] == [(["node/mended@cpu", "node/new@cpu"], True), (["node/wrong@cpu"], False)]
+    assert again.asked[:2] == [(["node/fixed@cpu", "node/new@cpu"], True), (["node/wrong@cpu"], False)]
     flaky = (
         "flaky    node/new: failed at compile, failed at compile, crashed at compile, failed at compile: left as it is"
     )

@@ -92,9 +92,9 @@ def test_a_reason_is_what_the_compiler_said_of_which_operator(project: Path) -> 
 def test_what_passes_now_goes_and_what_fails_newly_comes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(project, {("toy/gru", "compile"): "xpassed", ("toy/lstm", "compile"): "failed"})
     assert _update(write=True) is ExitCode.OK
-    told = capsys.readouterr().err
-    assert "passes now; the reason was: no bidirectional GRU (issue 7)" in told
-    assert "stays    suites/ours.toml: expect_failure[1] (wide/*, threshold): was not run" in told
+    printed = capsys.readouterr().err
+    assert "passes now; the reason was: no bidirectional GRU (issue 7)" in printed
+    assert "stays    suites/ours.toml: expect_failure[1] (wide/*, threshold): was not run" in printed
     assert _failures(project) == [
         ("wide/*", "threshold", "half of them are off"),
         ("toy/lstm", "compile", "compile of toy/lstm: failed to legalize (IREE 3.13.0)"),
@@ -113,19 +113,19 @@ def test_a_glob_of_which_some_pass_stays(project: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("stage", "verdict", "told"),
+    ("stage", "verdict", "message"),
     [
         ("compile", "error", "an error is no failure of the product"),
         ("benchmark", "failed", "golden.update is for figures"),
     ],
 )
 def test_what_is_no_expected_failure_is_told_and_not_added(
-    project: Path, capsys: pytest.CaptureFixture[str], stage: str, verdict: str, told: str
+    project: Path, capsys: pytest.CaptureFixture[str], stage: str, verdict: str, message: str
 ) -> None:
     _run(project, {("toy/x", stage): verdict})
     _update()
     captured = capsys.readouterr()
-    assert told in captured.err
+    assert message in captured.err
     assert captured.out == ""
     assert "nothing to change" in captured.err
 

@@ -1,4 +1,4 @@
-"""Host modules beside the device: the stages alone, and the script with torch and the real runtime."""
+"""Host modules next to the device: the stages alone, and the script with torch and the real runtime."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_three_stages_run_at_the_same_time() -> None:
     counts = {"pre": 0, "device": 0, "post": 0}
 
     def stage(name: str, first: int) -> Callable[[Any], Any]:
-        # From its own first call on, a stage goes on only with the two others inside a call.
+        # From its own first call on, a stage continues only with the two others inside a call.
         def work(item: Any = None) -> Any:
             counts[name] += 1
             if first < counts[name] <= first + calls - 2:

@@ -1,4 +1,4 @@
-"""onnxruntime as the judge at run time: made-up inputs, and an archive that iree-run-module reads."""
+"""onnxruntime as the judge at run time: synthetic inputs, and an archive that iree-run-module reads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_integers_have_the_models_shape() -> None:
 
 
 def test_other_inputs_are_refused() -> None:
-    with pytest.raises(RefusedError, match=r"input 'x' is a tensor\(uint8\): inputs are made up for tensor\(float\)"):
+    with pytest.raises(RefusedError, match=r"input 'x' is a tensor\(uint8\): inputs are generated for tensor\(float\)"):
         make_inputs([Input("x", "tensor(uint8)", [1])])
 
 

@@ -1,1 +1,1 @@
-"""Weights made up for a program: its parameters found, values from a seed or one value, IRPA archives."""
+"""Synthetic weights for a program: its parameters found, values from a seed or one value, IRPA archives."""

@@ -1,4 +1,4 @@
-"""Makes an archive of made-up weights: `python -m iree_gauntlet.artifacts.parameters --help`."""
+"""Makes an archive of synthetic weights: `python -m iree_gauntlet.artifacts.parameters --help`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def references_in_text(chunks: Iterable[bytes], source: str, *, lines: bool = Tr
 
 
 class _Scanner:
-    """A position in the text, and whether a string or a comment goes on there."""
+    """A position in the text, and whether a string or a comment continues there."""
 
     def __init__(self, source: str, *, lines: bool) -> None:
         self._source = source
@@ -64,7 +64,7 @@ class _Scanner:
         self._aliases: dict[str, str] = {}
 
     def feed(self, chunk: bytes) -> Iterator[Reference]:
-        """What is found now that the text goes on with this chunk."""
+        """What is found now that the text continues with this chunk."""
         self._line_at(self._position)
         self._text = self._text[self._position :] + chunk
         self._position = self._counted = 0
@@ -113,7 +113,7 @@ class _Scanner:
         return found if found >= 0 else len(self._text)
 
     def _advance(self, end: int) -> None:
-        """Go to a position, and know what goes on there."""
+        """Go to a position, and know what continues there."""
         text = self._text
         line = text.rfind(b"\n", self._position, end)
         if line >= 0:

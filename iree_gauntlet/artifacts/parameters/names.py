@@ -1,4 +1,4 @@
-"""What archives of made-up parameters are called, and the version of their making; known without a program."""
+"""What archives of synthetic parameters are called, and the version of their making; known without a program."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def _by_text(functions: Mapping[int, tuple[str, ...]]) -> dict[str, list[str]]:
 
 
 def _folder_of(batch: str, member: Step) -> Path:
-    """The folder of a batch's step, beside those of the cases."""
+    """The folder of a batch's step, next to those of the cases."""
     folder = Path(member.folder)
     while folder.name != "steps":
         folder = folder.parent

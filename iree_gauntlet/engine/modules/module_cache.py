@@ -7,7 +7,7 @@
 An entry appears by one rename, so it is whole or not there. `entry.json` carries its own checksum and that
 of every file; a lookup checks them all, and damage is a miss. A file that a process has checked once is known
 to it by device, inode, size and time of modification, and not hashed again. For a large file the same is kept
-on disk (`artifacts/hashing`), so that made-up weights of 2 GB cost the next process a stat and not a second of
+on disk (`artifacts/hashing`), so that synthetic weights of 2 GB cost the next process a stat and not a second of
 hashing; a small one is hashed by each process, which costs less than 1 ms for each MB. So whatever is written to
 a file is seen, as it changes the time of modification. What changes on the disk by itself is seen in a small file;
 in a large one `cache.verify` sees it.

@@ -84,18 +84,18 @@ def open_foreign(data: bytes, key: str) -> dict[str, Any]:
         document = open_sealed(data, key)
         # Lone surrogates, which JSON can write and no file system and no terminal takes.
         json.dumps(document, ensure_ascii=False).encode()
-        sound = _is_sound(document)
-        made = sound and make_key(document["ingredients"])
+        valid = _is_valid(document)
+        made = valid and make_key(document["ingredients"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        sound, made = False, ""
-    if not sound:
+        valid, made = False, ""
+    if not valid:
         raise DamageError(f"{ENTRY_FILE} has fields that are not as they should be")
     if made != key:
         raise DamageError(f"{ENTRY_FILE} names ingredients that make another key")
     return document
 
 
-def _is_sound(document: dict[str, Any]) -> bool:
+def _is_valid(document: dict[str, Any]) -> bool:
     files, metadata, ingredients = document["files"], document["metadata"], document["ingredients"]
     texts = [document["name"], document["created"], metadata.get("diagnostics", ""), metadata.get("command", "")]
     statistics, notes = metadata.get("statistics", {}), metadata.get("notes", [])

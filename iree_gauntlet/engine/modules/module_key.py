@@ -79,7 +79,7 @@ def flag_ingredients(
     """Compile flags as the compiler sees them, free of paths; their order is kept.
 
     - A value that is an existing file is replaced by its hash, also inside `scope=file`, `file@symbol` and
-      `file,file`, and also as a token of its own. A name without a folder is kept beside the hash: `host`
+      `file,file`, and also as a token of its own. A name without a folder is kept with the hash: `host`
       may be a word and the name of a file at once.
     - A value that says where another output goes is left out, and its flag is kept.
     - A folder stays as text: what it holds is not looked at.

@@ -91,7 +91,7 @@ class ModuleMaker:
             result = self._looked_up(step, key)
             if result is not None:
                 return result
-        # Made-up weights are large, and made faster than they are fetched. Dumps are in no cache.
+        # Synthetic weights are large, and made faster than they are fetched. Dumps are in no cache.
         shared = None if dumps or step.stage in _OURS else self._shared
         with self._cache.making(key, self._cancelled):
             # Again: another process may have made it meanwhile.

@@ -60,7 +60,7 @@ class Found:
     """The result of a look into the shared store.
 
     Attributes:
-        entry: now in the local store too; None where it was not to be had.
+        entry: now in the local store too; None where it was not available.
         asked: whether the store has answered.
         note: what a person should know; empty for nothing.
     """
@@ -96,7 +96,7 @@ class SharedModules:
         self._first = threading.Lock()
         self._answers = False
         self._failed = False
-        self._told = False
+        self._reported = False
         self._unwritable = False
         self._damaged: set[str] = set()
 
@@ -141,8 +141,8 @@ class SharedModules:
             return Found(published.entry, asked=True, note=published.note)
         except _RemoteError as error:
             with self._first:
-                told, self._failed, self._told = self._told, True, True
-            return Found(note="" if told else f"the shared cache {self.url} is not used in this run: {error}")
+                reported, self._failed, self._reported = self._reported, True, True
+            return Found(note="" if reported else f"the shared cache {self.url} is not used in this run: {error}")
         except DamageError as error:
             self._damaged.add(key)
             return Found(asked=True, note=f"{self.url}/{_path_of(key)} is not used: {error}")

@@ -21,7 +21,7 @@ __all__ = ["EXIT_DEFECT", "EXIT_UNWRITABLE", "blamed_programs", "outcome_of"]
 EXIT_DEFECT = 70
 EXIT_UNWRITABLE = 74
 
-# Room that standard output gets in the tail beside a long standard error, as for other processes.
+# Room that standard output gets in the tail next to a long standard error, as for other processes.
 _STDOUT_LINES = 6
 _ERRORS_BYTES = 1 << 20
 _ERROR_PLACE = re.compile(r"^(.+?):\d+:\d+: error: ", re.MULTILINE)

@@ -53,7 +53,7 @@ class Processes:
             stdout=folder / f"{name}stdout.txt",
             stderr=folder / f"{name}stderr.txt",
             timeout=step.timeout,
-            # Beside the outputs, where there is room for them; a path with a space goes to the system's folder.
+            # Next to the outputs, where there is room for them; a path with a space goes to the system's folder.
             tmpdir=folder if is_plain_path(str(folder)) else None,
         )
 

@@ -39,7 +39,7 @@ __all__ = ["Outcome", "Supervisor", "disk_full", "shell_line"]
 
 _GRACE_SECONDS = 2.0
 _KILL_PATIENCE_SECONDS = 15.0
-# Room that standard output gets in the tail beside a long standard error: iree-run-module and
+# Room that standard output gets in the tail next to a long standard error: iree-run-module and
 # iree-benchmark-module write their verdicts there.
 _STDOUT_LINES = 6
 # For what a reaper that died had started without a word of it.

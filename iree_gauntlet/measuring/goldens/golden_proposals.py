@@ -6,7 +6,7 @@ A figure counts as evidence only where it can be trusted:
 - everything else of its chain passed: the figures of a model whose numbers are wrong are of no use;
 - a time was not measured under a disturbance (`measuring/machine/disturbance.py`).
 
-A figure that does not count is told with its reason, never dropped in silence.
+A figure that does not count is reported with its reason, never dropped silently.
 """
 
 from __future__ import annotations

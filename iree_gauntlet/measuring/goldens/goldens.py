@@ -34,10 +34,11 @@ def describe(check: Check) -> str:
         return f"{title} {figure} ({check.note})"
     source = f"golden {_figure(check, check.golden)} × {check.factor:g}, " if check.factor != 1 else ""
     distance = abs(check.measured - check.limit)
-    share = f" ({100 * distance / check.limit:.1f} %)" if check.limit > 0 else ""
-    side = "under" if check.passed else "over"
-    where = f"{_figure(check, distance)}{share} {side}" if distance else "at"
-    return f"{title} {figure} is {where} the limit {_figure(check, check.limit)} ({source}{check.note})"
+    share = f", {'-' if check.passed else '+'}{100 * distance / check.limit:.1f} %" if check.limit > 0 else ""
+    relation = "equals" if not distance else "is below" if check.passed else "exceeds"
+    difference = f" by {_figure(check, distance)}{share}" if distance else ""
+    limit = _figure(check, check.limit)
+    return f"{title} {figure} {relation} the limit {limit}{difference} ({source}{check.note})"
 
 
 def _figure(check: Check, value: float) -> str:

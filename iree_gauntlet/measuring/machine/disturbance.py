@@ -6,7 +6,7 @@ slow counts; whoever leaves out slow rounds compares the luck of the two sides.
 
 What is judged, and why:
 
-- Other work on the CPUs, and time that a hypervisor takes, slow down whatever is measured beside them. Where the
+- Other work on the CPUs, and time that a hypervisor takes, slow down whatever is measured at the same time. Where the
   round is pinned, its own CPUs are looked at closely, and the others only for the memory bandwidth and the power
   that they share. The kernel counts in ticks: of a short round, what may be counting alone is let pass too.
 - A frequency tells something under the governor `performance` alone. Under the others, an idle CPU (which it is

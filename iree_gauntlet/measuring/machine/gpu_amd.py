@@ -124,7 +124,7 @@ def _violations(throttle: dict[str, Any]) -> tuple[Slowdown, ...]:
 
 
 def _status(power: dict[str, Any]) -> tuple[Slowdown, ...]:
-    """Of cards without violations, that they are throttled is all that is told."""
+    """Of cards without violations, only that they are throttled is known."""
     return (Slowdown.UNNAMED,) if power.get("throttle_status") == "THROTTLED" else ()
 
 

@@ -1,7 +1,7 @@
 """NVIDIA GPUs: what `nvidia-smi` says of them.
 
 Fields as `nvidia-smi --help-query-gpu` describes them. What is `clocks_event_reasons` since release 535 was
-`clocks_throttle_reasons` before; the counters beside them, in µs, came later still. A tool refuses a question as a
+`clocks_throttle_reasons` before; the counters with them, in µs, came later still. A tool refuses a question as a
 whole for one field that it does not know, so the richest one is asked first.
 """
 
@@ -110,9 +110,9 @@ def _reasons(text: str) -> tuple[Slowdown, ...]:
     except ValueError:
         return ()
     found = [reason for bit, reason in _BITS if bits & bit]
-    # Hardware slowdown is the sum of its causes where these are told.
-    told = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
-    return tuple(dict.fromkeys(reason for reason in found if not (told and reason is Slowdown.HARDWARE)))
+    # Hardware slowdown is the sum of its causes where these are named.
+    cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
+    return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
 
 
 def _throttled(words: list[str]) -> tuple[tuple[Slowdown, float], ...]:

@@ -11,7 +11,7 @@ __all__ = ["GpuState", "Slowdown", "ToolAnswerError", "number_of"]
 
 
 class ToolAnswerError(Exception):
-    """A vendor's tool did not answer, or nothing that can be read; the text goes on after the tool's name."""
+    """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""
 
 
 class Slowdown(StrEnum):
@@ -28,7 +28,7 @@ class Slowdown(StrEnum):
     HEAT = "heat"
     POWER_BRAKE = "power brake"
     HARDWARE = "slowed down by the hardware"
-    UNNAMED = "throttled, cause not told"
+    UNNAMED = "throttled, cause unknown"
 
 
 # What no benchmark should run under. The power limit is another matter: a large GPU that is busy runs at it.
@@ -45,13 +45,13 @@ class GpuState:
         name: of the model; empty where the tool does not say.
         uuid: its identity; empty where the tool does not say.
         clock_mhz, max_clock_mhz: clock of the compute units (SM, gfx), and the highest possible.
-        temperature_c: in °C; of the hottest spot where it is told.
+        temperature_c: in °C; of the hottest spot where it is reported.
         utilization_percent: share of the last moments (up to a second) in which it was busy, 0 to 100.
         power_w: power draw in W.
         reasons: why the clock is not higher.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
-        uptime: the clock beside `throttled`; None where that is in seconds of everybody's clock.
-        others: processes on it that are not ours; None where they cannot be told.
+        uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
+        others: processes on it that are not ours; None where they are not known.
     """
 
     index: int

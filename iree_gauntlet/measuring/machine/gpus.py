@@ -94,7 +94,7 @@ def read_gpus(
 
 
 def asked_gpus(gpus: Sequence[GpuState], device: str, environment: Mapping[str, str]) -> tuple[GpuState, ...]:
-    """Those of a machine's GPUs that a device means; all of them where that cannot be told.
+    """Those of a machine's GPUs that a device means; all of them where that is not known.
 
     The driver's numbers are the tool's only where nothing hides or reorders GPUs: CUDA puts the fastest first
     unless CUDA_DEVICE_ORDER says otherwise, and Vulkan has an order of its own.

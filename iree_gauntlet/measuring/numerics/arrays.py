@@ -123,7 +123,7 @@ def read_output(path: Path, tensor_type: TensorType | None = None) -> Tensor:
 def read_arguments(arguments: Iterable[str], folder: Path) -> list[Tensor | None]:
     """Reads values as written behind `--input=` or `--expected_output=`, in their order.
 
-    `@a.npy` opens a file, `+a.npy` goes on where the last reading of it stopped, `*a.npy` takes all the
+    `@a.npy` opens a file, `+a.npy` continues where the last reading of it stopped, `*a.npy` takes all the
     rest; `4xf32=@a.bin` and `4xf32=+a.bin` are bytes; `4xf32=1 2 3 4` are values.
 
     Args:
@@ -195,7 +195,7 @@ def _read_npy(path: Path, offset: int) -> tuple[Tensor, int]:
         case _:
             raise TensorError(f"{path}: not an array of plain numbers", "save the array alone, with numpy.save")
     if len(shape) > _MAX_RANK:
-        raise TensorError(f"{path}: rank {len(shape)} is over IREE's limit of {_MAX_RANK}")
+        raise TensorError(f"{path}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
     tensor_type = TensorType(shape, _npy_element_type(path, descr))
     tensor = read_raw(path, tensor_type, start)
     array = tensor.array

@@ -137,5 +137,5 @@ def parse_tensor_type(text: str) -> TensorType:
             )
         shape.append(int(dim))
     if len(shape) > _MAX_RANK:
-        raise TensorError(f"tensor type {text!r}: rank {len(shape)} is over IREE's limit of {_MAX_RANK}")
+        raise TensorError(f"tensor type {text!r}: rank {len(shape)} exceeds IREE's limit of {_MAX_RANK}")
     return TensorType(tuple(shape), element_type)

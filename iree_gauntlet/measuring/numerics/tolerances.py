@@ -95,7 +95,7 @@ def parse_tolerances(flags: Iterable[str]) -> Tolerances:
 
 
 def passes_everything(flag: str) -> bool:
-    """Whether a sound flag is a tolerance so large that its check cannot fail."""
+    """Whether a valid flag is a tolerance so large that its check cannot fail."""
     name, _, text = flag.strip().removeprefix("--").partition("=")
     if not flag.strip().startswith("--") or name not in _NUMBERS:
         return False

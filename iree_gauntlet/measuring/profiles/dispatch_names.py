@@ -33,11 +33,11 @@ class DispatchName:
     """The parts of a name.
 
     Attributes:
-        function: of the program, without IREE's `$async`; empty where the name tells none.
+        function: of the program, without IREE's `$async`; empty where the name has none.
         number: its running number; None where the name has none.
         work: what it does with sizes and types, `matmul_256x256x256_f32`; the whole name where it has another form.
         kind: `matmul`, `conv`, `elementwise`, `reduction` …; the name of the work without sizes where it is none of
-            these (`slow_memcpy`), and `other` where nothing is told.
+            these (`slow_memcpy`), and `other` where the name has no words.
     """
 
     function: str
@@ -63,5 +63,5 @@ def dispatch_name(name: str) -> DispatchName:
 def _kind(work: str) -> str:
     words = work.split("_")
     sizes = next((index for index, word in enumerate(words) if _SIZES.fullmatch(word)), len(words))
-    told = "_".join(words[:sizes])
-    return next((kind for kind, parts in _KINDS if any(part in told for part in parts)), told or "other")
+    kind_words = "_".join(words[:sizes])
+    return next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")

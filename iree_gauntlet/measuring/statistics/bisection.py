@@ -103,7 +103,7 @@ class Search:
 
 
 def most_tries(count: int) -> int:
-    """How many candidates a search among so many tries at most, beside the two ends, if all can be judged.
+    """How many candidates a search among so many tries at most, in addition to the two ends, if all can be judged.
 
     Each try leaves at most half of those that were not tried, rounded down: ⌊log₂ u⌋ + 1 = ⌈log₂(u + 1)⌉ for u of them.
     """

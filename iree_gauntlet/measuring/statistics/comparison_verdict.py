@@ -1,6 +1,6 @@
 """Is B slower than A? Verdicts from blocks of rounds, against margins of what counts as a difference, and as none.
 
-With δ, the least difference that matters, and ε ≥ δ, the width of the equivalence band (both on the log scale, so that
+With δ, the minimum effect, and ε ≥ δ, the equivalence margin (both on the log scale, so that
 A against B and B against A agree):
 
 - `slower`: the whole interval of the ratio B/A lies above 1 + δ; `faster`: below 1/(1 + δ);
@@ -76,8 +76,8 @@ class Comparison:
         low, high: its interval; 0 and infinity where there are too few blocks for one, and `low` above `high` where
             blocks contradict each other.
         confidence: of the interval, whatever the stopping: 1 − α.
-        least: δ, the least difference that matters.
-        band: ε of the equivalence band.
+        least: δ, the minimum effect.
+        band: ε, the equivalence margin.
         blocks: how many were looked at.
         p_value: against "the difference is δ at most", valid whatever the stopping; 1 before the first look.
         next_look: at how many blocks more could be said; None where the verdict stands or the budget is spent.
@@ -114,8 +114,8 @@ def compare(
     Args:
         blocks: all that count; a disturbed block must have been replaced for its disturbance, never for its times.
         plan: when to look and what the looks cost together; blocks after the last look are not used.
-        least: δ, above which a difference matters; 0.01 is 1 %.
-        band: ε, within which two times are the same for all that one cares.
+        least: δ, the minimum effect, above which a difference matters; 0.01 is 1 %.
+        band: ε, the equivalence margin, within which two times are the same for all that one cares.
         location: which figure of the repetitions stands for a round.
         allow: the slowdown below which `not slower` will do; None where that is no answer.
 
@@ -142,7 +142,7 @@ def compare_log_ratios(
         raise EvidenceError(f"allowed slowdown {allow!r}: expected 0 or more", "0.03 is 3 %")
     if not 0 < least <= band < 1:
         raise EvidenceError(
-            f"least difference {least!r} and equivalence band {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
+            f"minimum effect {least!r} and equivalence margin {band!r}: expected 0 < least ≤ band < 1", "0.01 is 1 %"
         )
     edge = math.log1p(least)
     looks = plan.reached(ratios.size)
@@ -181,7 +181,7 @@ def against_control(comparison: Comparison, control: Comparison) -> Comparison:
     """Holds a difference against what A against A gave in the same session.
 
     A/A is a negative control, not a margin: with the order drawn by lot, noise alone moves neither comparison beyond
-    its stated rate, so that widening the band would only cost power. But where A differs from itself, something else
+    its stated rate, so that widening the margin would only cost power. But where A differs from itself, something else
     than the two sides is measured, and the session is void: `inconclusive` whatever B gave. And a difference that is
     not larger than the one that A shows against itself is not reported as one.
 

@@ -118,7 +118,7 @@ class PlainProgress(Painter):
             downloads = self._downloads()
             lines = [together_text(downloads)] if downloads else []
             lines += [file_text(task, short_name(task.fields["url"], self._urls)) for task in files]
-            # Not lines that break the silence: what runs beside a long download is shown, too.
+            # Not lines that break the silence: what runs during a long download is shown, too.
             write_text(self._stream, "".join(f"{line}\n" for line in lines))
 
     def _state(self) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DETAIL_FILE", "become_child"]
 
-# In the private folder: what the child tells beside its exit code.
+# In the private folder: what the child reports in addition to its exit code.
 DETAIL_FILE = "gauntlet-detail.json"
 _PR_SET_PDEATHSIG = 1
 # sysexits.h: an error while doing I/O, and an internal one.

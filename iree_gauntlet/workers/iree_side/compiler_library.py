@@ -73,9 +73,9 @@ class CompilerLibrary:
         if path is None:
             raise LibraryMissingError(f"{package} has no {_library_name()}")
         self.path = path
-        beside = path.with_name(_TOOL)
+        neighbour = path.with_name(_TOOL)
         # What the tool would see as its own name; it stands in the compiler's crash reports.
-        self._program = str(beside if beside.exists() else _TOOL)
+        self._program = str(neighbour if neighbour.exists() else _TOOL)
         try:
             library = ctypes.CDLL(str(path))
             self._entries: dict[str, Callable[..., Any]] = {}

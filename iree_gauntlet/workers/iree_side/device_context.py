@@ -1,7 +1,7 @@
 """A device of IREE's runtime with programs loaded on it: arrays go there, functions run, arrays come back.
 
 What a caller of several threads has to know (seen with 3.9 and 3.13): the runtime gives up Python's lock while a
-function runs and while a fence is waited for, so contexts run beside each other; copies to and from the device hold it.
+function runs and while a fence is waited for, so contexts run in parallel; copies to and from the device hold it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 _EXIT_IMPORTER_FAILED = 1
 _EXIT_USAGE = 2
 _FUNCTION = re.compile(rb'\s*func\.func @(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))\s*\(')
-_INSTALL = 'install the importer\'s needs beside the compiler: pip install "iree-base-compiler[onnx]"'
+_INSTALL = 'install the importer\'s needs with the compiler: pip install "iree-base-compiler[onnx]"'
 
 
 class InputError(Exception):
@@ -261,7 +261,7 @@ def _run(arguments: argparse.Namespace) -> list[str]:
     model = _load(arguments.model)
     opset = arguments.opset if arguments.least_opset is None else max(arguments.least_opset, _opset(model))
     model = prepare(model, shapes, opset)
-    # Beside the output, so that the last step is a rename within one file system.
+    # Next to the output, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=output.parent) as folder:
         imported = _import_to_mlir(model, Path(folder))
         with imported.open("rb") as lines:

@@ -2,8 +2,8 @@
 
     python measure_memory.py PLAN.json
 
-The plan is one of `measure_module`, for one device, with `interval_ms`: how often memory is looked at, beside the
-begin and the end of each phase. It is no plan for times: looking takes time of its own. Phases are
+The plan is one of `measure_module`, for one device, with `interval_ms`: how often memory is looked at, in addition to
+the begin and the end of each phase. It is no plan for times: looking takes time of its own. Phases are
 
     load         the device is opened, the module and its parameters are loaded
     first call   with all of its outputs brought to the host

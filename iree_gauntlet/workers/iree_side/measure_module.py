@@ -5,7 +5,7 @@
 A call is what a user of the runtime waits for: the inputs go from the host to the device, the function is invoked,
 its outputs come back. The plan says what to do:
 
-    {"devices": ["local-task"],                 one context for each, running beside each other
+    {"devices": ["local-task"],                 one context for each, running in parallel
      "modules": ["/…/main.vmfb"],               in the order of loading; the last one has the function
      "parameters": [["model", "/…/model.irpa"]],  scope and file
      "function": "main_graph",
@@ -208,7 +208,7 @@ class Context:
 def run_loop(
     contexts: Sequence[Callable[[], object]], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> Loop:
-    """Calls as often as asked for, shared out over contexts that run beside each other.
+    """Calls as often as asked for, shared out over contexts that run in parallel.
 
     Args:
         contexts: a function for each, which is one call.
@@ -226,7 +226,7 @@ def run_loop(
     found: list[tuple[int, ...]] = [()] * len(contexts)
     failures: list[BaseException] = []
     begun: list[int] = []
-    # Before any of them begins: this thread may be the last one to go on.
+    # Before any of them begins: this thread may be the last one to continue.
     start = threading.Barrier(len(contexts) + 1, action=lambda: begun.append(clock()))
 
     def work(index: int) -> None:

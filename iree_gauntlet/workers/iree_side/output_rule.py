@@ -1,6 +1,6 @@
 """Whether an output passes, by the rule of iree-run-module: the small fast half of `measuring/numerics/comparison.py`.
 
-The rule is told there. Here is no more than the verdict and the largest error; tests hold the two against each other.
+The rule is documented there. Here are the verdict and the largest error alone; tests compare the two.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ELEMENT_TYPES", "TYPE_NAMES", "UnsupportedError", "Value", "byte_count", "read_value", "storage_of"]
 
 # IREE's number of an element type is its numerical type in the highest byte and its bits in the lowest
-# (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h); beside it the NumPy type that holds its bits.
+# (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h); with it the NumPy type that holds its bits.
 ELEMENT_TYPES = {
     "i1": (0x13000008, "?"),
     **{f"i{bits}": (0x10000000 | bits, f"<i{bits // 8}") for bits in (8, 16, 32, 64)},

@@ -1,4 +1,4 @@
-"""Run an ONNX model on made-up inputs in onnxruntime, and keep both for iree-run-module.
+"""Run an ONNX model on synthetic inputs in onnxruntime, and keep both for iree-run-module.
 
     python run_reference.py MODEL.onnx -o REFERENCE.zip
 
@@ -69,7 +69,7 @@ def make_inputs(inputs: Sequence[Any]) -> list[Array]:
             arrays.append(generator.integers(below, size=shape, dtype=_INTEGERS[value.type]))
         else:
             known = ", ".join(["tensor(float)", *_INTEGERS])
-            raise RefusedError(f"input {value.name!r} is a {value.type}: inputs are made up for {known} only")
+            raise RefusedError(f"input {value.name!r} is a {value.type}: inputs are generated for {known} only")
     return arrays
 
 

@@ -26,8 +26,8 @@ one that iree-run-module would come to. Outputs that all pass are not listed.
 `peak_rss_bytes` is the most that this process had in memory during the case.
 
 The first line is `{"ready": true}`. The process ends with standard input, and, whatever it is doing, when the other end
-of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have beside what Python and the
-runtime took at start. What a case prints goes to standard error.
+of the pipe LIFE_FD is closed. MEMORY_BYTES above 0 is the address space that cases may have in addition to what
+Python and the runtime took at start. What a case prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def serve(requests: Any, answers: int) -> None:
 class _PeakMemory:
     """The most that this process had in memory, case by case.
 
-    Linux gives the peak since the process began, unless it is told to begin again, which is done only after a case that
+    Linux gives the peak since the process began, unless it is asked to reset, which is done only after a case that
     raised it: the figure of a case is exact where it is higher than that by so much, and else is at most that.
     """
 
