@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
 from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite, build_model_cases
-from iree_gauntlet.dialects.op_tests import build_op_cases
+from iree_gauntlet.dialects.op_tests import OpCases, build_op_cases
 from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
@@ -23,6 +23,8 @@ from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from iree_gauntlet.dialects.trees import AnySpec
 
 
 __all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
@@ -108,7 +110,7 @@ class _Library:
 
 
 def load_cases(
-    specs: Sequence[Spec | OpSpec | ModelSpec],
+    specs: Sequence[AnySpec],
     includes: Sequence[Include],
     targets: Sequence[Target],
     expected_failures: Sequence[ExpectedFailure] = (),
@@ -127,8 +129,8 @@ def load_cases(
     loader = _Loader(specs, includes, targets, expected_failures, device)
     for spec in specs:
         chosen = [include for include in includes if include.matches_spec(spec)]
-        if isinstance(spec, OpSpec | ModelSpec):
-            loader.add_of_suite(spec, chosen)
+        if not isinstance(spec, Spec):
+            loader.add_built(spec, chosen)
         elif spec.torch:
             loader.add_torch(spec, chosen)
         else:
@@ -141,7 +143,7 @@ class _Loader:
 
     def __init__(
         self,
-        specs: Sequence[Spec | OpSpec | ModelSpec],
+        specs: Sequence[AnySpec],
         includes: Sequence[Include],
         targets: Sequence[Target],
         expected_failures: Sequence[ExpectedFailure],
@@ -200,21 +202,18 @@ class _Loader:
         elif self._add(test.case, chosen):
             self._require(test.required)
 
-    def add_of_suite(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
-        """Adds the cases of an operator's folder, or of a test of an ONNX model, one for each config."""
+    def add_built(self, spec: OpSpec | ModelSpec, chosen: Sequence[Include]) -> None:
+        """Adds the cases of a spec that stands for itself, such as an operator's folder: one for each config."""
         suite, problems = spec.suite, self._problems if chosen else self._left_out
         if (suite, bool(chosen)) not in self._suites:
             self._suites.add((suite, bool(chosen)))
             problems.update(suite.problems, *(config.problems for config in suite.configs))
             self._warnings.update(*(config.warnings for config in suite.configs if chosen))
             self._unmatched.update(*(config.unmatched for config in suite.configs if chosen))
-        if isinstance(spec, ModelSpec):
-            problems.update(spec.problems)
+        problems.update(spec.problems)
         if not chosen:
             return
-        found = (
-            build_op_cases(spec, self._targets) if isinstance(spec, OpSpec) else build_model_cases(spec, self._targets)
-        )
+        found = _built(spec, self._targets)
         self._broken.update(found.problems)
         self._warnings.update(found.warnings)
         self._elsewhere.update(found.elsewhere)
@@ -266,6 +265,10 @@ class _Loader:
             tuple(sorted(self._unmatched)),
             tuple(sorted(self._broken)),
         )
+
+
+def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> OpCases:
+    return build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
 
 
 def _words(spec: Spec, target: Target) -> frozenset[str]:

@@ -118,6 +118,11 @@ class OpSpec:
         """Never: it is compiled and run."""
         return False
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """None: what is wrong with a case keeps no other from running, and is found when its cases are made."""
+        return ()
+
 
 def is_case_folder(files: Iterable[str]) -> bool:
     """Whether a folder with these files is one of a case."""

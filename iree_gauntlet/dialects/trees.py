@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-__all__ = ["read_module_definition", "read_specs", "read_torch_specs"]
+__all__ = ["AnySpec", "read_module_definition", "read_specs", "read_torch_specs"]
+
+AnySpec = Spec | OpSpec | ModelSpec
 
 _TORCH_ROOT = "torch_models"
 _ROOT_NAMES = ("regression_tests", "quality_tests", "benchmarks", _TORCH_ROOT)
@@ -52,7 +54,7 @@ def read_specs(
     modules: Path | None = None,
     configs: Sequence[Path] = (),
     model_root: str = "",
-) -> list[Spec | OpSpec | ModelSpec]:
+) -> list[AnySpec]:
     """Reads every spec file of some folders, each once, in a stable order.
 
     Args:

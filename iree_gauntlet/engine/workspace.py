@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.onnx_configs import ModelsConfig
-    from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite
+    from iree_gauntlet.dialects.onnx_models import ModelsSuite
     from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
+    from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
+    from iree_gauntlet.dialects.trees import AnySpec
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
 __all__ = [
@@ -221,7 +222,7 @@ def _with_lines_of(suite: Suite, problems: Sequence[Problem]) -> tuple[Problem, 
     return tuple(sorted({*problems}.difference(own).union(lined)))
 
 
-def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec | ModelSpec]) -> None:
+def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
     """Makes sure that every target is one of ours, or one that a config of an operator suite is for.
 
     Raises:
@@ -236,18 +237,19 @@ def _require_known(targets: Sequence[Target], specs: Iterable[Spec | OpSpec | Mo
                 raise UsageError(f"unknown target {name!r}", known)
 
 
-def _configs_of(specs: Iterable[Spec | OpSpec | ModelSpec]) -> list[SuiteConfig | ModelsConfig]:
+def _configs_of(specs: Iterable[AnySpec]) -> list[SuiteConfig | ModelsConfig]:
     """The configs of operator suites and of ONNX models that could be read."""
-    from iree_gauntlet.dialects.spec import Spec  # noqa: PLC0415
+    from iree_gauntlet.dialects.onnx_models import ModelSpec  # noqa: PLC0415
+    from iree_gauntlet.dialects.op_trees import OpSpec  # noqa: PLC0415
 
     suites: dict[int, OpSuite | ModelsSuite] = {
-        id(spec.suite): spec.suite for spec in specs if not isinstance(spec, Spec)
+        id(spec.suite): spec.suite for spec in specs if isinstance(spec, OpSpec | ModelSpec)
     }
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
 
 
-def _not_asked(specs: Iterable[Spec | OpSpec | ModelSpec], targets: Sequence[Target]) -> tuple[str, ...]:
+def _not_asked(specs: Iterable[AnySpec], targets: Sequence[Target]) -> tuple[str, ...]:
     """Configs of operator suites that were named, and are for targets that were not."""
     lines = []
     for config in _configs_of(specs):
