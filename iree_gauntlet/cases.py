@@ -19,29 +19,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.targets import Target
 
-__all__ = [
-    "MAIN",
-    "SPEC_STAGES",
-    "Allclose",
-    "Argument",
-    "ArgumentOrder",
-    "Case",
-    "Expectation",
-    "Golden",
-    "Kind",
-    "MadeValues",
-    "Metric",
-    "Module",
-    "OnnxImport",
-    "Origin",
-    "Parameters",
-    "Program",
-    "Stage",
-    "Statistic",
-    "Verdict",
-    "exit_code_of",
-]
-
 
 class Kind(StrEnum):
     """What a case checks."""

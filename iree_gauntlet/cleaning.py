@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean", "last_lines", "one_line"]
-
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 # Everything but the characters of XML 1.0 (fifth edition, production 2, "Char") without those that its

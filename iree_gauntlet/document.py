@@ -15,27 +15,6 @@ from iree_gauntlet.figures import duration, milliseconds, whole
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = [
-    "INK",
-    "PAPER",
-    "Block",
-    "Cell",
-    "Code",
-    "Column",
-    "Document",
-    "Folded",
-    "Heading",
-    "Items",
-    "Judged",
-    "Kind",
-    "Link",
-    "Name",
-    "Notes",
-    "Paragraph",
-    "Picture",
-    "Table",
-    "Text",
-]
 
 # Colours that nothing else in a picture has.
 INK = "#1b1b1b"

@@ -9,17 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-__all__ = [
-    "ArtifactError",
-    "ExitCode",
-    "GauntletError",
-    "NothingSelectedError",
-    "Problem",
-    "SpecError",
-    "ToolchainError",
-    "UsageError",
-]
-
 
 class ExitCode(IntEnum):
     """Exit codes of every command; `worst` says which one wins."""

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "STYLES",
-    "byte_size",
-    "duration",
-    "error_figure",
-    "figure",
-    "mean_and_spread",
-    "milliseconds",
-    "percent",
-    "whole",
-]
-
 # Colours of verdicts on a terminal, by rich's names.
 STYLES = {
     "passed": "green",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["BUSY_SHARE", "JOURNAL", "STEAL_SHARE", "EventRecord", "JournalRecord", "read_events", "read_journal"]
 
 # Name of a run's journal, in the run's folder.
 JOURNAL = "journal.jsonl"

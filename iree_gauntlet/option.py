@@ -11,8 +11,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Option", "dashed", "option", "options_of", "read", "values_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["Presenter", "Progress", "Recorder"]
-
 
 class Progress:
     """Receives what happens, from several threads at once; by itself it shows nothing.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args, get_origin, get_typ
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["UNRECORDED", "Recorded", "number"]
 
 # Metadata of a field that the journal does not have.
 UNRECORDED: dict[str, Any] = {"recorded": False}

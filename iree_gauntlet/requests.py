@@ -17,30 +17,11 @@ from iree_gauntlet.option import dashed, option, read, values_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "DEFAULT_SUITE",
-    "KEPT_UNLESS_GIVEN",
-    "BisectRequest",
-    "CacheRequest",
-    "CompareRequest",
-    "ConductRequest",
-    "Defaults",
-    "FolderRequest",
-    "FormatRequest",
-    "MicroRequest",
-    "NetworkRequest",
-    "RunRequest",
-    "SelectionRequest",
-    "ShardRequest",
-    "ToolchainRequest",
-    "given",
-    "require_as_begun",
-]
 
 DEFAULT_SUITE = "suites/cpu.toml"
-TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
+_TIMED_STAGES = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE, Stage.THRESHOLD, Stage.BENCHMARK)
 # What a resumed session keeps where it is not given anew; all else that it keeps is as it was begun.
-KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in TIMED_STAGES))
+KEPT_UNLESS_GIVEN = ("force_recompile", *(f"timeout_{stage}" for stage in _TIMED_STAGES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +187,7 @@ class ConductRequest:
     @property
     def timeouts(self) -> dict[Stage, float]:
         """Seconds by stage, where they were given."""
-        return {stage: seconds for stage in TIMED_STAGES if (seconds := getattr(self, f"timeout_{stage}"))}
+        return {stage: seconds for stage in _TIMED_STAGES if (seconds := getattr(self, f"timeout_{stage}"))}
 
 
 @dataclass(frozen=True, slots=True)

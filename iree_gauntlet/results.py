@@ -14,17 +14,6 @@ from iree_gauntlet.recorded import UNRECORDED, Recorded
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "MS_PER_UNIT",
-    "SENT_SIGNALS",
-    "CacheUse",
-    "Check",
-    "Fetched",
-    "OutputComparison",
-    "Result",
-    "Samples",
-    "shorten",
-]
 
 # Google Benchmark's time units.
 MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}

@@ -16,20 +16,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Configuration",
-    "DownloadSettings",
-    "Mirror",
-    "SharedModulesSettings",
-    "StoreOptions",
-    "cache_folder",
-    "is_below",
-    "made_cache_folder",
-    "project_folder",
-    "runs_folder",
-    "shown",
-]
-
 
 _CACHE_VARIABLE = "IREE_GAUNTLET_CACHE"
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 
 from iree_gauntlet.cases import MAIN, Allclose, Golden, OnnxImport, Origin, Stage
 
-__all__ = ["NOTHING_COMPARED", "CacheLookup", "Command", "Resources", "Step", "StepInput", "step_id"]
-
-
 # A note of a step that checks no numbers.
 NOTHING_COMPARED = "the spec has no expected outputs: only that it runs is checked"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["FAMILIES", "Target", "target_of"]
-
 FAMILIES = ("cpu", "rocm", "cuda", "vulkan", "metal", "vmvx")
 
 # What people and IREE's flags call the families: backends, devices and HAL target devices.

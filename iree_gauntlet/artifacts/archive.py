@@ -14,18 +14,6 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "BLOCK_BYTES",
-    "END",
-    "ArchiveReader",
-    "Blocks",
-    "CutArchiveError",
-    "DamagedArchiveError",
-    "Readable",
-    "archive_bytes",
-    "member",
-    "member_bytes",
-]
 
 # How much is read at once.
 BLOCK_BYTES = 1 << 20
@@ -108,14 +96,14 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(-size % _RECORD)
 
 
-def member_bytes(size: int) -> int:
+def _member_bytes(size: int) -> int:
     """What a file of a size takes in an archive."""
     return _RECORD + size + -size % _RECORD
 
 
 def archive_bytes(sizes: Iterable[int]) -> int:
     """What an archive of files of these sizes takes."""
-    return sum(map(member_bytes, sizes)) + len(END)
+    return sum(map(_member_bytes, sizes)) + len(END)
 
 
 class ArchiveReader:

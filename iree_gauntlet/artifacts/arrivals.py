@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.settings import Configuration
 
-__all__ = ["Arrivals", "Checked", "Expected"]
 
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.settings import Configuration
 
-__all__ = ["AZURE_HINT", "AzureAccess", "azure_access", "azure_blob", "expanded"]
 
 AZURE_HINT = (
     "For a private container set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with "

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-__all__ = [
-    "Collection",
-    "Limits",
-    "Users",
-    "collect",
-    "leftovers",
-    "parse_age",
-    "parse_bytes",
-    "plan_collection",
-    "remove_leftovers",
-]
-
 _KINDS = frozenset({ItemKind.ARTIFACT, ItemKind.UNFINISHED, ItemKind.MODULE, ItemKind.WHEEL})
 # What is being written has no lock of its own everywhere: nothing is written for this long without a change.
 _LEFTOVER_SECONDS = 86400.0

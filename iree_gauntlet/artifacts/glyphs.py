@@ -11,17 +11,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "ALPHABET",
-    "GLYPH_HEIGHT",
-    "GLYPH_WIDTH",
-    "picture_of_words",
-    "smallest_picture",
-    "words_per_line",
-]
 
-GLYPH_WIDTH = 5
-GLYPH_HEIGHT = 7
+_GLYPH_WIDTH = 5
+_GLYPH_HEIGHT = 7
 
 # Seven rows of five dots, top row first; each row is a number whose highest of five bits is the left dot.
 _ROWS = {
@@ -73,7 +65,7 @@ _LONGEST_WORD = 8
 
 def smallest_picture(scale: int, lines: int) -> tuple[int, int]:
     """Height and width in pixels that `picture_of_words` needs at least; `scale` is pixels a dot."""
-    return lines * (GLYPH_HEIGHT + _GAP) * scale, (GLYPH_WIDTH + 2 * _GAP) * scale
+    return lines * (_GLYPH_HEIGHT + _GAP) * scale, (_GLYPH_WIDTH + 2 * _GAP) * scale
 
 
 def words_per_line(width: int, scale: int) -> int:
@@ -106,7 +98,7 @@ def picture_of_words(stream: Iterator[int], height: int, width: int, scale: int,
 
 def _columns(width: int, scale: int) -> int:
     """Characters that fit into a line, with a dot's margin at both ends."""
-    return (width // scale - _GAP) // (GLYPH_WIDTH + _GAP)
+    return (width // scale - _GAP) // (_GLYPH_WIDTH + _GAP)
 
 
 def _sentence(stream: Iterator[int], columns: int) -> str:
@@ -121,10 +113,10 @@ def _sentence(stream: Iterator[int], columns: int) -> str:
 
 def _dots(text: str) -> NDArray[np.bool_]:
     """The dots of a line of text, True for ink; a blank is a glyph's width of paper."""
-    dots = np.zeros((GLYPH_HEIGHT, len(text) * (GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
+    dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
     for position, character in enumerate(text):
-        left = position * (GLYPH_WIDTH + _GAP)
+        left = position * (_GLYPH_WIDTH + _GAP)
         for row, bits in enumerate(_ROWS.get(character, ())):
-            for column in range(GLYPH_WIDTH):
-                dots[row, left + column] = (bits >> (GLYPH_WIDTH - 1 - column)) & 1
+            for column in range(_GLYPH_WIDTH):
+                dots[row, left + column] = (bits >> (_GLYPH_WIDTH - 1 - column)) & 1
     return dots

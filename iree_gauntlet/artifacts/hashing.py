@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-__all__ = ["VerifiedHashes", "hash_file", "hash_watched"]
 
 _BLOCK_BYTES = 1 << 20
 

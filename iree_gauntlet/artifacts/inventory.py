@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.registry_file import Entry, Registry
 
-__all__ = ["Item", "ItemKind", "Pins", "lock_of", "take_inventory", "url_of"]
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_FILE = "entry.json"

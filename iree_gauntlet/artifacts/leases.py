@@ -29,7 +29,6 @@ from iree_gauntlet.system.file_lock import file_lock, take_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Leases", "lock_or_none"]
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})

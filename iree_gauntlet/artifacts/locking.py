@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress
 
-__all__ = ["locked"]
-
 
 @contextmanager
 def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.settings import Configuration
 
-__all__ = ["GCS_HINT", "S3_HINT", "StoreLocation", "open_azure", "open_store"]
 
 S3_HINT = (
     "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work where boto3 is installed), "

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Partial", "Span", "look", "merged", "missing"]
 
 _BLOCK_BYTES = 1 << 20
 

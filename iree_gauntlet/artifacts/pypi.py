@@ -39,7 +39,6 @@ from iree_gauntlet.system.short_process import run_short
 if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
 
-__all__ = ["Wheels", "download_wheel", "pip_command"]
 
 _BLOCK_BYTES = 1 << 20
 _NAMES_SHOWN = 5

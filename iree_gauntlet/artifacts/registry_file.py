@@ -19,7 +19,6 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Entry", "Registry"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 # Printable ASCII without quotes and backslashes: a shell parts such a line at its blanks, as `str.split` does.

@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-__all__ = [
-    "BLOCK_BYTES",
-    "TRANSIENT_STATUSES",
-    "Body",
-    "ChangedError",
-    "Connection",
-    "MissingError",
-    "Remote",
-    "RemoteFile",
-    "TransientError",
-    "without_queries",
-]
 
 BLOCK_BYTES = 1 << 18
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from obstore import GetResult
     from obstore.store import ObjectStore
 
-__all__ = ["places", "remotes_of"]
 
 _HUB = "https://huggingface.co"
 _HUB_HINT = (

@@ -51,9 +51,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SCHEME", "SeededSpec", "parse_seeded", "write_seeded"]
 
-SCHEME = "random"
+_SCHEME = "random"
 
 _LARGEST_BYTES = 1 << 32
 _SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
@@ -123,7 +122,7 @@ class SeededSpec:
     def canonical(self) -> str:
         """The same for every URL that means the same; the stream is seeded with its SHA-256."""
         parameters = "&".join(f"{name}={value!r}" for name, value in self.parameters)
-        return f"{SCHEME}://{self.distribution}/{self.value}?{parameters}"
+        return f"{_SCHEME}://{self.distribution}/{self.value}?{parameters}"
 
     def generate(self) -> NDArray[Any]:
         """Make the array: `shape` elements of the element type, in C order, little-endian."""
@@ -233,8 +232,8 @@ def parse_seeded(url: str) -> SeededSpec:
         parts = urlsplit(url)
     except ValueError as error:
         raise ArtifactError(url, f"{url}: {error}", f"Write {_example('uniform')}.") from error
-    if parts.scheme != SCHEME:
-        raise ArtifactError(url, f"{url}: not a {SCHEME}:// source", f"Write {_example('uniform')}.")
+    if parts.scheme != _SCHEME:
+        raise ArtifactError(url, f"{url}: not a {_SCHEME}:// source", f"Write {_example('uniform')}.")
     distribution = parts.netloc
     if distribution not in _PARAMETERS:
         raise ArtifactError(
@@ -381,7 +380,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _example(distribution: str) -> str:
-    return f"{SCHEME}://{distribution}/1x64xf32?seed=1"
+    return f"{_SCHEME}://{distribution}/1x64xf32?seed=1"
 
 
 def _npy_header(array: NDArray[Any]) -> bytes:

@@ -23,21 +23,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 from iree_gauntlet.errors import ArtifactError
 
-__all__ = [
-    "SCHEMES",
-    "FileSource",
-    "MadeSource",
-    "PypiSource",
-    "RandomSource",
-    "RemoteSource",
-    "Source",
-    "arrival_name",
-    "local_name",
-    "normalized_distribution",
-    "parse_source",
-]
-
-SCHEMES = {
+_SCHEMES = {
     "https": "https://host/path",
     "http": "http://host/path",
     "file": "file:///absolute/path",
@@ -147,7 +133,7 @@ def parse_source(url: str) -> Source:
         if scheme in ("http", "https"):
             return _http(url, parts, scheme)
     except ValueError as error:  # a broken port or IPv6 address
-        raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {SCHEMES[scheme]}") from error
+        raise ArtifactError(url, f"not a URL: {url} ({error})", f"Expected {_SCHEMES[scheme]}") from error
     return _others(url, scheme, parts)
 
 
@@ -188,16 +174,16 @@ def normalized_distribution(name: str) -> str:
 def _scheme(url: str) -> str:
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
-    if scheme not in SCHEMES:
+    if scheme not in _SCHEMES:
         what = f"unknown scheme {match[1]!r} in {url!r}" if match else f"URL without a scheme: {url!r}"
-        raise ArtifactError(url, what, f"Known are: {', '.join(SCHEMES.values())}")
+        raise ArtifactError(url, what, f"Known are: {', '.join(_SCHEMES.values())}")
     return scheme
 
 
 def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
     hostname = parts.hostname
     if not hostname:
-        raise ArtifactError(url, f"URL without a host: {url}", f"Expected {SCHEMES[scheme]}")
+        raise ArtifactError(url, f"URL without a host: {url}", f"Expected {_SCHEMES[scheme]}")
     if "@" in parts.netloc:
         # Not repeated in the message: it would carry the secret into logs.
         raise ArtifactError(
@@ -223,7 +209,7 @@ def _http(url: str, parts: SplitResult, scheme: str) -> RemoteSource:
 
 
 def _file(url: str, parts: SplitResult) -> FileSource:
-    hint = f"Expected {SCHEMES['file']}"
+    hint = f"Expected {_SCHEMES['file']}"
     if parts.netloc not in ("", "localhost"):
         raise ArtifactError(url, f"file: URL that names the host {parts.netloc!r}: {url}", hint)
     if "?" in url or "#" in url:
@@ -235,7 +221,7 @@ def _file(url: str, parts: SplitResult) -> FileSource:
 
 
 def _pypi(url: str) -> PypiSource:
-    hint = f"Expected {SCHEMES['pypi']}"
+    hint = f"Expected {_SCHEMES['pypi']}"
     if "?" in url or "#" in url:
         raise ArtifactError(url, f"pypi: URL with a bare ? or #: {url}", "Write them as %3F and %23.")
     requirement, _, path = url[len("pypi:") :].removeprefix("//").partition("/")
@@ -259,7 +245,7 @@ def _pypi(url: str) -> PypiSource:
 
 
 def _object(url: str, scheme: str) -> RemoteSource:
-    hint = f"Expected {SCHEMES[scheme]}"
+    hint = f"Expected {_SCHEMES[scheme]}"
     components = _components(url, scheme, hint)
     count = _STORES[scheme]
     if len(components) <= count or not all(map(_STORE_NAME.match, components[:count])):
@@ -268,7 +254,7 @@ def _object(url: str, scheme: str) -> RemoteSource:
 
 
 def _hub(url: str) -> RemoteSource:
-    hint = f"Expected {SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
+    hint = f"Expected {_SCHEMES['hf']}, with the 40 digits of a commit (`git ls-remote` shows them)"
     components = _components(url, "hf", hint)
     kind = components.pop(0) if components[0] in ("datasets", "spaces") else "models"
     organisation, repository, *path = *components, "", ""

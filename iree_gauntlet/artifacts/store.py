@@ -45,8 +45,6 @@ from iree_gauntlet.settings import Configuration
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ArtifactStore"]
-
 
 class ArtifactStore:
     """Artifacts of a cache; safe to share between threads, and between runs on one machine.
@@ -259,6 +257,7 @@ class LearntHashes:
         self._read: tuple[tuple[int, int, int] | None, Registry] = (None, Registry(path))
 
     def registry(self) -> Registry:
+        """As the file has it now; empty where there is none."""
         try:
             status = self.path.stat()
         except OSError:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress
 
-__all__ = ["Arrived", "Policy", "Transfer"]
 
 # How much may be lost of what a connection has brought when the process is killed.
 _NOTED_BYTES = 4 << 20

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["Condition", "Finding", "check_artifact", "check_wheel"]
-
 # A hash of a file that was changed this shortly before may be that of a file still being written.
 _SETTLED_SECONDS = 1.0
 _WHEEL_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)

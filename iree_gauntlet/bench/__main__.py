@@ -9,8 +9,6 @@ from invoke.exceptions import Exit
 from iree_gauntlet.bench.front import parse
 from iree_gauntlet.tasks.task_options import ended
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Reads the command line, and exits as `bench` does."""

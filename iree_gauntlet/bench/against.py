@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
 
-__all__ = ["AgainstPlace", "iree_rounds", "measure"]
 
 _WARM_UP_CALLS = 1
 _TRIAL_CALLS = 3

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
 
-__all__ = ["Agreement", "Gains", "agreement", "found_gains", "limits", "pieces", "recorded", "relative_error"]
 
 _PIECE = 1 << 22
 _ERRORS = ("rounding", "sums", "products")

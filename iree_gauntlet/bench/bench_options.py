@@ -20,9 +20,8 @@ from iree_gauntlet.option import Option
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["OPTIONS", "BenchOption", "BenchOptions", "nearest_option", "read_options", "spelled_out"]
 
-LOOPS_A_CHIP = 5
+_LOOPS_A_CHIP = 5
 _MOST_DIGITS = 9
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -202,7 +201,7 @@ class BenchOptions:
         """
         if self.loop_count is not None:
             return self.loop_count
-        groups = max(chips, -(-LOOPS_A_CHIP * chips // self.microbatch_count))
+        groups = max(chips, -(-_LOOPS_A_CHIP * chips // self.microbatch_count))
         return groups * self.microbatch_count
 
     def as_args(self) -> dict[str, Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
 
-__all__ = ["BenchSession"]
 
 # Of the coins that choose the order of rounds beside a peer: the same for everybody, so that a run can be repeated.
 _SEED = 1

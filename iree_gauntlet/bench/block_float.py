@@ -34,15 +34,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "BLOCK",
-    "BlockFormat",
-    "RoundingError",
-    "block_exponents",
-    "block_format",
-    "round_to_blocks",
-    "rounding_error",
-]
 
 _T = TypeVar("_T", bound=np.generic)
 

@@ -16,17 +16,6 @@ from iree_gauntlet.measuring.numerics.arrays import Tensor, read_npy
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "BUILD_FILE",
-    "Array",
-    "Build",
-    "Directions",
-    "Generation",
-    "Program",
-    "read_build",
-    "read_outputs",
-    "tensors",
-]
 
 BUILD_FILE = "build.json"
 _SCHEMA = 1

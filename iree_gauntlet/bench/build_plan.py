@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["BuildOptions", "BuildPlan", "Plan", "checked_plan", "read_plan"]
 
 _REMEDY = "the file is written by the toolkit; one written by hand has the fields of {kind}"
 

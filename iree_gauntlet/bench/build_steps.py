@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.build_plan import Plan
     from iree_gauntlet.bench.declarations import Declaration
 
-__all__ = ["REPEATABLE", "BuildSteps", "ExportFailedError", "export_program"]
 
 # Two runs of torch may add in another order.
 REPEATABLE = 1e-2

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.model_registry import Generative
 
-__all__ = ["run"]
-
 
 def run(path: Path) -> None:
     """Build what a plan asks for into its folder, `build.json` last.

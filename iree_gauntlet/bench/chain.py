@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.build_plan import BuildPlan
     from iree_gauntlet.bench.model_registry import BenchmarkModel
 
-__all__ = ["AGAINST", "DIALECT", "TRACE", "Chain", "variant"]
 
 DIALECT = "bench"
 # Roles of benchmark steps that follow the main one.

@@ -11,7 +11,6 @@ from iree_gauntlet.toolchains.devices import device_available, devices
 if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["DEFAULT_DEVICE", "chosen_devices", "chosen_target", "target_flags"]
 
 DEFAULT_DEVICE = "local-task"
 _HOST = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.formats import DataFormat
     from iree_gauntlet.toolchains.known_flags import KnownFlags
 
-__all__ = ["CompilerOptions", "fidelity_flags", "opt_level_flags"]
 
 _LEVEL = "iree-opt-level"
 _GREATEST_LEVEL = 3

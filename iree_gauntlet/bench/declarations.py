@@ -20,21 +20,6 @@ from iree_gauntlet.settings import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-__all__ = [
-    "FROM_PYBUDA",
-    "INSTALL_HINT",
-    "Declaration",
-    "DeclarationError",
-    "by_name",
-    "collect",
-    "declarations",
-    "declaring",
-    "failure_problem",
-    "given_by_name",
-    "refuse",
-    "starred",
-    "unknown_name",
-]
 
 INSTALL_HINT = 'install what models need, pip install "iree-gauntlet[models]", or name a Python that has it'
 # Of what stands in PyBuda's own model files alone.

@@ -15,8 +15,6 @@ from torch._decomp import decomposition_table, get_decompositions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["backward_decompositions", "convolution_backward", "crop", "max_pool_backward"]
-
 
 def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     """A table for `make_fx`: every backward operator that torch can take apart, and those of this module.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["rms_of_outputs", "without_flips", "write_directions"]
-
 
 def write_directions(found: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """Write, as `.npz`, filters whose product with the errors of chosen values is the error of a contraction.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["discover", "find_model", "load_alone", "sources"]
-
 _PREFIX = "_gauntlet_models_"
 _EXAMPLE = "a model is a function under @benchmark_model, see docs/how-to/bench-models.md"
 _LATE_IMPORT = "; a file that imports it inside its functions can be listed without it"

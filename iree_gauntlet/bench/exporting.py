@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
 
-__all__ = ["PLAN_FILE", "Exporter"]
 
 PLAN_FILE = "plan.json"
 _TOOL = "the export"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["UNIT_ROUNDOFF", "DataFormat", "Tolerance", "round_weights", "tolerance"]
 
 _TORCH_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 

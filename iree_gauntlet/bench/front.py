@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["build_parser", "parse"]
-
 _PROGRAM = "python -m iree_gauntlet.bench"
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.model_registry import BenchmarkModel
 
-__all__ = ["HostModules", "build_host_modules"]
 
 _FLOATS = {name: kind for kind, name in TYPES.items() if kind.is_floating_point}
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PipelineLoop", "StageError", "run_pipeline"]
-
 
 class StageError(RuntimeError):
     """A stage failed, and with it the pipeline; the text names the stage, the cause is what it raised."""

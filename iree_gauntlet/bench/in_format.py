@@ -31,7 +31,6 @@ from iree_gauntlet.bench.weights import cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Spread", "compute_in_format"]
 
 _RUNS = 6
 # Of every operator's result, of sums of products in f32, and of products whose inputs are rounded to f32's digits: the

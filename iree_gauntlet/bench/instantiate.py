@@ -19,17 +19,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.build_plan import BuildOptions, BuildPlan
 
-__all__ = [
-    "Instance",
-    "Pipeline",
-    "arguments",
-    "arrange",
-    "check_options",
-    "instantiate",
-    "planned_model",
-]
 
-Told = TypeVar("Told", bound="BuildOptions")
+_Told = TypeVar("_Told", bound="BuildOptions")
 
 _SEED = 0
 _SHAPE = "return [device] or [pre, device, post], and a list of input tensors: return [module], [x]"
@@ -68,7 +59,7 @@ class Instance:
     samples: int
 
 
-def check_options(model: BenchmarkModel, options: Told) -> Told:
+def check_options(model: BenchmarkModel, options: _Told) -> _Told:
     """Refuse options that a model does not have, and name the configuration of a model that has one alone.
 
     Raises:

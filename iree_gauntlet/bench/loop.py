@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
-__all__ = ["latencies", "run_loop"]
 
 _PERCENTILES = (50, 90, 99)
 _MS = 1000.0

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.host_modules import HostModules
 
-__all__ = ["run"]
 
 # onnx.TensorProto.BFLOAT16
 _BFLOAT16 = 16

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.host_modules import HostModules
 
-__all__ = ["add_torch", "measure"]
 
 _OVERHEAD_CALLS = 500
 _NS_PER_MS = 1e6

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.bench.model_registry import Generative
 
-__all__ = ["BuiltModel", "TorchModel", "measured", "run"]
 
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["MODULE_WORKER", "Answer", "Workers", "ask", "planned_command", "worker_words"]
 
 MODULE_WORKER = "measure_module.py"
 _GENERATIVE_WORKER = "measure_generative.py"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_outputs", "narrowing"]
-
 
 def narrowing(workers: Workers, contraction_type: str) -> float:
     """How much larger the roundoff of contractions' inputs is than that of the data format; at least 1."""

@@ -15,18 +15,6 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from iree_gauntlet.bench.declarations import FROM_PYBUDA, Declaration, DeclarationError, declaring, given_by_name
 
-__all__ = [
-    "PASSED",
-    "BenchmarkModel",
-    "Generative",
-    "ModelError",
-    "OnDevice",
-    "OnHost",
-    "benchmark_model",
-    "on_device",
-    "on_host",
-]
-
 # What a model function may take, each by its name.
 PASSED = ("training", "config", "force_num_layers", "microbatch", "dataformat")
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["FUNCTION", "CompiledProgram", "TorchChain", "builder_identity", "hash_of_files"]
 
 # What torch.onnx.export calls its graph, and so the importer the function.
 FUNCTION = "main_graph"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.blocks import PairEvidence
     from iree_gauntlet.measuring.statistics.rounds import Round
 
-__all__ = ["BLOCKS", "ONE_LOOK", "Peer", "judged", "ratio_figures", "shown"]
 
 BLOCKS = 6
 _LEVEL = 0.05

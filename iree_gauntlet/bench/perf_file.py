@@ -25,7 +25,6 @@ from iree_gauntlet.system.file_lock import file_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["About", "Appended", "append_result", "check_output", "failed_result", "measured_result", "result_path"]
 
 _LOCK_SECONDS = 60.0
 _MOST_NAMES = 1000

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
 
-__all__ = ["perf_entry", "result_lines"]
 
 _GOOD = (Verdict.PASSED, Verdict.SKIPPED)
 _HASH_LENGTH = 8

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["TYPES", "array_of", "tensor_of", "type_name", "write_arrays"]
 
 # Element types in IREE's spelling. IREE's integers have no sign of their own.
 TYPES = {

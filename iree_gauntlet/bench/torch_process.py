@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2

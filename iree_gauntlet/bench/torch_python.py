@@ -17,7 +17,6 @@ from iree_gauntlet.toolchains.probe import ask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TorchPython", "find_torch_python", "running"]
 
 _PROCESS = Path(__file__).with_name("torch_process.py")
 _TIMEOUT_SECONDS = 60.0

@@ -14,7 +14,6 @@ from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
 if TYPE_CHECKING:
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
 
-__all__ = ["TraceRow", "TraceTable", "table_lines", "trace_table"]
 
 _COLUMNS = (
     *(Column(title, Kind.NAME) for title in ("dispatch", "shape")),

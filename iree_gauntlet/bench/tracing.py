@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["LIGHT", "VERBOSE", "Trace", "benchmark_command", "shown", "trace", "traced_step"]
 
 LIGHT = "light"
 VERBOSE = "verbose"

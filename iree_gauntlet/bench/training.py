@@ -18,7 +18,6 @@ from iree_gauntlet.bench.decompositions import backward_decompositions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LOSS", "eager_step", "exportable_step", "random_gradients", "random_targets"]
 
 LOSS = "mean over all elements of all float outputs of the squared distance to normal targets, in f32"
 

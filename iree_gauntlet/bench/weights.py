@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-__all__ = ["cast", "convert", "shares_weights"]
-
-
 def convert(modules: Sequence[Any], form: DataFormat) -> float:
     """Round the weights of modules to a data format, in place, and cast the modules to its element type.
 

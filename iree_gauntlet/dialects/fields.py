@@ -10,24 +10,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from iree_gauntlet.cases import SPEC_STAGES
 
-__all__ = [
-    "TENSOR_TYPE",
-    "Count",
-    "Document",
-    "Flag",
-    "ImportOptions",
-    "InputText",
-    "PlainName",
-    "Positive",
-    "RelativePath",
-    "TensorType",
-    "Text",
-    "Timeouts",
-    "Truth",
-    "WholeNumber",
-    "Word",
-]
-
 _ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
 TENSOR_TYPE = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")

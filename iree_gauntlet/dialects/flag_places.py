@@ -12,8 +12,6 @@ from iree_gauntlet.errors import GauntletError, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["problem_of_flag"]
-
 
 def problem_of_flag(file: str, flag: str, message: str, hint: str = "") -> Problem:
     """A problem of a flag: at the first value of a JSON file that is the flag, else at the first line that has it.

@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.errors import Problem
 
-__all__ = ["CASE_FOLDER", "FLAG_VARIABLES", "flag_variables", "resolved_flags", "strange_variables", "with_variables"]
 
 CASE_FOLDER = "IREE_TEST_PATH_EXTENSION"
-FLAG_VARIABLES = (CASE_FOLDER, "IREE_TEST_FILES", "ROCM_CHIP", "SKU")
+_FLAG_VARIABLES = (CASE_FOLDER, "IREE_TEST_FILES", "ROCM_CHIP", "SKU")
 _VARIABLE = re.compile(r"\$\{([^{}]*)\}")
 
 
 def flag_variables() -> dict[str, str]:
     """Names and values of those that are set, and not empty."""
-    return {name: os.environ[name] for name in FLAG_VARIABLES if os.environ.get(name)}
+    return {name: os.environ[name] for name in _FLAG_VARIABLES if os.environ.get(name)}
 
 
 def with_variables(flag: str, values: Mapping[str, str]) -> str:
@@ -38,10 +37,10 @@ def with_variables(flag: str, values: Mapping[str, str]) -> str:
 def strange_variables(flag: str, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What is wrong with each variable of a flag that has no value, and what to do."""
     for name in dict.fromkeys(_VARIABLE.findall(flag)):
-        if name in FLAG_VARIABLES and name not in values:
+        if name in _FLAG_VARIABLES and name not in values:
             yield f"${{{name}}}: the variable is not set", f"Set {name} in the environment."
         elif name not in values:
-            yield f"${{{name}}} is not a variable of flags", f"Known: {', '.join(FLAG_VARIABLES)}."
+            yield f"${{{name}}} is not a variable of flags", f"Known: {', '.join(_FLAG_VARIABLES)}."
 
 
 def resolved_flags(spec: Spec, field: str, flags: Sequence[str]) -> tuple[tuple[str, ...], list[Problem]]:

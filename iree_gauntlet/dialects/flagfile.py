@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from iree_gauntlet.dialects.fields import TENSOR_TYPE
 from iree_gauntlet.errors import Problem
 
-__all__ = ["FlagLine", "file_of", "outside", "read_flagfile"]
-
 _FLAG = re.compile(r"--\s*(?P<name>[A-Za-z_][\w.-]*)\s*(?:=\s*(?P<value>.*))?")
 # `3x4xf32=@file.bin`, `@file.npy`, and `+file.npy` for the next array of a file.
 _FILE = re.compile(r"(?:(?P<type>[^@+*=]*)=)?[@+*](?P<path>.+)")

@@ -13,8 +13,6 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Container", "Member", "comments_of", "is_blank", "plain_json", "read_spans", "without_comments"]
-
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = r"//[^\n]*|/\*.*?(?:\*/|\Z)"
 _WORDS = re.compile(rf"{_STRING}|(?P<comment>{_COMMENT})", re.DOTALL)

@@ -12,7 +12,6 @@ from iree_gauntlet.dialects.json5_text import without_comments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["line_of", "lines_of_items", "path_of", "with_number", "with_string"]
 
 _SPACE = " \t\n\r"
 _INDEX = re.compile(r"\[(\d+)\]")

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.trees import AnySpec
 
 
-__all__ = ["DEFAULT_CHIP", "CaseSet", "ExpectedFailure", "load_cases"]
-
 # What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
-DEFAULT_CHIP = "gfx942"
+_DEFAULT_CHIP = "gfx942"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def load_cases(
     Args:
         specs: everything that was read; benchmarks find their modules among all of them.
         includes: a spec is selected by matching any.
-        targets: each family at most once; without a chip, sharktank's specs get `DEFAULT_CHIP`, and torch models
+        targets: each family at most once; without a chip, sharktank's specs get `_DEFAULT_CHIP`, and torch models
             are meant whatever their chip.
         expected_failures: a suite's list, added to what the specs say.
         device: replaces the specs' devices where given.
@@ -276,7 +274,7 @@ def _words(spec: Spec, target: Target) -> frozenset[str]:
 
 
 def _with_chip(target: Target) -> Target:
-    return replace(target, chip=DEFAULT_CHIP) if target.family == "rocm" and not target.chip else target
+    return replace(target, chip=_DEFAULT_CHIP) if target.family == "rocm" and not target.chip else target
 
 
 def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]) -> list[Case]:

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.errors import Problem
 
-__all__ = [
-    "EXTERNAL_HINT",
-    "external_file",
-    "file_beside",
-    "file_path",
-    "is_url",
-    "machine_file",
-    "problem",
-    "resolve_url",
-]
 
 EXTERNAL_HINT = "--external-file-directory names the folder of such files"
 

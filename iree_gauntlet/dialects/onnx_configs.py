@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.errors import Problem
 
-__all__ = ["OUTCOMES", "ModelsConfig", "has_word", "misnamed_tests", "read_models_config"]
 
 OUTCOMES = "tests_and_expected_outcomes"
 _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.targets import Target
 
-__all__ = ["MODELS_FOLDER", "ModelSpec", "ModelsSuite", "build_model_cases", "is_models_suite", "read_model_specs"]
 
-MODELS_FOLDER = "onnx_models"
+_MODELS_FOLDER = "onnx_models"
 _DIALECT = "onnx_models"
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _LEAST_OPSET = 17
@@ -100,7 +99,7 @@ def is_models_suite(folder: Path, *, named: bool) -> bool:
         folder: which.
         named: whether the user named it: one that holds configs may have any name.
     """
-    if folder.name == MODELS_FOLDER:
+    if folder.name == _MODELS_FOLDER:
         return bool(_configs_in(folder) or _test_files(folder))
     return named and bool(_configs_in(folder))
 
@@ -262,7 +261,7 @@ def _named_tests(config: ModelsConfig) -> tuple[list[ModelTest], list[Problem]]:
         return tests, list(config.problems)
     more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
     message = f"the test does not name its model{more}, and the suite's tests are not here"
-    hint = f"Give the suite: --spec-dir iree-test-suites/{MODELS_FOLDER} --config {config.name}."
+    hint = f"Give the suite: --spec-dir iree-test-suites/{_MODELS_FOLDER} --config {config.name}."
     return tests, [problem_at(config.name, config.text, [OUTCOMES, unknown[0]], message, hint)]
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["DEFAULT_BASE", "FIXTURE", "ModelTest", "base_of", "read_test_file"]
 
 FIXTURE = "compare_between_iree_and_onnxruntime"
 _BASES = {

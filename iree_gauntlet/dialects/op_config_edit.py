@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-__all__ = ["EXPECTED_LISTS", "Addition", "Removal", "with_changes"]
-
 EXPECTED_LISTS = (
     "expected_compile_failures",
     "expected_compile_crashes",

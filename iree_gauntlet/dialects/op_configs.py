@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["EXAMPLE", "SuiteConfig", "read_config", "read_document", "unmatched_entries"]
-
 EXAMPLE = """{
   "config_name": "cpu_llvm_sync",
   "iree_compile_flags": ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"],

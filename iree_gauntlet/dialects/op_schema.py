@@ -14,18 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
 from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
 
-__all__ = [
-    "ELEMENT_TYPES",
-    "ExpectedOutput",
-    "FormulaArgument",
-    "FormulaFields",
-    "OpConfig",
-    "SuiteDocument",
-    "TorchOp",
-    "is_config_name",
-    "tensor_of",
-]
-
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
     "bool": "i1",
@@ -96,10 +84,10 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-ConfigName = Annotated[str, AfterValidator(_config_name)]
+_ConfigName = Annotated[str, AfterValidator(_config_name)]
 ElementType = Annotated[str, AfterValidator(_element_type)]
 Number = Annotated[Any, AfterValidator(_number)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # A number, also in quotes.
 Factor = Annotated[Positive, BeforeValidator(_unquoted)]
@@ -109,7 +97,7 @@ Entries = Annotated[list[Text], Field(default_factory=list)]
 class SuiteDocument(Document):
     """How what a suite holds is compiled and run."""
 
-    config_name: ConfigName
+    config_name: _ConfigName
     iree_compile_flags: list[Flag]
     iree_run_module_flags: list[Flag]
 
@@ -135,8 +123,8 @@ class FormulaFields(Document):
 
     shape: list[Count]
     dtype: ElementType = "float32"
-    coeff: Finite = 1.0
-    offset: Finite = 0.0
+    coeff: _Finite = 1.0
+    offset: _Finite = 0.0
 
 
 class FormulaArgument(Document):
@@ -173,7 +161,7 @@ class ExpectedOutput(Document):
         return self.url or (self.value if isinstance(self.value, str) else "")
 
 
-FlatArgument = Annotated[
+_FlatArgument = Annotated[
     Annotated[FormulaArgument, Tag(f"{BRANCH}object")] | Annotated[Number, Tag(f"{BRANCH}plain")],
     Discriminator(_is_object),
 ]
@@ -187,7 +175,7 @@ class TorchOp(Document):
     """`run_module_io.json`."""
 
     function_name: Text = "main"
-    flat_args: list[FlatArgument] = Field(default_factory=list)
+    flat_args: list[_FlatArgument] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] = 0
     rtol: Tolerance = 1e-05
     atol: Tolerance = 1e-08

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.targets import Target
 
-__all__ = ["DIALECT", "build_op_cases"]
 
 DIALECT = "op_tests"
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.

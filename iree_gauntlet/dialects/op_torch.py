@@ -27,7 +27,6 @@ from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of,
 if TYPE_CHECKING:
     from iree_gauntlet.errors import Problem
 
-__all__ = ["read_torch_op"]
 
 _Found = tuple[TorchOp, tuple[Argument, ...], tuple[Argument, ...], Allclose]
 

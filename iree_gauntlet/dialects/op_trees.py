@@ -21,16 +21,6 @@ from iree_gauntlet.errors import Problem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = [
-    "CONFIGS",
-    "FLAGFILE",
-    "TORCH_FILE",
-    "CaseFolder",
-    "OpSpec",
-    "OpSuite",
-    "is_case_folder",
-    "read_op_specs",
-]
 
 FLAGFILE = "run_module_io_flags.txt"
 TORCH_FILE = "run_module_io.json"

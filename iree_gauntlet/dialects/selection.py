@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Named
 
-__all__ = ["Include", "MarkerExpression", "no_match", "unmatched"]
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
 # A marker may hold what it may for pytest.

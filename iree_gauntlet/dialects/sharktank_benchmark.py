@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
-__all__ = ["FindRegression", "build_benchmark"]
 
 DIALECT = "sharktank-benchmark"
 
@@ -39,10 +38,10 @@ _FIRST_DEVICE = "hip"
 _FIRST_FLAG = "--device_allocator=caching"
 
 # The regression that defines `<model>_<submodel>`, or None where no spec does.
-FindRegression = Callable[[str], "Regression | None"]
+_FindRegression = Callable[[str], "Regression | None"]
 
 
-def build_benchmark(spec: Spec, target: Target, find: FindRegression) -> tuple[Case | None, list[Problem]]:
+def build_benchmark(spec: Spec, target: Target, find: _FindRegression) -> tuple[Case | None, list[Problem]]:
     """What a benchmark spec means on a target.
 
     Args:

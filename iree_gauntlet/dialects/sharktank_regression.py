@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
-__all__ = ["Regression", "build_regression"]
 
 DIALECT = "sharktank-regression"
 _TUNER_FLAG = "--iree-codegen-transform-dialect-library"

@@ -28,8 +28,6 @@ from iree_gauntlet.dialects.fields import (
 )
 from iree_gauntlet.dialects.spec_file import FieldError
 
-__all__ = ["Benchmark", "Blob", "RegressionV1", "RegressionV2"]
-
 # Fields of benchmarks by their older names.
 _NEWER_NAMES = {"golden_time": "golden_time_ms", "specific_rocm_chip_to_ignore": "specific_chip_to_ignore"}
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.errors import Problem
 
-__all__ = ["SHARKTANK_FAMILIES", "Document", "Named", "Spec", "SpecTree"]
 
 # The suffixes of sharktank's spec files.
 SHARKTANK_FAMILIES = ("cpu", "rocm")

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel, ValidationError
 
-__all__ = [
-    "BRANCH",
-    "FieldError",
-    "load_json",
-    "nearest",
-    "problem_at",
-    "problem_of_field",
-    "problems_at",
-    "problems_of",
-    "read_text",
-    "strings_of",
-    "without_strange_fields",
-]
 
 # What a schema's names of the branches of a union begin with: they are no part of a field's path.
 BRANCH = "#branch "

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Named
 
-__all__ = ["Suite", "idle_includes", "read_suite", "unselected_failures"]
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
 # It is a part of the names of runs.

@@ -10,7 +10,6 @@ from iree_gauntlet.targets import Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["devices_of_flags", "target_of_flags"]
 
 _TARGET_FLAGS = ("iree-hal-target-device", "iree-hal-target-backends", "iree-hal-local-target-device-backends")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

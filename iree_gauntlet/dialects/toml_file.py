@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["read_toml", "with_lines"]
 
 _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 

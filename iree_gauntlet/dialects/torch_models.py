@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.targets import Target
 
-__all__ = ["TorchTest", "build_test"]
 
 _NOTES = {
     "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"

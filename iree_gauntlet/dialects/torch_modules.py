@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.dialects.spec import Spec
 
-__all__ = ["DefinedModule", "TorchModules"]
 
 DIALECT = "torch-models"
 

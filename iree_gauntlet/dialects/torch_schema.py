@@ -36,18 +36,6 @@ from iree_gauntlet.dialects.spec_file import FieldError, nearest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "TEST_TYPES",
-    "ArgumentSpec",
-    "BenchmarkTest",
-    "CompstatTest",
-    "ModuleDefinition",
-    "QualityTest",
-    "TorchDocument",
-    "Weight",
-    "sound_markers",
-    "torch_document",
-]
 
 _MODULE_TYPES = ("azure", "git-lfs")
 # What a definition's steps do; of a test, each other stage has its own step.
@@ -85,8 +73,8 @@ def _only_one(value: object) -> object:
 
 Marker = Annotated[Word, AfterValidator(_marker)]
 _MARKER: TypeAdapter[str] = TypeAdapter(Marker, config=ConfigDict(strict=True))
-ModuleName = Annotated[Text, AfterValidator(_module_name)]
-RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
+_ModuleName = Annotated[Text, AfterValidator(_module_name)]
+_RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
 
 
 class ModuleDefinition(Document):
@@ -166,7 +154,7 @@ class Weight(Document):
     type: Literal["url", "random", "splat"] = "url"
     scope: Annotated[str, Field(pattern=r"^[^=\x00]*$")]
     url: Text | None = None
-    module: ModuleName | None = None
+    module: _ModuleName | None = None
     seed: Count | None = None
     value: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
@@ -199,10 +187,10 @@ class _Test(Document):
 class _RunTest(_Test):
     """What is run. Files of IREE carry sharktank's `pipeline_…` along, which no program reads in torch models."""
 
-    modules: Annotated[list[ModuleName], Field(min_length=1)]
+    modules: Annotated[list[_ModuleName], Field(min_length=1)]
     weights: list[Weight] = Field(default_factory=list)
     inputs: list[ArgumentSpec] = Field(default_factory=list)
-    run_args: list[RunFlag] = Field(default_factory=list)
+    run_args: list[_RunFlag] = Field(default_factory=list)
     pipeline_mlir: Text | None = None
     pipeline_compiler_flags: list[Flag] = Field(default_factory=list)
 
@@ -239,7 +227,7 @@ class CompstatTest(_Test):
     """Holds a module's dispatch count and size against upper bounds."""
 
     type: Literal["compstat"]
-    module: Annotated[ModuleName, BeforeValidator(_only_one)]
+    module: Annotated[_ModuleName, BeforeValidator(_only_one)]
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_compiler: Text | None = None  # ours
@@ -250,7 +238,7 @@ TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {
     "benchmark": BenchmarkTest,
     "compstat": CompstatTest,
 }
-TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
+_TorchDocument = ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
 
 # Fields that a JSON file has only where it is meant as a test.
 _OF_TESTS = frozenset(
@@ -277,7 +265,7 @@ def sound_markers(content: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def torch_document(content: dict[str, Any]) -> type[TorchDocument] | str | None:
+def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None:
     """What a JSON object in a tree of torch models is meant as.
 
     Returns:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-__all__ = ["AnySpec", "read_module_definition", "read_specs", "read_torch_specs"]
-
 AnySpec = Spec | OpSpec | ModelSpec
 
 _TORCH_ROOT = "torch_models"

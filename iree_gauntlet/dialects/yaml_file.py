@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["YamlFile", "read_yaml"]
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.results import OutputComparison
 
-__all__ = ["compare_allclose", "with_known_type"]
-
 
 def compare_allclose(
     actual: Sequence[Tensor], expected: Sequence[Tensor | None], allclose: Allclose

@@ -12,20 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-__all__ = [
-    "REFERENCE_FLAGS",
-    "STATISTICS_FILE",
-    "Paths",
-    "argument_text",
-    "benchmark_argv",
-    "compile_flags",
-    "import_argv",
-    "makes_dumps",
-    "parameters_argv",
-    "shape_text",
-    "threshold_argv",
-]
-
 # What onnxruntime was given and gave, unpacked in the folder of the step that compares with it.
 REFERENCE_FLAGS = "--flagfile=arguments.txt"
 STATISTICS_FILE = "--iree-scheduling-dump-statistics-file"

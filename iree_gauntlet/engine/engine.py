@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.steps import Step
 
-__all__ = ["Engine", "RunOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:

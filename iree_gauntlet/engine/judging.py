@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.steps import Step
 
-__all__ = ["after_process", "first_error", "with_expectation"]
 
 _ERROR_LINE = re.compile(r"\berror: ")
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["model_engine", "model_session", "require_importer"]
-
 
 @contextmanager
 def model_session(run_dir: Path, progress: Progress, event: dict[str, Any]) -> Iterator[Session[Journal]]:

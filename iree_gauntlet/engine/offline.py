@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.artifacts.store import ArtifactStore
     from iree_gauntlet.steps import Step
 
-__all__ = ["MissingFile", "missing_files", "missing_text", "without_missing_files"]
-
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:

@@ -1,6 +1,6 @@
 """Steps of operator suites: thousands of small compiles and runs, done by servers in the toolchain's own Python.
 
-A program of more than `MOST_PROGRAM_BYTES`, and one whose flags the servers do not know, is compiled by a process of
+A program of more than `_MOST_PROGRAM_BYTES`, and one whose flags the servers do not know, is compiled by a process of
 its own with the compiler's own threads, as the steps of every other dialect are. So is everything where the toolchain
 has no Python bindings.
 """
@@ -39,24 +39,14 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Command, Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = [
-    "MOST_PROGRAM_BYTES",
-    "OperatorRun",
-    "OperatorSteps",
-    "ServedCompiles",
-    "batched",
-    "is_small",
-    "operator_performers",
-    "started_runs",
-]
 
 # From here on the compiler's own threads win over a core of one's own: see docs/reference/operator-suites.md.
-MOST_PROGRAM_BYTES = 64 << 10
+_MOST_PROGRAM_BYTES = 64 << 10
 _LEAST_MEMORY = 4 << 30
 _MEMORY_SHARE = 0.8
 
 
-def is_small(step: Step) -> bool:
+def _is_small(step: Step) -> bool:
     """Whether a compile is one for the server: a small program, and flags that the server can take."""
     if step.dialect != DIALECT or step.command is None:
         return False
@@ -65,7 +55,7 @@ def is_small(step: Step) -> bool:
         size = Path(program.path).stat().st_size
     except OSError:
         return False
-    return size <= MOST_PROGRAM_BYTES and served(step.command.argv[2:-2])
+    return size <= _MOST_PROGRAM_BYTES and served(step.command.argv[2:-2])
 
 
 class ServedCompiles(Processes):
@@ -86,7 +76,7 @@ class ServedCompiles(Processes):
     def run(self, step: Step, command: Command | None = None, name: str = "") -> Outcome:
         """Runs a step's command, or does what it would do."""
         chosen = command or step.command
-        if chosen is None or step.stage is not Stage.COMPILE or not is_small(step):
+        if chosen is None or step.stage is not Stage.COMPILE or not _is_small(step):
             return super().run(step, command, name)
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,14 +209,14 @@ def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path,
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return Batched(tuple(steps), {})
-    from iree_gauntlet.engine.operator_suites import is_small  # noqa: PLC0415 - other runs do without
+    from iree_gauntlet.engine.operator_suites import _is_small  # noqa: PLC0415 - other runs do without
 
     if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
             "--batch: this IREE has no Python bindings, through which programs are put together, or this is not Linux",
             "Leave --batch out, or choose another IREE with --iree.",
         )
-    return with_batches(steps, size, run_dir, is_small, finished)
+    return with_batches(steps, size, run_dir, _is_small, finished)
 
 
 @contextmanager

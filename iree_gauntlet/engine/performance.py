@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_compile_statistics", "run_benchmark"]
 
 _TOOL = "iree-benchmark-module"
 

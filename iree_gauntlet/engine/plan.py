@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.errors import Problem
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["Plan", "blocked", "make_plan"]
 
 _UPSTREAM: dict[Stage, tuple[Stage, ...]] = {
     Stage.IMPORT: (Stage.FETCH,),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import CacheLookup
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["DEFAULT_TIMEOUTS", "Places", "PlanContext", "parameters_role"]
 
 # Seconds. A fetch is bounded by its stall timeout, not by its size.
 DEFAULT_TIMEOUTS: dict[Stage, float] = {

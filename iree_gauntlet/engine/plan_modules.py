@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.toolchains.translate import Translation
 
-__all__ = ["FILE_ROLE", "compile_step", "import_step", "parameters_step", "reference_step"]
 
 # Ingredients and inputs of this prefix are files that a flag names; the flag's name follows.
 FILE_ROLE = "file "

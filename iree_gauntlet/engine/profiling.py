@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.toolchains.flags import FlagSet
 
-__all__ = ["Profiling", "compared", "profile_dispatches"]
 
 _PROFILE = "iree-profile"
 _MODE = "device_profiling_mode"

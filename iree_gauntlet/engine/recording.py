@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.engine.processes.supervisor import Supervisor
 
-__all__ = ["Recorded", "WeightEffect", "output_folder", "record_outputs", "weight_effects", "why_not"]
 
 _TIMEOUT_SECONDS = 1800.0
 # Kinds of NumPy's own types: a .npy file holds no others.

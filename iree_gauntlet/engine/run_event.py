@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
     from iree_gauntlet.targets import Target
 
-__all__ = ["run_event", "without_missing_devices"]
-
 
 def without_missing_devices(plan: Plan, machine: Workbench) -> Plan:
     """Blocks the steps that no device or importer here can do: a demand that cannot be met fails at once."""

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.steps import Step
 
-__all__ = ["Limits", "ReadyQueue", "Scheduler"]
 
 # How often it is looked whether there is memory now for a step that waits for it.
 _POLL_SECONDS = 0.5
-FETCHES_AT_ONCE = 4
+_FETCHES_AT_ONCE = 4
 # Of the steps for which there is no memory, so many are passed over in search of one for which there is: each is
 # asked again whenever a step ends, and thousands may wait.
 _PASSED_OVER = 64
@@ -86,7 +85,7 @@ class Scheduler:
         Raises:
             Whatever `work` raises, after what runs at the same time has ended.
         """
-        with ThreadPoolExecutor(self._jobs + FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
+        with ThreadPoolExecutor(self._jobs + _FETCHES_AT_ONCE, thread_name_prefix="step") as pool:
             try:
                 while True:
                     with self._mutex:
@@ -220,7 +219,7 @@ class ReadyQueue:
         if self._alone:
             return []
         places = _popped(self._coreless, len(self._coreless))
-        places += _popped(self._fetches, FETCHES_AT_ONCE - self._fetching)
+        places += _popped(self._fetches, _FETCHES_AT_ONCE - self._fetching)
         places += self._with_cores()
         if not places and not self.running:
             places = _popped(self._exclusive, 1)

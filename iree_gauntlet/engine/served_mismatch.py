@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob
     from iree_gauntlet.steps import Step
 
-__all__ = ["mismatched"]
-
 
 def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
     """The result of a case whose outputs are not as expected, with the figures of each."""

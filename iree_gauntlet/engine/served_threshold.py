@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_served_threshold", "run_job", "write_log"]
 
 _TOOL = "iree-run-module"
 _TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress
 
-__all__ = ["Session", "interruptible", "open_session"]
 
 Log = TypeVar("Log", bound=EventLog)
 

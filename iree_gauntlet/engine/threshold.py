@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.steps import Command, Step
 
-__all__ = ["check_threshold"]
 
 _TOOL = "iree-run-module"
 _INPUT = "--input="

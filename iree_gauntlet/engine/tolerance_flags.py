@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.cases import Case
 
-__all__ = ["FlagFinding", "loose_tolerances", "wrong_tolerances"]
-
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.flags import FlagSet
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["Workbench", "open_workbench", "plan_context"]
 
 _REGISTRY = "cache/registry.txt"
 

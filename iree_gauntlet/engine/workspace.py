@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.trees import AnySpec
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
-__all__ = [
-    "Selection",
-    "each_once",
-    "select",
-    "suite_path",
-    "urls_of",
-]
 
 # Fields of specs that hold a source.
 _URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")

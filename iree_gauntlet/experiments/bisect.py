@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.toolchains.candidates import Candidate
 
-__all__ = ["BisectSearch", "bisect"]
 
 _FETCH_FOLDER = "fetch"
 

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.candidates import Candidate
 
-__all__ = [
-    "CONSOLE",
-    "EXACT_METRICS",
-    "ExactJudge",
-    "ExactMetric",
-    "Judge",
-    "Judged",
-    "Reading",
-    "Run",
-    "of_candidate",
-    "run_candidate",
-]
 
 _PASSED = (Verdict.PASSED, Verdict.XPASSED)
 _FAILED = (Verdict.FAILED, Verdict.XFAILED)
@@ -160,7 +148,7 @@ def run_candidate(
     try:
         with (run_dir / CONSOLE).open("w", encoding="utf-8") as stream:
             code = run(
-                of_candidate(chosen, candidate, run_dir, metric.stages), presenter.to(stream), brief=True
+                _of_candidate(chosen, candidate, run_dir, metric.stages), presenter.to(stream), brief=True
             ).exit_code
     except (ToolchainError, SpecError) as error:
         # It cannot be installed, knows no such flag, or is no IREE at all.
@@ -287,7 +275,7 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     return None, ""
 
 
-def of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:
+def _of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:
     """What is run with a candidate, in a folder of its own."""
     toolchain = replace(chosen.request.toolchain, iree=candidate.iree)
     request = replace(chosen.request, toolchain=toolchain, folder=FolderRequest(run_dir=str(run_dir)))

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["Question", "question_before", "question_of"]
-
 # Each candidate has its own IREE, and all of the model.
 _NOT_KEPT = ("iree", "shard", "shard_costs", "batch")
 
@@ -74,13 +72,13 @@ class Question:
             "bad": self.bad.label,
             "row": [asdict(candidate) for candidate in self.row],
             "good_is_older": self.good_is_older,
-            "asked": kept_options(self.asked, self.chosen.request),
+            "asked": _kept_options(self.asked, self.chosen.request),
             # Where the compiler is the same for all, the runtime is what is searched.
             "commit": "runtime_commit" if self.chosen.request.toolchain.iree_compiler else "compiler_commit",
         }
 
 
-def kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
+def _kept_options(asked: BisectRequest, request: RunRequest) -> dict[str, Any]:
     """What makes a bisect the same one, by option: a resumed one keeps it."""
     kept = {name: value for name, value in request.kept.items() if name not in _NOT_KEPT}
     return {**asdict(asked), "disturbed": request.conduct.disturbed, **kept}

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import BisectRequest, ConductRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
-__all__ = ["TIMED_METRICS", "TIMING_NAMES", "RoundsJudge", "TimedBlocks", "TimingSettings", "timed_blocks"]
 
 TIMED_METRICS = ("time", "compile-time")
 # Options that only these metrics have a use for.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["compare"]
-
 # What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 # What stays as it was unless a resumed comparison asks for something else: blocks that count stay as they are.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.event_log import EventLog
 
-__all__ = ["Ending", "recorded_end"]
-
 
 @dataclass(slots=True)
 class Ending:

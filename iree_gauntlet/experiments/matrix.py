@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["asked_irees", "matrix"]
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)

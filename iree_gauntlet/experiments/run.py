@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.steps import Step
 
-__all__ = ["Chosen", "Ran", "choose", "execute", "run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chosen:

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.plan import Plan
     from iree_gauntlet.requests import ShardRequest
 
-__all__ = [
-    "asked_shard",
-    "chain_groups",
-    "cost_of_chains",
-    "cut_of",
-    "only_chains",
-    "only_shard",
-    "only_shard_of_cases",
-    "record_costs",
-    "shard_of",
-    "shards_of_groups",
-]
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
 _MOST_SHARDS = 10_000

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.steps import Step
 
-__all__ = ["Side", "prepare_side", "unready"]
 
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
 

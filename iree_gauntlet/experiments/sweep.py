@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["MicroRun"]
 
 # Options that a resumed run takes over as they are.
 _KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets")

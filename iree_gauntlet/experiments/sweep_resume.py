@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.micro.configuration import MicroConfig
 
-__all__ = ["Earlier", "earlier_micro"]
 
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)

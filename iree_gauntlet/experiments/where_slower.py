@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.experiments.session_verdicts import ModelVerdict
     from iree_gauntlet.experiments.sides import Side
 
-__all__ = ["explain"]
 
 _ORDER = "ABBA"
 

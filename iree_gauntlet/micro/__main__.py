@@ -6,8 +6,6 @@ import sys
 
 from iree_gauntlet.tasks import program
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Does what `gauntlet micro` does, with the same options."""

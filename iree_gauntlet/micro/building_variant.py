@@ -21,7 +21,6 @@ from iree_gauntlet.micro.variant_plan import VariantPlan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["build", "run"]
 
 _PROGRAM = "main"
 

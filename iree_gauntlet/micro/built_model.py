@@ -20,7 +20,6 @@ from iree_gauntlet.micro.variant_plan import DTYPES, VariantPlan
 if TYPE_CHECKING:
     from iree_gauntlet.micro.lookup import AskedRecipe, Registry
 
-__all__ = ["apply_recipes", "base_model"]
 
 _SEED = 0
 

@@ -12,20 +12,6 @@ from iree_gauntlet.micro.registry import activation, architecture
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "gelu",
-    "hardswish",
-    "leakyrelu",
-    "linear",
-    "ln_linear",
-    "relu",
-    "relu6",
-    "sigmoid",
-    "silu",
-    "transformer_block",
-    "transformers",
-]
-
 
 @activation("relu")
 def relu() -> Any:

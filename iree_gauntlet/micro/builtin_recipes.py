@@ -10,18 +10,6 @@ from typing import Any, Literal
 
 from iree_gauntlet.micro.registry import Proof, compiler_recipe, recipe
 
-__all__ = [
-    "baseline",
-    "block",
-    "float8dq",
-    "float8wo",
-    "int4wo",
-    "int8dq",
-    "int8wo",
-    "semi_sparse",
-    "two_of_four",
-]
-
 # Small narrow weights are made wide once, when a module is loaded, unless that may not take a byte more: then calls
 # would work with f32, and the recipe would measure nothing.
 _NARROW = ("--iree-opt-const-expr-max-size-increase-threshold=0",)
@@ -139,7 +127,7 @@ def float8dq(model: Any, granularity: Literal["tensor", "row"] = "tensor") -> An
 )
 def semi_sparse(model: Any) -> Any:
     """The two of largest magnitude stay."""
-    return two_of_four(model)
+    return _two_of_four(model)
 
 
 @recipe(
@@ -148,7 +136,7 @@ def semi_sparse(model: Any) -> Any:
     about="the same as semi-sparse",
     beside=("baseline", "int8dq", "float8dq"),
 )
-def two_of_four(model: Any) -> Any:
+def _two_of_four(model: Any) -> Any:
     """The two of largest magnitude stay."""
     from iree_gauntlet.micro.linear_layers import prune_linear_layers  # noqa: PLC0415
     from iree_gauntlet.micro.sparse_weights import keep_two_of_four, unfit_for_fours  # noqa: PLC0415

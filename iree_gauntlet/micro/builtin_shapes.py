@@ -14,7 +14,6 @@ from iree_gauntlet.micro.registry import shape_set
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["llama", "pow2", "pow2_extended", "small_sweep", "sweep"]
 
 # Linear layers of one block of newer models: what it is, and (label, k, n) of each; torchao measures each for 16,384
 # tokens and for 128,000, all of a set's layers first for the one and then for the other.

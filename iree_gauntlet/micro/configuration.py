@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.micro.lookup import AskedArchitecture, AskedRecipe, Registry
 
-__all__ = ["DType", "MicroConfig", "ModelParams", "Point", "Variant", "overridden", "points_of", "read_micro_config"]
 
-DType: TypeAlias = Literal["f32", "f16", "bf16"]
+_DType: TypeAlias = Literal["f32", "f16", "bf16"]
 
 _KIND = "micro-benchmark configurations"
-_TYPES: dict[str, DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_TYPES: dict[str, _DType] = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Of a model that is asked for without shapes: 128 tokens, and its own sizes.
 _OWN_SIZES = Shape("config", 128, 0, 0)
 
@@ -95,7 +94,7 @@ class ModelParams:
 
     name: str
     shapes: tuple[Shape, ...]
-    dtype: DType
+    dtype: _DType
     torch_compile: bool
     torch_compile_mode: str
     device: str

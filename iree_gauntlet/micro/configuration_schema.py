@@ -36,10 +36,9 @@ from iree_gauntlet.targets import target_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Context", "File", "ModelEntry", "ShapesEntry", "iree_device"]
 
 Element = Literal["torch.float32", "torch.float16", "torch.bfloat16", "float32", "float16", "bfloat16"]
-TorchMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+_TorchMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 _MOST = 2**31 - 1
 _EXAMPLE = "Such as - name: pow2, or - name: custom with shapes: [[1024, 1024, 1024]]."
@@ -201,11 +200,11 @@ def _form(value: object) -> str:
 
 
 Readable = Annotated[str, AfterValidator(_readable)]
-ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
+_ModelType = Annotated[Readable, AfterValidator(partial(_known, Registry.model_type))]
 Power = Annotated[int, Field(ge=0, le=HIGHEST_POWER)]
 Sizes = Annotated[tuple[int, int, int], PlainValidator(_sizes)]
-Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
-Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
+_Quantization = Annotated[str, AfterValidator(partial(_recipe, _QUANTIZATION))]
+_Sparsity = Annotated[str, AfterValidator(partial(_recipe, _SPARSITY))]
 
 
 class _Fields(Document):
@@ -246,13 +245,13 @@ class ModelEntry(_Fields):
     """An entry of `model_params`. Of the three ways to say how torch compiles, each has been torchao's."""
 
     name: Annotated[Readable, AfterValidator(_name)] | None = None
-    model_type: Annotated[ModelType, BeforeValidator(lambda text: "linear" if text is None else text)] = "linear"
+    model_type: Annotated[_ModelType, BeforeValidator(lambda text: "linear" if text is None else text)] = "linear"
     config: Readable | None = None
     device: Annotated[Readable, AfterValidator(_device)] | None = None
     high_precision_dtype: Element | None = None
-    torch_compile_mode: TorchMode | None = None
+    torch_compile_mode: _TorchMode | None = None
     use_torch_compile: bool | None = None
-    compile: Annotated[Literal[TorchMode, "true", "false"] | None, BeforeValidator(_compile)] = None
+    compile: Annotated[Literal[_TorchMode, "true", "false"] | None, BeforeValidator(_compile)] = None
     enable_profiler: bool | None = None
     enable_memory_profiler: bool | None = None
     matrix_shapes: list[ShapesEntry] | None = None
@@ -293,8 +292,8 @@ class File(_Fields):
     """A configuration."""
 
     benchmark_mode: Annotated[Readable, AfterValidator(_mode)] | None = None
-    quantization_config_recipe_names: Annotated[list[Quantization | None], AfterValidator(_different)] | None = None
-    sparsity_config_recipe_names: Annotated[list[Sparsity | None], AfterValidator(_different)] | None = None
+    quantization_config_recipe_names: Annotated[list[_Quantization | None], AfterValidator(_different)] | None = None
+    sparsity_config_recipe_names: Annotated[list[_Sparsity | None], AfterValidator(_different)] | None = None
     output_dir: Annotated[Readable, AfterValidator(_output_dir)] | None = None
     model_params: Annotated[
         Annotated[ModelEntry, Tag(f"{BRANCH}one")]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
 
-__all__ = ["InterleavedRounds", "PointEvidence", "TorchRound"]
 
 _ATTEMPTS = 3
 _KIND = "micro"

@@ -17,16 +17,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "Changed",
-    "Fingerprint",
-    "changed_layers",
-    "fingerprints",
-    "linear_layers",
-    "prune_linear_layers",
-    "replace_linear_layers",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Changed:

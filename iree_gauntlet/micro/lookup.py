@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.micro.registry import Activation, Architecture, Recipe, ShapeSet
 
-__all__ = ["AskedArchitecture", "AskedRecipe", "Registry"]
-
 
 @dataclass(frozen=True, slots=True)
 class AskedRecipe:

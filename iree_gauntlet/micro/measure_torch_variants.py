@@ -40,8 +40,6 @@ from iree_gauntlet.micro.variant_plan import VariantPlan
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["run"]
-
 
 class _Variant(TorchModel):
     """A variant, on the inputs that it was built with."""

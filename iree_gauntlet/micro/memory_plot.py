@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.micro.memory_profile import MemoryPhase, MemoryProfile
 
-__all__ = ["memory_plot"]
 
 # Inches.
 _WIDTH, _HEIGHT = 7.6, 3.9

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "MEMORY_WORKER",
-    "MemoryPhase",
-    "MemoryProfile",
-    "MemorySample",
-    "memory_plan",
-    "read_memory_profile",
-    "write_memory_profile",
-]
 
 # Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"

@@ -37,17 +37,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.registry import Proof
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = [
-    "ModuleFacts",
-    "ReadParameter",
-    "dispatch_types",
-    "name_tables",
-    "prove",
-    "read_module_facts",
-    "shows",
-    "span_lengths",
-    "widened_at_load",
-]
 
 _DISPATCH = re.compile(rb"[\w$.]*_(?:dispatch|encoding)_\d+(?:_\w+)?")
 _NUMBERED = re.compile(r".*_(?:dispatch|encoding)_\d+")

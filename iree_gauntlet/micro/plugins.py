@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["BUILTIN_FILES", "ENTRY_POINTS", "entry_point_files", "load_registry"]
-
 ENTRY_POINTS = "iree_gauntlet.micro"
 BUILTIN_FILES = tuple(
     Path(__file__).absolute().parent / name

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.bench.build_folder import Build
     from iree_gauntlet.micro.configuration import Point, Variant
 
-__all__ = ["DIALECT", "MEMORY", "PROGRAM", "TRACE", "PointChain"]
 
 DIALECT = "micro"
 PROGRAM = "main.onnx"

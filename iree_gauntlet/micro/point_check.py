@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.steps import Step
 
-__all__ = ["check_variant", "distance", "variant_tolerance"]
 
 # After the first one, whose outputs are looked at: they say how many calls a round has.
 _CALLS = 3

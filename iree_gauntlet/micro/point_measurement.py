@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.steps import Step
 
-__all__ = ["UNPROVEN", "UNREAD", "Measuring", "PointMeasurement"]
 
 # How the reason of a variant begins whose module does not show what its recipe promises, or shows nothing.
 UNREAD = "what its module shows cannot be read"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.micro.configuration import Variant
 
-__all__ = ["PointSession"]
-
 
 @dataclass(slots=True)
 class PointSession:

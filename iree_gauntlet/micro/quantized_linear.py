@@ -12,15 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-__all__ = [
-    "Float8DynamicLinear",
-    "Int4Linear",
-    "Int8DynamicLinear",
-    "Int8Linear",
-    "QuantizedLinear",
-    "unfit_for_groups",
-]
-
 _INT8_MAX = 127
 _INT4_MIN, _INT4_MAX = -8, 7
 _FLOAT8 = torch.float8_e4m3fn

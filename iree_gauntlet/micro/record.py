@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.configuration import Point, Variant
     from iree_gauntlet.micro.interleaved import PointEvidence
 
-__all__ = ["MEASURED", "SAME", "VariantFigures", "median_ms", "point_record", "speedup"]
 
 MEASURED = "measured"
 # The compiler made the same module as for the baseline: the recipe changes nothing here.

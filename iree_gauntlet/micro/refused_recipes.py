@@ -11,8 +11,6 @@ from pathlib import Path
 
 from iree_gauntlet.micro.registry import Recipe
 
-__all__ = ["REFUSED", "refused_recipe"]
-
 _KERNELS = "are made for CUDA, and IREE cannot compile them"
 _FOUR_BITS = "int4wo-<group> has weights of four bits"
 _CALIBRATED = "it is calibrated on texts with a tokenizer, and these models have random weights"

@@ -26,23 +26,6 @@ from iree_gauntlet.micro.signatures import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "BASELINE",
-    "COMPILER",
-    "CUSTOM",
-    "HIGHEST_POWER",
-    "Activation",
-    "Architecture",
-    "PluginError",
-    "Proof",
-    "Recipe",
-    "ShapeSet",
-    "activation",
-    "architecture",
-    "compiler_recipe",
-    "recipe",
-    "shape_set",
-]
 
 # The recipe that every other is measured against.
 BASELINE = "baseline"

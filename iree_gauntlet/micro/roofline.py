@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.machine.machine_state import MachineFacts
 
-__all__ = ["Bound", "Roofline", "machine_roofline", "why_no_roofline"]
 
 Bound: TypeAlias = Literal["compute", "memory"]
 

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["Shape", "custom_shapes", "shapes_of"]
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
     """A shape of a set.

@@ -13,15 +13,6 @@ from iree_gauntlet.bench.declarations import given_by_name, starred
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "ArchitectureParameters",
-    "Argument",
-    "architecture_parameters",
-    "check_bare",
-    "read_arguments",
-    "recipe_arguments",
-    "takes_sizes",
-]
 
 _DIMENSIONS = ("m", "k", "n", "dtype")
 # No sign, since a dash parts arguments, and one spelling a number; at most 18 digits, which 64 bits hold.

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["keep_blocks", "keep_two_of_four", "unfit_for_blocks", "unfit_for_fours"]
-
 
 def keep_two_of_four(weight: Any) -> Any:
     """The two of largest magnitude of each four neighbours of a row stay; of equal ones the first."""

@@ -17,8 +17,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Linear", "NormLinearActivation", "RootMeanSquareNorm", "TransformerBlock", "configured_model"]
-
 
 class Linear(nn.Module):  # type: ignore[misc]
     """One linear layer without bias."""

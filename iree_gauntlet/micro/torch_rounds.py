@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.point_chain import PointChain
     from iree_gauntlet.steps import Step
 
-__all__ = ["COMPILE", "EAGER", "TorchTrial", "calls_of", "torch_name", "try_torch"]
 
 EAGER = "eager"
 COMPILE = "compile"

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from iree_gauntlet.bench.build_plan import Plan
 
-__all__ = ["DTYPES", "VariantPlan"]
-
 # IREE's names of the types that a model may have, and torch's.
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _BASELINE = "baseline"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = ["PLUGIN_NAME", "ModelTest", "SpecFile", "SpecFolder", "UnreadableTest"]
 
 PLUGIN_NAME = "iree_gauntlet_models"
 

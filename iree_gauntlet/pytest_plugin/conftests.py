@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-__all__ = ["look_at_the_model_tests_alone", "stand_in_for_other_definitions"]
 
 _OPTION = b"--test-file-directory"
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.torch_models import TorchTest
     from iree_gauntlet.engine.rounds.confirming import ConfirmRules
 
-__all__ = ["CheckFailure", "ModelTestSession", "SessionSettings", "StepError", "TestFailure", "failure_text"]
 
 _LOG = logging.getLogger("iree_gauntlet")
 _CHECKS = {Kind.QUALITY: Stage.THRESHOLD, Kind.BENCHMARK: Stage.BENCHMARK, Kind.COMPSTAT: Stage.COMPSTAT}
@@ -50,7 +49,7 @@ class _PlainFailure(pytest.fail.Exception):  # type: ignore[name-defined,misc] #
     __module__ = "builtins"  # as pytest's own: summaries then name the class alone
 
     def __init__(self, step: StepOutcome, run_dir: Path) -> None:
-        super().__init__(failure_text(step, run_dir), pytrace=False)
+        super().__init__(_failure_text(step, run_dir), pytrace=False)
 
 
 class TestFailure(_PlainFailure):
@@ -238,7 +237,7 @@ class ModelTestSession:
         return step_outcome(asdict(step), record)
 
 
-def failure_text(step: StepOutcome, run_dir: Path) -> str:
+def _failure_text(step: StepOutcome, run_dir: Path) -> str:
     """What went wrong with a step, how to see more, and how to do it again."""
     lines = [f"{step.title}: {step.verdict}: {step.reason}", *(f"    {line}" for line in finding_lines(step))]
     lines += [f"    | {line}" for line in step.tail]

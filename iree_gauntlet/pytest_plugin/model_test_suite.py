@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.errors import Problem
 
-__all__ = ["FoundTest", "ModelTestSuite"]
-
 
 @dataclass(frozen=True, slots=True)
 class FoundTest:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-__all__ = ["ModelTestPlugin"]
-
-
 class ModelTestPlugin:
     """Registered where the plugin's options are used; one in each process under xdist.
 

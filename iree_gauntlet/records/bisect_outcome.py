@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["BISECT_COMPARE", "BISECT_RECORD", "BisectOutcome", "bisect_outcome"]
-
 BISECT_RECORD = "bisect.jsonl"
 BISECT_COMPARE = "https://github.com/iree-org/iree/compare"
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")

@@ -19,7 +19,6 @@ from iree_gauntlet.records.outcome import BAD_VERDICTS, ChainOutcome
 if TYPE_CHECKING:
     from iree_gauntlet.results import Check, OutputComparison, Samples
 
-__all__ = ["NOTHING", "ChainFigures", "chain_figures"]
 
 NOTHING = "–"
 

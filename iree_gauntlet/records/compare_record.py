@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["COMPARISON_FILE", "ComparedSide", "ComparisonRecord", "read_comparison"]
-
 COMPARISON_FILE = "comparison.jsonl"
 
 

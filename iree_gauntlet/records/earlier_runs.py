@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.steps import Step
 
-__all__ = [
-    "Asked",
-    "asked_for",
-    "begun_with",
-    "failed_chains",
-    "finished_verdicts",
-    "newest_run",
-    "run_named",
-    "runs_of_specs",
-]
 
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.

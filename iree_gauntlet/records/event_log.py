@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["EventLog", "Journal", "Sync"]
 
 # Many lines share one fsync, which takes as long as thousands of writes.
 _SYNC_SECONDS = 0.02

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.outcome import RunOutcome
 
-__all__ = ["cache_line", "headline", "version"]
 
 _ORDER = (
     Verdict.FAILED,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import OutputComparison
 
-__all__ = ["MatrixCell", "matrix_cell"]
-
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:

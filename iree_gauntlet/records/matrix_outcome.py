@@ -28,8 +28,6 @@ from iree_gauntlet.records.headline import headline
 from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import RunOutcome, outcome_of
 
-__all__ = ["MATRIX_RECORD", "MatrixIree", "MatrixOutcome", "MatrixRecord", "MatrixRow", "matrix_outcome", "read_matrix"]
-
 MATRIX_RECORD = "matrix.jsonl"
 
 
@@ -295,7 +293,7 @@ class MatrixRecord:
     torn: bool = False
 
 
-def is_matrix(folder: Path) -> bool:
+def _is_matrix(folder: Path) -> bool:
     """Whether a folder is that of a matrix."""
     return (folder / MATRIX_RECORD).is_file()
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["Merged", "merged"]
 
 _STOPPED = "the run stopped before this step started"
 _MOST_NAMED = 5

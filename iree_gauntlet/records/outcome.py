@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = [
-    "BAD_VERDICTS",
-    "CacheCount",
-    "ChainOutcome",
-    "RunOutcome",
-    "lock_remark",
-    "outcome_of",
-    "state_of",
-]
 
 # Worst first; the same order as the exit codes'.
 _WORST_FIRST = (

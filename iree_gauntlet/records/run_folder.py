@@ -13,8 +13,6 @@ from iree_gauntlet.settings import runs_folder, shown
 if TYPE_CHECKING:
     from iree_gauntlet.requests import FolderRequest
 
-__all__ = ["asked_folder", "free_folder", "is_begun", "make_folder", "new_folder", "require_plain"]
-
 
 def require_plain(folder: Path, option: str) -> None:
     """Refuses a path that IREE's tools misread.

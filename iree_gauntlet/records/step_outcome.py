@@ -14,7 +14,6 @@ from iree_gauntlet.results import Result
 if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["StepOutcome", "step_name", "step_outcome"]
 
 _RESULT = tuple(field.name for field in fields(Result))
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["bisect_document", "bisect_json", "bisect_reports"]
-
 _REPORT_NAMES = ("bisect.md", "bisect.html", "bisect.json")
 _COLUMNS = (
     Column("IREE", Kind.NAME),

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["comparison_json", "comparison_reports", "compile_blocks", "dispatch_blocks"]
-
 _REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
 _TIME_COLUMNS = (
     Column("verdict", Kind.VERDICT),
@@ -72,12 +70,12 @@ def comparison_reports(folder: Path) -> Reports:
         GauntletError: its log, or a journal of a side, cannot be read.
     """
     record = read_comparison(folder)
-    document = comparison_document(record)
+    document = _comparison_document(record)
 
     def contents() -> Iterator[str]:
         yield markdown(document)
         yield html_page(document)
-        yield comparison_json(record)
+        yield _comparison_json(record)
         yield _comparison_junit(record)
 
     # One that was cut short has judged nothing.
@@ -85,7 +83,7 @@ def comparison_reports(folder: Path) -> Reports:
     return Reports(_REPORT_NAMES, contents, lambda _: document, code, document.answer)
 
 
-def comparison_json(record: ComparisonRecord) -> str:
+def _comparison_json(record: ComparisonRecord) -> str:
     """Everything of it as one document (`docs/how-to/compare.md` has the fields)."""
     document: dict[str, Any] = {
         "schema": 1,
@@ -105,7 +103,7 @@ def comparison_json(record: ComparisonRecord) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def comparison_document(record: ComparisonRecord) -> Document:
+def _comparison_document(record: ComparisonRecord) -> Document:
     """What people read of it."""
     rows = time_rows(record)
     rules = tuple((line,) for line in _rule_lines(record))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.compare_record import ComparedSide, ComparisonRecord
 
-__all__ = ["FIGURES", "Change", "TimeRow", "changes", "ratio_text", "span_text", "time_rows", "verdict_counts"]
 
 _ORDER = ("slower", "error", "inconclusive", "faster", "not slower", "same", "not measured")
 # Beyond this a figure that one measurement gave is pointed out.

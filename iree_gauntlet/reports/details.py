@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import Check, OutputComparison
 
-__all__ = ["METRIC_NAMES", "check_line", "comparison_line", "finding_lines", "measured_lines", "process_line"]
 
-METRIC_NAMES = {"time_ms": "time", "dispatch_count": "dispatches", "binary_size_bytes": "size"}
+_METRIC_NAMES = {"time_ms": "time", "dispatch_count": "dispatches", "binary_size_bytes": "size"}
 
 
 def check_line(check: Check) -> str:
     """One check: measured against its limit, and by how much it is over."""
-    name = METRIC_NAMES.get(check.metric, check.metric)
+    name = _METRIC_NAMES.get(check.metric, check.metric)
     if check.statistic:
         name = f"{name} ({check.statistic})"
     note = f"; {one_line(check.note)}" if check.note else ""
@@ -82,7 +81,7 @@ def comparison_line(output: OutputComparison) -> str:
     return f"output {output.index}{kind}: {'; '.join(parts) or ('as expected' if output.passed else 'differs')}"
 
 
-def process_line(step: StepOutcome) -> str:
+def _process_line(step: StepOutcome) -> str:
     """How the process ended; empty where there was none, it ended well, or the reason says so already."""
     if step.timed_out:
         return "" if "timed out" in step.reason else f"ended after its timeout of {duration(step.timeout)}"
@@ -98,7 +97,7 @@ def finding_lines(step: StepOutcome) -> list[str]:
     outputs = [(output.passed, comparison_line(output)) for output in step.outputs]
     checks = [(check.passed is not False, check_line(check)) for check in step.checks]
     lines = [line for _, line in sorted(outputs + checks, key=lambda found: found[0])]
-    ended = process_line(step)
+    ended = _process_line(step)
     return [*([ended] if ended else []), *lines]
 
 

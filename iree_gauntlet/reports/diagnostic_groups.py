@@ -15,7 +15,6 @@ from iree_gauntlet.cleaning import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Group", "diagnostic_of", "group_failures", "same_in_all"]
 
 _MOST_EXAMPLES = 5
 _LONGEST = 160

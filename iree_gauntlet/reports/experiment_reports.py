@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.report_files import Reports
 
-__all__ = ["RECORDS", "write_reports"]
 
 RECORDS: dict[str, Callable[[Path], Reports]] = {
     COMPARISON_FILE: comparison_reports,

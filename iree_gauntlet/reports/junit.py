@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.outcome import ChainOutcome, RunOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = ["junit_document", "schema_document"]
 
 _SIZE_LIMIT = 1 << 16
 # Of a step that failed, in a run of many: CI systems drop a report that is too big.

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.matrix_cells import MatrixCell
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
 
-__all__ = ["SIZE_JUMP", "TIME_JUMP", "Change", "ChangeKind", "MeanRatio", "changes", "mean_ratios", "ratio"]
 
 # Sizes differ by a few bytes between any two releases.
-SIZE_JUMP = 0.05
+_SIZE_JUMP = 0.05
 # Times were taken one IREE after the other: what is less than this says little.
-TIME_JUMP = 0.25
+_TIME_JUMP = 0.25
 
 
 class ChangeKind(StrEnum):
@@ -124,9 +123,10 @@ def _of_row(row: MatrixRow, labels: list[str]) -> Iterator[Change]:
         if cell.wrong_numbers:
             yield Change(ChangeKind.WRONG, row.chain, (label,), f"{label}: {one_line(cell.reason, 80)}")
     yield from _jumps(row.chain, ChangeKind.DISPATCHES, [(label, cell.dispatch_count) for label, cell in cells], 0.0)
-    yield from _jumps(row.chain, ChangeKind.SIZE, [(label, cell.binary_size_bytes) for label, cell in cells], SIZE_JUMP)
+    sizes = [(label, cell.binary_size_bytes) for label, cell in cells]
+    yield from _jumps(row.chain, ChangeKind.SIZE, sizes, _SIZE_JUMP)
     times = [(label, None if cell.wrong_numbers or cell.disturbed else cell.time_ms) for label, cell in cells]
-    yield from _jumps(row.chain, ChangeKind.TIME, times, TIME_JUMP)
+    yield from _jumps(row.chain, ChangeKind.TIME, times, _TIME_JUMP)
 
 
 def _working(chain: str, cells: list[tuple[str, MatrixCell]]) -> Iterator[Change]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome
 
-__all__ = ["FIGURES", "figure_cells", "matrix_document", "ratio_text"]
 
 # Names of the columns, in the order of `figure_cells`.
 FIGURES = ("compile s", "memory MB", "time ms", "dispatches", "size", "max error")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.matrix_cells import MatrixCell
 
-__all__ = ["MATRIX_REPORTS", "matrix_csv", "matrix_json", "matrix_junit", "matrix_reports"]
 
 MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
 _COUNTS = ("tests", "failures", "errors")

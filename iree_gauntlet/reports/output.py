@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.live.painter import Painter
 
-__all__ = ["Output", "open_progress", "print_table", "write_line"]
-
 
 def open_progress(stream: TextIO) -> Painter:
     """Live progress where `stream` is a terminal that can show it, lines elsewhere."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.live.painter import Painter
 
-__all__ = ["ConsolePresenter"]
-
 
 class ConsolePresenter:
     """Shows runs on a stream; see `progress.Presenter`.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-__all__ = ["print_document"]
-
 # Columns for any row.
 _PLENTY = 1000
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["html_page"]
-
 _TEMPLATE = "document.html"
 _PNG = b"\x89PNG"
 # What a page has no use for: all before the SVG itself (a declaration, a document type) and its metadata.

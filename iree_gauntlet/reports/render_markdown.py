@@ -29,7 +29,6 @@ from iree_gauntlet.figures import STYLES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["code", "escape", "fenced", "markdown", "shortened", "table"]
 
 _LONGEST = 1000
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.document import Document
 
-__all__ = ["STEP_SUMMARY_LIMIT", "Reports", "append_step_summary", "write_report"]
 
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 # GitHub refuses a step's summary above 1 MiB as a whole:

@@ -32,18 +32,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.document import Document
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = [
-    "Summary",
-    "job_summary",
-    "job_summary_json",
-    "job_summary_markdown",
-    "reports_of_run",
-    "run_reports",
-    "write_job_summary",
-]
 
 _REPORT_NAMES = ("junit.xml", "summary.md", "summary.html", "summary.json")
-JOB_SUMMARY_NAMES = ("job_summary.md", "job_summary.json")
+_JOB_SUMMARY_NAMES = ("job_summary.md", "job_summary.json")
 _DIALECT = "torch-models"
 _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
@@ -75,7 +66,7 @@ def run_reports(run_dir: Path) -> Reports:
 def reports_of_run(outcome: RunOutcome) -> Reports:
     """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested."""
     summary = job_summary(outcome)
-    names = (*_REPORT_NAMES, *(JOB_SUMMARY_NAMES if summary else ()))
+    names = (*_REPORT_NAMES, *(_JOB_SUMMARY_NAMES if summary else ()))
 
     def contents() -> Iterator[str]:
         with _uncollected():
@@ -122,7 +113,7 @@ def write_job_summary(run_dir: Path, folder: Path) -> None:
     """
     outcome = outcome_of(read_journal(run_dir / JOURNAL))
     if summary := job_summary(outcome):
-        for name, content in zip(JOB_SUMMARY_NAMES, _job_summary(summary, outcome), strict=True):
+        for name, content in zip(_JOB_SUMMARY_NAMES, _job_summary(summary, outcome), strict=True):
             write_report(folder / name, content, run_dir)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.records.step_outcome import StepOutcome
 
-__all__ = ["run_document"]
 
 # What files hold at most, and what of it a terminal shows.
 _MOST_FAILURES, _SHOWN_FAILURES = 200, 20

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.records.step_outcome import StepOutcome
     from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
-__all__ = ["SCHEMA", "summary_json"]
 
 SCHEMA = 1
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))

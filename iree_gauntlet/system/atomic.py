@@ -11,8 +11,6 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_atomic"]
-
 _NEW_FILE_MODE = 0o666
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LockFile", "file_lock", "take_lock"]
 
 _POLL_SECONDS = 0.05
 # Shared holders add their id to the file; beyond this it starts afresh (ids serve messages alone).

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Answer", "run_short"]
 
 # How long the pipes of a killed program may stay open: a process stuck in a driver survives SIGKILL.
 _PATIENCE_SECONDS = 2.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["signal_name"]
-
 
 def signal_name(number: int) -> str:
     """A signal's name; empty for 0."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TAIL_LINES", "Tail", "clean_line", "read_tail"]
 
 TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.progress import Progress
 
-__all__ = ["bench"]
 
 _MODELS = "specs/models"
 _COLUMNS = (

@@ -15,8 +15,6 @@ from iree_gauntlet.upkeep.upkeep_requests import CollectRequest, LockRequest, Ve
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["cache_collection"]
-
 
 @gauntlet_task(
     "list",

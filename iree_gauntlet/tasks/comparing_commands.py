@@ -13,7 +13,6 @@ from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, gauntlet
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["bisect_task", "compare_task", "matrix_task"]
 
 _SIDES = options_of(ToolchainRequest, "iree_compiler", "iree_runtime")
 _TIMEOUTS = tuple(option.name for option in RUNNING if option.name.startswith("timeout_"))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["doctor"]
 
 _WATCH_SECONDS = 0.2
 

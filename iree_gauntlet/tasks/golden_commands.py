@@ -14,7 +14,6 @@ from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest, GoldenUpdate
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["golden_collection", "xfail_collection"]
 
 _FETCHING = options_of(NetworkRequest)
 # Of those that run something, what a run that is made again wants to know.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.tolerance_flags import FlagFinding
     from iree_gauntlet.steps import Step
 
-__all__ = ["lint", "list_cases", "show_plan"]
-
 
 @contextmanager
 def _uncollected() -> Iterator[None]:

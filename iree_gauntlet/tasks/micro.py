@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 
-__all__ = ["micro"]
-
 
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:
     """Measures the points of a configuration, or lists what a configuration can name.

@@ -12,8 +12,6 @@ from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["BENCH_OPTIONS", "bench_task", "micro_task"]
-
 
 def _option(option: BenchOption) -> Option:
     """As Invoke has it: it knows one letter as a short name; longer ones (-df) are spelled out before it sees them."""

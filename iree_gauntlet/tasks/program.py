@@ -49,7 +49,6 @@ from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_coll
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["main", "namespace"]
 
 # The sharktank programs' own defaults, so that their command lines mean the same here.
 _THRESHOLD = Defaults(model="sdxl", targets=("cpu", "rocm"), sku="mi300")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["report"]
-
 _LATEST = "latest"
 
 

@@ -12,8 +12,6 @@ from iree_gauntlet.tasks.task_options import gauntlet_task
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["report_task", "shard_collection"]
-
 
 @gauntlet_task(
     "report",

@@ -28,20 +28,6 @@ from iree_gauntlet.requests import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "BATCH",
-    "CACHE",
-    "FORMAT",
-    "RUNNING",
-    "SELECTION",
-    "SHARD",
-    "TOOLCHAIN",
-    "GauntletTask",
-    "ended",
-    "gauntlet_task",
-    "with_defaults",
-]
-
 
 SELECTION = options_of(SelectionRequest)
 

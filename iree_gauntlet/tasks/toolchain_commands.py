@@ -13,7 +13,6 @@ from iree_gauntlet.tasks.task_options import CACHE, FORMAT, TOOLCHAIN, gauntlet_
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode
 
-__all__ = ["TAKES_SEVERAL", "toolchain_collection"]
 
 # Invoke fills a positional argument with one word: these take several.
 TAKES_SEVERAL = frozenset({"toolchain.install", "toolchain.remove"})

@@ -34,7 +34,6 @@ from iree_gauntlet.toolchains.toolchain import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["BuildTree", "compiler_of", "runtime_of"]
 
 _TOOLS = ("tools", "iree/tools", "bin")
 _BINDINGS = (

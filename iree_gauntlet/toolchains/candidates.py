@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.find import Place
 
-__all__ = ["Candidate", "candidates_among", "candidates_between", "versions_between"]
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._+-]+")
 _LONGEST_LABEL = 60
@@ -63,12 +62,12 @@ def candidates_between(good: str, bad: str, place: Place, *, nightlies: bool) ->
         raise UsageError(f"--good and --bad are both {ends[0]}", "Name two releases.")
     low, high = sorted(ends)
     nightlies = nightlies or low.is_prerelease or high.is_prerelease
-    inside = versions_between(low, high, place, nightlies=nightlies)
+    inside = _versions_between(low, high, place, nightlies=nightlies)
     row = tuple(Candidate(str(version), str(version)) for version in (low, *inside, high))
     return row, ends[0] == low
 
 
-def versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
+def _versions_between(low: Version, high: Version, place: Place, *, nightlies: bool) -> list[Version]:
     """Versions of IREE between two, without those, rising: what both the compiler and the runtime have.
 
     Args:

@@ -13,9 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from iree_gauntlet.errors import UsageError
 
-__all__ = ["FORMS", "Choice", "ChoiceKind", "parse_choice"]
-
-FORMS = (
+_FORMS = (
     "installed, a release (3.12.0), a range ('>=3.9,<3.12'), nightly, a nightly's version (3.14.0rc20261120), "
     "wheels:DIR, venv:DIR, build:DIR, path"
 )
@@ -102,7 +100,7 @@ def _guess(text: str) -> str:
             return f"{text} is a virtual environment: write venv:{text}."
         if any(folder.glob("*.whl")):
             return f"{text} holds wheels: write wheels:{text}."
-        return f"Write build:{text} for a source build. Known: {FORMS}."
+        return f"Write build:{text} for a source build. Known: {_FORMS}."
     near = difflib.get_close_matches(text.partition(":")[0], [*_WORDS, *_FOLDERS], n=1)
     meant = f"Did you mean {near[0]}{':' if near[0] in _FOLDERS else ''}? " if near else ""
-    return f"{meant}Known: {FORMS}."
+    return f"{meant}Known: {_FORMS}."

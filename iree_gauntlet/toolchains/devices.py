@@ -13,7 +13,6 @@ from iree_gauntlet.toolchains.probe import ask
 if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["Availability", "Driver", "compile_backends", "device_available", "devices", "drivers"]
 
 # Listing starts the drivers of every vendor, and a sick one hangs.
 _TIMEOUT_SECONDS = 20.0

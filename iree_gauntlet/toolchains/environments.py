@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.installer import Installer, Sources
 
-__all__ = ["SEAL", "Environment", "Environments", "Recipe", "environment_tag", "inspect"]
 
 SEAL = "gauntlet-environment.json"
 _FORMAT = 1

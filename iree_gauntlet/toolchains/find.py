@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-__all__ = ["Place", "environment_for", "find_toolchain"]
-
 _COMPILER_TOOLS = (COMPILE,)
 _RUNTIME_TOOLS = (RUN_MODULE, BENCHMARK_MODULE)
 

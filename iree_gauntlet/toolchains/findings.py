@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["Finding", "diagnose"]
-
 _GIB = 2**30
 _LOW_DISK_BYTES = 5 * _GIB
 # Target, backend of the compiler, driver of the runtime.

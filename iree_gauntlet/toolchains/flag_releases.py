@@ -15,7 +15,6 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["COMPARED_RELEASES", "releases_with"]
 
 COMPARED_RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
 

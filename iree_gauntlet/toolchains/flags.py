@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Flag", "FlagSet", "parse_compiler_help", "parse_runtime_help", "split_flags"]
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
 # `  --flag`; six spaces where several flags set one value. Descriptions continue far to the right.

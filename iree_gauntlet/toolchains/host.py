@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["HostCpu", "compiler_host_cpu", "host_cpu", "host_identity", "means_host", "parse_cpuinfo"]
 
 _HOST_FLAGS = frozenset({"iree-llvmcpu-target-cpu", "iree-llvmcpu-target-cpu-features"})
 _TIMEOUT_SECONDS = 30.0

@@ -22,7 +22,6 @@ from iree_gauntlet.toolchains.wheels import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["IMPORTER", "compiler_on", "find_installed", "runtime_on", "site_packages_of"]
 
 # Run as a module, it imports ONNX programs.
 IMPORTER = "iree.compiler.tools.import_onnx"

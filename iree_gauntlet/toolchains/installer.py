@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 
-__all__ = ["Installer", "Sources"]
-
 _ASK_SECONDS = 180.0
 _GRACE_SECONDS = 5.0
 _TAIL_LINES = 12

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["KnownFlags", "flag_complaints", "known_flags"]
-
 # To be raised whenever the parsers change what they find.
 _FORMAT = 1
 _TIMEOUT_SECONDS = 60.0

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["ask"]
-
-
 def ask(argv: Sequence[str], *, timeout: float, stdin: str = "") -> Answer:
     """Run a tool to its end.
 

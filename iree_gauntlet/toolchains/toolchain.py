@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "BENCHMARK_MODULE",
-    "COMPILE",
-    "RUN_MODULE",
-    "UNKNOWN_VERSION",
-    "Compiler",
-    "Runtime",
-    "Toolchain",
-    "identity_of",
-]
 
 # Names of the tools, as IREE's documentation and our messages spell them.
 COMPILE = "iree-compile"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.settings import Configuration
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
-__all__ = ["chosen", "toolchain_place"]
 
 _VARIABLE = "IREE_GAUNTLET_IREE"
 

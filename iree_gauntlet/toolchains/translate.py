@@ -16,7 +16,6 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["RENAMED", "Translation", "UnknownFlag", "translate"]
 
 _HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # The ROCm backend's flags were named after HIP, its driver.

@@ -17,15 +17,6 @@ from iree_gauntlet.toolchains.toolchain import identity_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "COMPILER_WHEEL",
-    "RUNTIME_WHEEL",
-    "Wheel",
-    "WheelKind",
-    "executable_of",
-    "find_wheel",
-    "optional_executable_of",
-]
 
 _WINDOWS = os.name == "nt"
 

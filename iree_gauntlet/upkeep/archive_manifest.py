@@ -24,15 +24,6 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "LONGEST_MANIFEST",
-    "MANIFEST_FILE",
-    "Packed",
-    "PackedKind",
-    "manifest_bytes",
-    "member_name",
-    "read_manifest",
-]
 
 MANIFEST_FILE = "manifest.json"
 # At some 300 bytes a file, far more than any suite has.

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.steps import Step
 
-__all__ = ["export_cache", "import_cache"]
 
 _SHOWN_PROBLEMS = 20
 

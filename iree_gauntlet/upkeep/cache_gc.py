@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest
 
-__all__ = ["collect_garbage"]
-
 
 def collect_garbage(asked: CollectRequest) -> ExitCode:
     """Shows what would go, and deletes it with `--delete`.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.settings import Configuration
 
-__all__ = ["list_cache", "where"]
 
 _SCHEMA = 1
 

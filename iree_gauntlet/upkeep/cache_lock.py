@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Fetched
     from iree_gauntlet.upkeep.upkeep_requests import LockRequest
 
-__all__ = ["lock_hashes", "plan_relock", "registry_text", "write_registry"]
 
 # Also behind a flag's name: `--parameters=model=https://…`.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.progress import Progress
 
-__all__ = ["CachePlace", "age_text", "open_cache", "refusals_explained"]
 
 # A folder in which something was fetched or compiled has at least one of these.
 _MARKS = ("locks", "verified", "leases", "modules/making", "modules/by-name")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.reports.live.painter import Painter
     from iree_gauntlet.upkeep.upkeep_requests import VerifyRequest
 
-__all__ = ["verify"]
 
 _CHECKED = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
 # Hashing leaves Python's lock alone, so that threads help; beyond a few the disk is what one waits for.

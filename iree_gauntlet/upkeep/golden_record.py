@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.requests import RunRequest, SelectionRequest
 
-__all__ = ["record", "sensitivity"]
 
 _RECORDER = str(Path(iree_side.__file__).with_name("record_golden.py"))
 _MOST_SHOWN = 10

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 
-__all__ = ["show"]
 
 _SCHEMA = 1
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
 
-__all__ = ["update"]
 
 _COMPILER_FIELD = "golden_compiler"
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.toolchains.environments import Environment
 
-__all__ = ["install", "list_toolchains", "remove", "show"]
 
 _INSTALLABLE = (ChoiceKind.RELEASE, ChoiceKind.RANGE, ChoiceKind.NIGHTLY, ChoiceKind.WHEELS)
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.dialects.op_configs import SuiteConfig
     from iree_gauntlet.results import Result
 
-__all__ = ["config_changes", "is_operator_run", "short_reason"]
 
 # Folder of a run that holds the runs which were made to see whether it comes out the same again.
 _AGAIN = "again"
@@ -79,7 +78,7 @@ def config_changes(
     """
     asked = asked_for(run)
     release = release_of(str(record.runs[-1].get("toolchain", {}).get("compiler", "")))
-    candidates = _candidates(found_in(record), listed_cases(asked, suite), release)
+    candidates = _candidates(_found_in(record), _listed_cases(asked, suite), release)
     if count < 0:
         raise UsageError(f"--rerun {count}: expected how often to run again", "0 trusts the run.")
     if candidates and count:
@@ -105,7 +104,7 @@ def _candidates(found: Mapping[str, Found], listed: Mapping[str, Listed], releas
         elif outcome.unjudged:
             sys.stderr.write(f"not added {case.entry}: {outcome.unjudged}\n")
         else:
-            changes, words = changes_of(case, outcome, release)
+            changes, words = _changes_of(case, outcome, release)
             if changes:
                 candidates[chain] = _Candidate(case, outcome, changes, words)
     return candidates
@@ -172,7 +171,7 @@ def _run_again(
             f"{shown(run)} was run with another IREE than the one that is here now",
             "Give that IREE with --iree, or --rerun 0 to trust the run.",
         )
-    return found_in(again)
+    return _found_in(again)
 
 
 def _file_change(path: Path, changes: Sequence[Removal | Addition]) -> FileChange:
@@ -236,7 +235,7 @@ def is_operator_run(record: JournalRecord) -> bool:
     return any(step["dialect"] == DIALECT for step in record.steps)
 
 
-def found_in(record: JournalRecord) -> dict[str, Found]:
+def _found_in(record: JournalRecord) -> dict[str, Found]:
     """The result of each case of operator suites, by chain."""
     chains: dict[str, list[dict[str, Any]]] = {}
     for step in record.steps:
@@ -280,7 +279,7 @@ def _crashed(result: Result) -> bool:
     return replace(result, disk_full=full, out_of_memory=short).crashed
 
 
-def listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
+def _listed_cases(asked: Asked, suite: Path | None) -> dict[str, Listed]:
     """The cases that a run was asked for as their configs have them now, by chain.
 
     Args:
@@ -327,7 +326,7 @@ def _is_prefixed(config: SuiteConfig) -> bool:
     return any(entry.startswith("generated/") for entry in entries)
 
 
-def changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
+def _changes_of(listed: Listed, found: Found, release: str) -> tuple[list[Removal | Addition], str]:
     """What a case's lists are to become, and what is done in a few words; nothing where they are right.
 
     Args:

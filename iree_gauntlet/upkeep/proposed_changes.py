@@ -16,8 +16,6 @@ from iree_gauntlet.system.atomic import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FileChange", "hand_out"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileChange:

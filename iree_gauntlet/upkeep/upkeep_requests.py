@@ -7,15 +7,6 @@ from dataclasses import dataclass
 from iree_gauntlet.option import option
 from iree_gauntlet.requests import CacheRequest, FormatRequest
 
-__all__ = [
-    "CollectRequest",
-    "GoldenShowRequest",
-    "GoldenUpdateRequest",
-    "LockRequest",
-    "VerifyRequest",
-    "XfailUpdateRequest",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest(CacheRequest):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import RunRequest
     from iree_gauntlet.upkeep.upkeep_requests import XfailUpdateRequest
 
-__all__ = ["update", "with_expected_failures"]
 
 # The result of a broken golden belongs into the golden, not into a list of failures.
 _STAGES = (Stage.IMPORT, Stage.COMPILE, Stage.THRESHOLD)

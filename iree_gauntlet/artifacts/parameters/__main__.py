@@ -12,8 +12,6 @@ from iree_gauntlet.artifacts.parameters.parameter import parameters_in_scope
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent
 from iree_gauntlet.errors import GauntletError
 
-__all__ = ["build_parser", "main"]
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""

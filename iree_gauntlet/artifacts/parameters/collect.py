@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.parameters.reference import Reference
 
-__all__ = ["collect_parameters"]
 
 _CHUNK = 1 << 20
 _ELIDED = 16  # elements, or characters of a resource; a reference is neither

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["write_archive"]
-
 _HEADER = struct.Struct("<4sHHQQQ QQQQQQQ")  # magic … flags, entry count, three segments
 _ENTRY = struct.Struct("<QIQ QQ QQ Q")  # size, type, flags, name, metadata, alignment
 _SPLAT = struct.Struct("<Q16sB")  # length, pattern, pattern's length

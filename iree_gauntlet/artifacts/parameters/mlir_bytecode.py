@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.artifacts.parameters.reference import Reference
 
-__all__ = ["MAGIC", "UnknownEncodingError", "references_in_bytecode"]
 
 MAGIC = b"ML\xefR"
 

@@ -18,7 +18,6 @@ from iree_gauntlet.artifacts.parameters.reference import MalformedReferenceError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MARKER", "references_in_text"]
 
 MARKER = b"parameter.named<"
 _PREFIX = re.compile(rb"#(?:stream|flow)([.<])\Z")

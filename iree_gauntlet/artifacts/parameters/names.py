@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["PARAMETERS_FORMAT", "archive_name"]
-
 # A new number disowns every archive that was made before: values of a seed, or the layout, have changed.
 PARAMETERS_FORMAT = 1
 

@@ -17,7 +17,6 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ElementType", "Kind", "Parameter", "ParameterError", "element_type", "parameters_in_scope"]
 
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 

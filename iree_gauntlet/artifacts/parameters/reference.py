@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["MalformedReferenceError", "Reference", "read_reference"]
-
 _BLANK = re.compile(rb"(?:[ \t\r\n]+|//[^\n]*(?:\n|\Z))*")
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\["\\nt]|\\[0-9A-Fa-f]{2})*)"')
 _ESCAPE = re.compile(rb'\\(["\\nt]|[0-9A-Fa-f]{2})')

@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["DEVIATION", "RandomContent", "SplatContent", "quantiles", "random_bytes", "splat_pattern"]
-
 DEVIATION = 0.01
 
 _SCHEME = b"iree-gauntlet parameter %d" % PARAMETERS_FORMAT
 _WORD_BYTES = 8
 _PIECE = 1 << 15  # words of the stream a piece: some 2 MB with all that is made of them
-TABLE_SIZE = 1 << 16
+_TABLE_SIZE = 1 << 16
 _LOG_DIGITS = 25  # of the logarithm before it is rounded to binary64
 _CENTRE = 0.425
 _FAR = 5.0
@@ -219,7 +217,7 @@ def quantiles() -> NDArray[np.float64]:
     The farthest is 4.32 deviations from the mean; their own deviation is 0.99999.
     """
     # q = 1/2 - p for the lower half; all of it is exact in binary64.
-    distance = (np.arange(TABLE_SIZE // 2, dtype=np.float64) * 2.0 + 1.0) / (2.0 * TABLE_SIZE)
+    distance = (np.arange(_TABLE_SIZE // 2, dtype=np.float64) * 2.0 + 1.0) / (2.0 * _TABLE_SIZE)
     upper = np.empty_like(distance)
     centre = distance <= _CENTRE
     near = distance[centre]

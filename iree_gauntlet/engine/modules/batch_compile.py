@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
     from iree_gauntlet.steps import Step
 
-__all__ = ["BatchCompiler", "BatchPlace", "place_of"]
 
 _RECORD = "batch.json"
 # What an entry of the cache holds at most.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["BATCH_MODEL", "Batched", "batch_ingredients", "flags_of", "with_batches"]
 
 # What stands for the model in the name of a batch.
 BATCH_MODEL = "batch"
@@ -94,7 +93,7 @@ def _names_files(step: Step) -> bool:
     return any("/" in value and not value.startswith("/") for value in values)
 
 
-def batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:
+def _batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:
     """What the modules of a batch depend on."""
     keys = [make_key(dict(step.cache.ingredients)) for step in members]
     return {"kind": "batch 1", "members": join_flags(keys), "flags": join_flags(flags)}
@@ -119,6 +118,6 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
         timeout=first.timeout,
         origin=first.origin,
         inputs=tuple(StepInput("program", item.path, item.url, item.sha256) for item in programs),
-        cache=CacheLookup(ingredients=tuple(batch_ingredients(members, flags).items())),
+        cache=CacheLookup(ingredients=tuple(_batch_ingredients(members, flags).items())),
         notes=(f"{len(members)} cases as one module: {first.id} to {members[-1].id}",),
     )

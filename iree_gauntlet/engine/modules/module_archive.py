@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-__all__ = ["pack", "packed_bytes", "unpack"]
 
 # Most of it are the compiler's warnings, of which 64 KiB are kept, and flags.
 _LONGEST_ENTRY_FILE = 4 << 20

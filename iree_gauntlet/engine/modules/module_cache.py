@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
-__all__ = ["Entry", "EntryGoneError", "Lookup", "ModuleCache", "Publication"]
 
 _LOCK_POLL_SECONDS = 0.05
 # From this size on, that a file was hashed is kept on disk. To read such a stamp costs as much as to hash 50 kB;

@@ -9,17 +9,6 @@ from typing import Any
 
 from iree_gauntlet.engine.modules.module_key import canonical_json, make_key
 
-__all__ = [
-    "ENTRY_FILE",
-    "ENTRY_FORMAT",
-    "DamageError",
-    "is_key",
-    "is_role",
-    "open_foreign",
-    "open_sealed",
-    "sealed",
-]
-
 ENTRY_FORMAT = 1
 ENTRY_FILE = "entry.json"
 

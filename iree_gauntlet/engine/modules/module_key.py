@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["canonical_json", "describe_changes", "flag_ingredients", "join_flags", "make_key"]
 
 # A new number disowns every entry made before.
 _KEY_FORMAT = 1

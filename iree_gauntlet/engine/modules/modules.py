@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.steps import Step
 
-__all__ = ["ModuleMaker", "dispatch_count", "is_edited", "read_statistics"]
 
 # Bytes of compiler output that are kept with a module, so that a cached compile reports the same warnings.
 _MOST_DIAGNOSTICS = 64 * 1024

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.modules.module_cache import Entry, ModuleCache
     from iree_gauntlet.settings import Configuration
 
-__all__ = ["Found", "SharedModules", "shared_modules"]
 
 _LAYOUT = "v1"
 _FILE = "file://"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["BatchJob", "CompileJob", "CompileServer", "served"]
 
 _SCRIPT = Path(iree_side.__file__).with_name("compile_server.py")
 _GRACE_SECONDS = 2.0

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["EXIT_DEFECT", "EXIT_UNWRITABLE", "blamed_programs", "outcome_of"]
 
 # What `workers/iree_side/compile_child.py` exits with where it is not the compiler that failed.
 EXIT_DEFECT = 70

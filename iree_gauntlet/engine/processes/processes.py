@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Command, Step
 
-__all__ = ["Processes", "is_plain_path"]
 
 # Bytes of a log that are looked through for the first error.
 _MOST_LOG = 1 << 20

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Report", "Request", "main"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 # How often a group is looked at whose leader is gone while members live on.

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-__all__ = ["RunAnswer", "RunJob", "RunServers", "RunVerdict"]
 
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_SECONDS = 120.0

@@ -28,7 +28,6 @@ from iree_gauntlet.workers import iree_side
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RunWorker"]
 
 _SCRIPT = Path(iree_side.__file__).resolve().with_name("run_server.py")
 _LAST_WORDS_SECONDS = 10.0

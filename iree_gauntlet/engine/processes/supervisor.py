@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.steps import Command
 
-__all__ = ["Outcome", "Supervisor", "disk_full", "shell_line"]
 
 _GRACE_SECONDS = 2.0
 _KILL_PATIENCE_SECONDS = 15.0

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.session import Session
 
-__all__ = [
-    "AB",
-    "CONTROL",
-    "BlockTaker",
-    "Evidence",
-    "Pair",
-    "PairEvidence",
-    "PlannedBlock",
-    "evidence_of",
-    "seed_of",
-]
 
 # Kinds of blocks: B against A, and A against itself.
 AB = "ab"

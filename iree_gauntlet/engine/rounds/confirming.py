@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.statistics.rounds import Round
     from iree_gauntlet.steps import Step
 
-__all__ = ["CONFIRM_SECONDS", "ConfirmRules", "Confirmed", "confirm_rules", "confirm_time"]
 
-CONFIRM_SECONDS = 300.0
+_CONFIRM_SECONDS = 300.0
 _ALPHA = 0.01
 _MOST_ROUNDS = 26
 # Rounds that may be replaced for a disturbance, beyond one for each that counts.
@@ -67,7 +66,7 @@ class Confirmed:
     tool_seconds: float
 
 
-def confirm_rules(budget: float = CONFIRM_SECONDS, *, replace_disturbed: bool = True) -> ConfirmRules:
+def confirm_rules(budget: float = _CONFIRM_SECONDS, *, replace_disturbed: bool = True) -> ConfirmRules:
     """The rules of a run.
 
     Args:

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = [
-    "LOCKS_VARIABLE",
-    "LockFolder",
-    "MachineLocks",
-    "WaitCancelledError",
-    "lock_facts",
-    "lock_folder",
-    "machine_locks",
-    "require_lock_folder",
-]
 
 LOCKS_VARIABLE = "IREE_GAUNTLET_LOCKS"
 # As long as the longest benchmark of another run may take.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.engine.rounds.machine_lock import MachineLocks
 
-__all__ = ["QuietStretch"]
 
 _STRETCH_SECONDS = 0.5
 

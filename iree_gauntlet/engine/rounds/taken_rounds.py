@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.processes import Processes
     from iree_gauntlet.steps import Command, Step
 
-__all__ = [
-    "Measurement",
-    "RoundSettings",
-    "TakenRound",
-    "as_written",
-    "compile_round",
-    "gpu_of",
-    "parse_cpus",
-    "pinned",
-    "take_round",
-    "timed",
-]
 
 _TIMING_FLAGS = (
     "--benchmark_repetitions",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
-__all__ = ["Confirmation", "confirm_breach"]
-
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:

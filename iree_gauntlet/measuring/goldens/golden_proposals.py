@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Result
 
-__all__ = ["Evidence", "Proposal", "collect_evidence", "propose"]
 
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _DIGITS = 3

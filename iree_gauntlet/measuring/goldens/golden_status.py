@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.journal_format import JournalRecord
     from iree_gauntlet.results import Check, Result
 
-__all__ = ["Standing", "Verdict", "golden_standings"]
 
 # A golden of which less than this is used guards nothing any more.
 _LOOSE = 0.5

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["check_figure", "check_time", "describe", "release_of"]
-
 _UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _TITLES = {Metric.TIME_MS: "time", Metric.DISPATCH_COUNT: "dispatch count", Metric.BINARY_SIZE_BYTES: "size"}
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-__all__ = ["CpuTimes", "CpuUse", "cpu_use", "read_cpu_times"]
 
 _TICKS_PER_SECOND = 100
 # Each of the counters that are told apart (work, idle, stolen) may be a tick off.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 
-__all__ = ["Limits", "RoundState", "RoundWatch"]
-
 _ROOT = Path("/")
 _MIB = 1 << 20
 _ASKED_CPUS = 16

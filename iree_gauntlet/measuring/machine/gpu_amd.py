@@ -17,7 +17,6 @@ from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown, ToolAn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["read_amd_smi", "read_rocm_smi"]
 
 # Of each: the name in `<name>_violation_status` and `<name>_accumulated`.
 _VIOLATIONS = {

@@ -16,7 +16,6 @@ from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown, ToolAn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["read_nvidia"]
 
 _FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
 _COUNTERS = {

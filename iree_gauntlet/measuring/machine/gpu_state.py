@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["GpuState", "Slowdown", "ToolAnswerError", "number_of"]
-
 
 class ToolAnswerError(Exception):
     """A vendor's tool did not answer, or nothing that can be read; the text continues after the tool's name."""

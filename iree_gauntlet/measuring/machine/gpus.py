@@ -22,7 +22,6 @@ from iree_gauntlet.system.short_process import run_short
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["ANY_GPU", "GpuReading", "asked_gpus", "is_gpu", "read_gpus"]
 
 # In place of a device's name: whatever GPUs there are.
 ANY_GPU = "gpu"

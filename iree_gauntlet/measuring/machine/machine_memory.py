@@ -11,8 +11,6 @@ import psutil
 
 from iree_gauntlet.measuring.machine.machine_sensors import asked_elsewhere, read_text
 
-__all__ = ["free_memory", "total_memory", "used_swap"]
-
 _ROOT = Path("/")
 _KIB = 1024
 

@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-__all__ = [
-    "asked_elsewhere",
-    "cpu_model",
-    "cpu_numbers",
-    "cpu_temperature",
-    "cpu_texts",
-    "cpus_there",
-    "flag",
-    "load_averages",
-    "memory_limits",
-    "on_battery",
-    "read_text",
-    "turbo",
-    "usable_cores",
-]
 
 # Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")

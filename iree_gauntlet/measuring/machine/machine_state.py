@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.measuring.machine.gpus import GpuReading
 
-__all__ = ["CpuWatch", "MachineFacts", "MachineState", "benchmark_warnings", "machine_facts", "machine_state"]
 
 _ROOT = Path("/")
 _GIB = 1 << 30

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Tensor", "read_arguments", "read_npy", "read_output", "read_raw"]
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 20

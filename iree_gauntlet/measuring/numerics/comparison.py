@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.measuring.numerics.arrays import Tensor
     from iree_gauntlet.measuring.numerics.tolerances import Tolerances
 
-__all__ = ["compare_outputs"]
 
 _PIECE = 1 << 15
 

@@ -17,16 +17,6 @@ import numpy as np
 
 from iree_gauntlet.errors import GauntletError
 
-__all__ = [
-    "TensorError",
-    "TensorType",
-    "bit_count",
-    "is_float",
-    "is_integer",
-    "parse_tensor_type",
-    "storage_dtype",
-]
-
 # The types that NumPy can compute with. The rest is handled as bytes, as iree-run-module does.
 _DTYPES: dict[str, Any] = {
     "i1": np.bool_,

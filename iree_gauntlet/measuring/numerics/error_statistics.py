@@ -12,7 +12,6 @@ from iree_gauntlet.measuring.numerics.element_types import is_float, is_integer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ErrorStatistics"]
 
 # Looking a 16-bit float up is several times faster than NumPy's conversion of it.
 _TABLE_PAYS = 1 << 15

@@ -19,7 +19,6 @@ from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorTy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["parse_c_float", "parse_inline_values"]
 
 _TOKEN = re.compile(r"[^\s,\[\]]+")
 _INTEGER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0([0-7]*)|([1-9][0-9]*))(?:\.0*)?")

@@ -15,7 +15,6 @@ from iree_gauntlet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Tolerances", "parse_tolerances", "passes_everything"]
 
 _NUMBERS = {
     "expected_f16_threshold": "f16",

@@ -14,8 +14,6 @@ from typing import Any
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.results import MS_PER_UNIT, Samples
 
-__all__ = ["BenchmarkError", "parse_benchmark_rows"]
-
 
 class BenchmarkError(GauntletError):
     """Output of a benchmark from which no figure can be had."""

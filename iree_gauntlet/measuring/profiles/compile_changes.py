@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["CompileChange", "compile_changes"]
 
 _AGGREGATE = "stream-aggregate"
 _MODULE_SIZE = "module size"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
 
-__all__ = ["OUTSIDE", "DispatchChange", "DispatchChanges", "Match", "dispatch_changes"]
 
 # The kind of the row for what no dispatch accounts for.
 OUTSIDE = "outside"

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["DispatchName", "dispatch_name"]
-
 _DISPATCH = re.compile(r"(?P<function>.*?)(?:\$async)?_dispatch_(?P<number>\d+)(?:_(?P<work>.+))?")
 _ENCODING = re.compile(r"(?P<function>)_encoding_(?P<number>\d+)_(?P<work>.+)")
 # `256x256`, `4xD`: `D` stands for a dimension that is not known; the last may carry its type (`2xf32`).

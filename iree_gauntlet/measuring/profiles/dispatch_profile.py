@@ -18,7 +18,6 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DispatchProfile", "DispatchTime", "ProfileError", "merged", "parse_dispatch_events"]
 
 _HOST_EVENT = "host_dispatch_event"
 _DEVICE_EVENT = "dispatch_event"

@@ -22,7 +22,6 @@ from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["perfetto_trace"]
 
 _SCHEMA = "schema"
 _FORMAT = "ireeperf-jsonl"

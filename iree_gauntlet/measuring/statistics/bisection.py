@@ -19,7 +19,6 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Search", "Side", "is_nearer_to_bad", "is_same_value", "is_third_value", "most_tries"]
 
 # What lies within this share of the distance between good and bad from one of them is that one's value.
 _FITS = 0.25

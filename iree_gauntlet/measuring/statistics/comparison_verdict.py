@@ -40,19 +40,9 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
-__all__ = [
-    "DEFAULT_BAND",
-    "DEFAULT_LEAST",
-    "Comparison",
-    "Verdict",
-    "against_control",
-    "compare",
-    "compare_log_ratios",
-    "without_verdict",
-]
 
-DEFAULT_LEAST = 0.01
-DEFAULT_BAND = 0.03
+_DEFAULT_LEAST = 0.01
+_DEFAULT_BAND = 0.03
 
 
 class Verdict(StrEnum):
@@ -104,8 +94,8 @@ class Comparison:
 def compare(
     blocks: Sequence[Block],
     plan: SequentialPlan,
-    least: float = DEFAULT_LEAST,
-    band: float = DEFAULT_BAND,
+    least: float = _DEFAULT_LEAST,
+    band: float = _DEFAULT_BAND,
     location: Location = Location.MIN,
     allow: float | None = None,
 ) -> Comparison:
@@ -128,8 +118,8 @@ def compare(
 def compare_log_ratios(
     ratios: NDArray[np.float64],
     plan: SequentialPlan,
-    least: float = DEFAULT_LEAST,
-    band: float = DEFAULT_BAND,
+    least: float = _DEFAULT_LEAST,
+    band: float = _DEFAULT_BAND,
     allow: float | None = None,
 ) -> Comparison:
     """As `compare`, from the log ratio log(B/A) of each block.

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-__all__ = [
-    "DEFAULT_DISCOVERY_RATE",
-    "Dependence",
-    "GeometricMean",
-    "adjusted_p_values",
-    "control_discoveries",
-    "geometric_mean",
-    "student_quantile",
-]
-
 DEFAULT_DISCOVERY_RATE = 0.05
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.measuring.statistics.sequential import SequentialPlan
 
-__all__ = ["MOST_UNDECIDED", "Placing", "middle_of", "most_comparisons", "place"]
 
 # So many candidates may stay undecided before the search ends with a range.
 MOST_UNDECIDED = 2

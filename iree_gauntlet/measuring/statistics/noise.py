@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Recording", "blocks_from_rounds", "log_ratios_from_rounds", "read_recording", "simulated_rounds"]
 
 _STRETCH = 20
 

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Interval",
-    "bootstrap_t_interval",
-    "log_ratios",
-    "rank_estimate",
-    "rank_interval",
-    "rank_p_above",
-    "sorted_walsh_averages",
-]
 
 _MAX_BLOCKS = 1000
 

@@ -19,8 +19,6 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Block", "BlockOrder", "EvidenceError", "Location", "Round", "block_orders"]
-
 
 class EvidenceError(GauntletError):
     """Times or settings from which no verdict can be had."""

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 
-__all__ = ["DEFAULT_ALPHA", "DEFAULT_MAX_BLOCKS", "FIRST_LOOK", "SequentialPlan", "sequential_plan"]
-
 DEFAULT_ALPHA = 0.01
 DEFAULT_MAX_BLOCKS = 40
 # Fewer cannot decide at a quarter of 1 %, the first look's share by default: 2/2⁹ = 0.4 %, 2/2¹⁰ = 0.2 %.
-FIRST_LOOK = 10
+_FIRST_LOOK = 10
 _GROWTH = 1.35
 
 
@@ -70,7 +68,7 @@ class SequentialPlan:
 
 
 def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_BLOCKS) -> SequentialPlan:
-    """Looks from `FIRST_LOOK` on, each a third later than the one before; α is spent in proportion to the blocks.
+    """Looks from `_FIRST_LOOK` on, each a third later than the one before; α is spent in proportion to the blocks.
 
     That is the spending function α(t) = α·t of Lan and DeMets, t the share of the blocks: an early look gets enough
     to stop a plain case. With a small rate or a large budget the first look is later, as one that cannot decide would
@@ -85,7 +83,7 @@ def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_
     """
     if max_blocks < 1:
         raise EvidenceError(f"a budget of {max_blocks} blocks, expected at least 1")
-    deciding = (look for look in range(FIRST_LOOK, max_blocks) if 2.0 ** (1 - look) <= alpha * look / max_blocks)
+    deciding = (look for look in range(_FIRST_LOOK, max_blocks) if 2.0 ** (1 - look) <= alpha * look / max_blocks)
     looks = [next(deciding, max_blocks)]
     while looks[-1] < max_blocks:
         later = math.ceil(looks[-1] * _GROWTH)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-__all__ = ["LiveProgress"]
-
 _MOST_STEPS = 8
 _MOST_FILES = 5
 _SHORTEST_NAME, _LONGEST_NAME = 12, 40

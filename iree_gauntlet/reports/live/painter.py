@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = ["CHECKING", "DOWNLOADING", "Painter"]
 
-DOWNLOADING = "downloading"
+_DOWNLOADING = "downloading"
 CHECKING = "checking"
 # Above this many steps only what did not come out as expected gets a line of its own: thousands of them would scroll
 # away what matters, and all are in the reports.
@@ -118,12 +117,12 @@ class Painter(Progress):
         """Show how far it is; one that was checked in vain begins again."""
         with self._lock:
             self._go_on(url)
-            task = self._file(DOWNLOADING, url)
+            task = self._file(_DOWNLOADING, url)
             if task is None or self._file(CHECKING, url) is not None:
                 self._forget(url)
                 resumed = done if done >= _RESUMED_BYTES else 0
                 self._urls.add(url)
-                self._add(DOWNLOADING, url, done, total, resumed)
+                self._add(_DOWNLOADING, url, done, total, resumed)
                 self._began(beginning_text(url, done, total, resumed=bool(resumed)), resumed=bool(resumed))
             elif done == 0 and task.completed:
                 self._files.reset(task.id, total=total, url=url, first=0, last=self._clock())
@@ -138,7 +137,7 @@ class Painter(Progress):
             if task is not None:
                 self._files.update(task.id, total=total, completed=done, last=self._clock())
                 return
-            arrived = self._file(DOWNLOADING, url)
+            arrived = self._file(_DOWNLOADING, url)
             if arrived is not None:
                 self._files.update(arrived.id, total=total, completed=total)
             self._urls.add(url)
@@ -147,10 +146,10 @@ class Painter(Progress):
     def download_finished(self, url: str) -> None:
         """Take it away; a line stays of one that has taken long."""
         with self._lock:
-            task = self._file(DOWNLOADING, url)
+            task = self._file(_DOWNLOADING, url)
             if task is not None and task.finished and task.total is not None:
                 # It stays in the sum of those that are still under way.
-                del self._ids[DOWNLOADING, url]
+                del self._ids[_DOWNLOADING, url]
                 self._files.update(task.id, visible=False)
                 new = task.total - task.fields["first"]
                 text = arrived_text(short_name(url, self._urls), task.total, new, task.finished_time or 0.0)
@@ -243,7 +242,7 @@ class Painter(Progress):
         self._show()
 
     def _forget(self, url: str) -> None:
-        for doing in (DOWNLOADING, CHECKING):
+        for doing in (_DOWNLOADING, CHECKING):
             task_id = self._ids.pop((doing, url), None)
             if task_id is not None:
                 self._files.remove_task(task_id)
@@ -257,10 +256,10 @@ class Painter(Progress):
         return [
             task
             for task in self._files.tasks
-            if task.visible and (task.description != DOWNLOADING or task.fields["url"] not in hashed)
+            if task.visible and (task.description != _DOWNLOADING or task.fields["url"] not in hashed)
         ]
 
     def _downloads(self) -> list[Task]:
         """All downloads since last nothing was under way; none where fewer than two are on their way."""
-        found = [task for task in self._files.tasks if task.description == DOWNLOADING]
+        found = [task for task in self._files.tasks if task.description == _DOWNLOADING]
         return found if sum(not task.finished for task in found) > 1 else []

@@ -15,7 +15,6 @@ from iree_gauntlet.reports.live.progress_text import file_text, short_name, toge
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PlainProgress"]
 
 _HEARTBEAT_SECONDS = 30.0
 _PACE_SECONDS = 10.0

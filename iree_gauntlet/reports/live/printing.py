@@ -11,7 +11,6 @@ import rich.console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["is_live", "printing", "write_text"]
 
 _PLAIN_WIDTH = 160
 

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.results import Result
 
-__all__ = [
-    "arrived_text",
-    "beginning_text",
-    "bytes_text",
-    "file_text",
-    "finished_text",
-    "is_worth_a_line",
-    "left_text",
-    "pace_text",
-    "short_name",
-    "speed_text",
-    "started_text",
-    "step_title",
-    "together_text",
-]
 
 _EXPECTED = ("passed", "xfailed", "skipped")
 # An arrival that took less is not worth a line of its own.

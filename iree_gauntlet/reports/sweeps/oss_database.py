@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
 
-__all__ = ["SPEEDUP", "oss_json", "oss_records"]
 
 SPEEDUP = "Fwd Speedup (x)"
 _BENCHMARK = "micro-benchmark api"

@@ -16,18 +16,6 @@ from iree_gauntlet.errors import GauntletError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "OssBenchmark",
-    "OssDependency",
-    "OssInput",
-    "OssMetric",
-    "OssModel",
-    "OssRecord",
-    "OssRunner",
-    "check_oss_records",
-    "fits_float32",
-    "oss_json_schema",
-]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 

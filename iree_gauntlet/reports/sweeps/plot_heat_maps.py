@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Row
 
-__all__ = ["grid_map", "is_grid", "overview_map"]
 
 _CELL_WIDTH, _CELL_HEIGHT = 0.52, 0.34
 _SCALE_WIDTH = 2.2

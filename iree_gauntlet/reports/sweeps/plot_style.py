@@ -12,18 +12,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-__all__ = [
-    "STATUS_MARKS",
-    "STYLE",
-    "WORD_COLOURS",
-    "colour_of",
-    "figure_of",
-    "ink_on",
-    "scale_limit",
-    "scale_ticks",
-    "text_width",
-    "tick_text",
-]
 
 # Of Okabe and Ito, "Color Universal Design" (2008): blue and vermilion stay apart in every kind of colour blindness.
 _BLUE = (0x00 / 255, 0x72 / 255, 0xB2 / 255)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, Side
 
-__all__ = ["CSV_COLUMNS", "csv_cells", "results_csv"]
 
 _TORCH_TYPES = {"f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 _SIDES = ("iree", "torch_eager", "torch_compile")

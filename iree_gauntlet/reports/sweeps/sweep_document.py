@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.reports.sweeps.sweep_plots import Plot
 
-__all__ = ["speedup_table", "sweep_document"]
 
 _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"

@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-__all__ = [
-    "LEGEND",
-    "NOT_MEASURED",
-    "UNREACHED",
-    "RecipeSummary",
-    "decibels",
-    "doubts",
-    "heading_facts",
-    "ratio_text",
-    "remarks",
-    "size_text",
-    "speedup_cell",
-    "summaries",
-    "time_text",
-    "times",
-]
-
 # What a ratio says, where it is not plain from its size.
 _MARKS = {"inconclusive": " ?", "same": " ="}
 _SIGNS = {"faster": "▲ ", "slower": "▼ "}

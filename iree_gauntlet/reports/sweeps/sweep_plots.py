@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-__all__ = ["Plot", "check_matplotlib", "draw_plots", "picture", "speedup_bars"]
-
 _PACKAGE = "matplotlib"
 _DOTS_PER_INCH = 144
 # Inches.

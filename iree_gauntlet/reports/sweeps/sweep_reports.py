@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.journal_format import JournalRecord
 
-__all__ = ["OSS_FILE", "check_output", "read_targets", "write_micro_reports"]
 
-OSS_FILE = "benchmark_results.json"
+_OSS_FILE = "benchmark_results.json"
 _NO_PLOTS = "no plots: matplotlib is not installed (pip install 'iree-gauntlet[plots]')"
 
 
@@ -55,7 +54,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         "results.md": markdown(document),
         "results.json": json.dumps({"header": header, "points": records}, indent=1) + "\n",
         "results.html": html_page(document),
-        OSS_FILE: oss,
+        _OSS_FILE: oss,
         **{f"{plot.name}.svg": plot.svg for plot in plots},
         **{f"{plot.name}.png": plot.png for plot in plots},
     }

@@ -16,7 +16,6 @@ from iree_gauntlet.cleaning import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Entry", "Ratio", "Row", "Side", "entries", "mean_ratio", "read_rows"]
 
 _BASELINE = "baseline"
 _TITLE = 100

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary
 
-__all__ = ["DETAIL_FILE", "become_child"]
 
 # In the private folder: what the child reports in addition to its exit code.
 DETAIL_FILE = "gauntlet-detail.json"

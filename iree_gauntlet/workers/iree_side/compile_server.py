@@ -53,8 +53,6 @@ from iree_gauntlet.workers.iree_side.compile_child import DETAIL_FILE, become_ch
 from iree_gauntlet.workers.iree_side.compiler_library import CompilerLibrary, LibraryMissingError, find_package
 from iree_gauntlet.workers.iree_side.merge_programs import import_bindings
 
-__all__ = ["main"]
-
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_PATIENCE_SECONDS = 15.0
 # How often a group is looked at whose leader is gone while members live on.

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["CompilerLibrary", "LibraryMissingError", "find_package"]
 
 _NAMES = {"Darwin": "libIREECompiler.dylib", "Windows": "IREECompiler.dll"}
 _NAME = "libIREECompiler.so"

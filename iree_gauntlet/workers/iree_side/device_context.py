@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Device", "Program", "device_memory"]
 
 # How torch and ONNX programs offer a function that does not wait: it takes two fences after its arguments.
 _ASYNC = "$async"

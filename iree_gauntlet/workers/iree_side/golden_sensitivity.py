@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["effect_of", "main"]
 
 FACTOR = 1.01
 _EXIT_INFERENCE_FAILED = 1

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["ImportFailedError", "InputError", "Shape", "imported_functions", "main", "parse_shape", "prepare"]
 
 Shape = tuple[int, ...]
 

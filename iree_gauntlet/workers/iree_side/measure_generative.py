@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Generation", "Generator", "generate", "measure", "most_likely", "overhead_us"]
 
 _OVERHEAD_TOKENS = 2000
 _NS_PER_MS = 1e6

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["MemoryWatch", "measure", "thinned"]
-
 _SELF = Path("/proc/self")
 _HIGH_WATER = re.compile(r"^VmHWM:\s*([0-9]+) kB$", re.MULTILINE)
 _SET_BACK = "5"

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Carry", "Context", "Loop", "measure", "overhead_us", "read_contexts", "run_loop"]
 
 _OVERHEAD_CALLS = 2000
 _NS_PER_MS = 1e6

@@ -40,7 +40,6 @@ from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["best_seconds", "copy_rate", "measure", "product_rate"]
 
 _FEWEST = 3
 

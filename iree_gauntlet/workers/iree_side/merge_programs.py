@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Merged", "import_bindings", "merge_programs"]
 
 _DIALECTS = "iree.compiler.dialects"
 _PRIVATE = '"private"'

@@ -12,10 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TOLERANT_TYPES", "close_values", "same_values"]
 
 # Types whose values may differ; all others are compared by their bytes.
-TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
+_TOLERANT_TYPES = ("f16", "f32", "f64", "bf16")
 
 _PIECE = 1 << 15
 
@@ -38,7 +37,7 @@ def same_values(
     mine, wanted = actual.reshape(-1), expected.reshape(-1)
     if np.array_equal(mine.view(np.uint8), wanted.view(np.uint8)):
         return True, 0.0
-    if limits is None or element_type not in TOLERANT_TYPES:
+    if limits is None or element_type not in _TOLERANT_TYPES:
         return False, None
     passed, largest = True, None
     with np.errstate(all="ignore"):

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "ELEMENT_TYPES",
-    "PlanError",
-    "answer_plan",
-    "array_bits",
-    "host_type",
-    "read_arrays",
-    "timed_calls",
-    "write_arrays",
-]
 
 _EXIT_RUNTIME_FAILED = 1
 _EXIT_USAGE = 2

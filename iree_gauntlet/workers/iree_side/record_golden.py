@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["InferenceFailedError", "RefusedError", "check_output", "check_outputs", "load_array", "main", "run_model"]
 
 _EXIT_INFERENCE_FAILED = 1
 _EXIT_REFUSED = 2

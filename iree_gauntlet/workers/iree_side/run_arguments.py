@@ -21,7 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ELEMENT_TYPES", "TYPE_NAMES", "UnsupportedError", "Value", "byte_count", "read_value", "storage_of"]
 
 # IREE's number of an element type is its numerical type in the highest byte and its bits in the lowest
 # (IREE_HAL_ELEMENT_TYPE_VALUE in runtime/src/iree/hal/buffer_view.h); with it the NumPy type that holds its bits.

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["main", "make_inputs"]
 
 _EXIT_INFERENCE_FAILED = 1
 _EXIT_REFUSED = 2

@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["RunServer", "serve"]
-
 _LONGEST_MESSAGE = 2000
 # The path in front of IREE's status: `Error invoking function: c/runtime/src/iree/vm/list.c:103: INVALID_ARGUMENT; …`.
 _SOURCE = re.compile(r"^.*?\S+\.(?:c|cc|cpp|h|inl):\d+: ")
