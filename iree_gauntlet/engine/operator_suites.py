@@ -209,7 +209,6 @@ def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path,
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return Batched(tuple(steps), {})
-    from iree_gauntlet.engine.operator_suites import _is_small  # noqa: PLC0415 - other runs do without
 
     if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
