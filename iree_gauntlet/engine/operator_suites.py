@@ -20,9 +20,11 @@ from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.engine.modules.batch_compile import BatchCompiler, place_of, with_function
 from iree_gauntlet.engine.modules.batches import Batched, with_batches
+from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
 from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
-from iree_gauntlet.engine.processes.processes import Processes
+from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
+from iree_gauntlet.engine.processes.run_client import RunServers
 from iree_gauntlet.engine.served_threshold import check_served_threshold
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.measuring.machine.machine_memory import total_memory
@@ -30,8 +32,6 @@ from iree_gauntlet.measuring.machine.machine_memory import total_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.engine.modules.modules import ModuleMaker
-    from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.engine.processes.supervisor import Outcome, Supervisor
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.engine.workbench import Workbench
@@ -209,7 +209,6 @@ def batched(steps: Sequence[Step], size: int, machine: Workbench, run_dir: Path,
     """
     if size < 2 or not any(step.dialect == DIALECT for step in steps):
         return Batched(tuple(steps), {})
-
     if machine.toolchain is None or not _has_compiler(machine.toolchain):
         raise UsageError(
             "--batch: this IREE has no Python bindings, through which programs are put together, or this is not Linux",
@@ -228,8 +227,6 @@ def started_runs(
     if not count or toolchain is None or not _has_runtime(toolchain):
         yield None
         return
-    from iree_gauntlet.engine.processes.run_client import RunServers  # noqa: PLC0415 - other runs do without
-
     environment = _environment(toolchain)
     memory = _share_of_memory(jobs)
     with RunServers(toolchain.compiler.python, min(jobs, count), environment, memory_bytes=memory) as runs:
@@ -247,12 +244,6 @@ def operator_performers(
     if not mine or toolchain is None or not _has_compiler(toolchain):
         yield {}
         return
-    from iree_gauntlet.engine.modules.batch_compile import BatchCompiler  # noqa: PLC0415 - other runs do without
-    from iree_gauntlet.engine.modules.modules import ModuleMaker  # noqa: PLC0415
-    from iree_gauntlet.engine.operator_suites import OperatorSteps, ServedCompiles  # noqa: PLC0415
-    from iree_gauntlet.engine.processes.compile_client import CompileServer  # noqa: PLC0415
-    from iree_gauntlet.engine.processes.processes import is_plain_path  # noqa: PLC0415
-
     folder = session.folder
     with (
         _scratch(folder if is_plain_path(str(folder)) else None) as scratch,

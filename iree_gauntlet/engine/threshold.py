@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _TOOL = "iree-run-module"
 _INPUT = "--input="
 _EXPECTED = "--expected_output="
+# How a .npy is named behind these: opened, read on, or read to its end.
+_NPY = ("@", "+", "*")
 _OUTPUT = "--output="
 # Of another type or shape; of one whose values differ, the type is the expected one.
 _OTHER_TYPE = re.compile(r"\[FAILED\] result\[(\d+)\]: (?!element at index)")
@@ -73,13 +75,15 @@ def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
 
 
 def _without_data(step: Step, result: Result) -> Result:
-    """The result of a run that did not finish; where a file that it reads is damaged, an error of that file."""
+    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
     assert step.command is not None, "it was run"
     if result.verdict is not Verdict.FAILED or step.expect_failure:
         return result
-    flags = (flag.partition("=")[2] for flag in step.command.argv if flag.startswith((_INPUT, _EXPECTED)))
     try:
-        read_arguments((text for text in flags if "@" in text), Path(step.command.cwd))
+        for name in (_INPUT, _EXPECTED):
+            texts = (flag.removeprefix(name) for flag in step.command.argv if flag.startswith(name))
+            # Of these alone, what cannot be read here cannot be read by the tool.
+            read_arguments((text for text in texts if text.startswith(_NPY)), Path(step.command.cwd))
     except GauntletError as error:
         notes = (*result.notes, error.hint or "fetch or record this file again")
         return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what), notes=notes)

@@ -262,6 +262,19 @@ def test_a_damaged_file_is_an_error_of_the_file(
 
 
 @pytest.mark.iree
+def test_a_run_that_fails_for_itself_is_no_error_of_its_files(
+    identities: str, tmp_path: Path, supervisor: Supervisor
+) -> None:
+    np.save(tmp_path / "a.npy", np.ones(4, np.float32))
+    (tmp_path / "a.bin").write_bytes(bytes(32))
+    for text in ("@a.npy", "4xcomplex<f32>=@a.bin"):
+        flags = ["--function=nosuch", f"--input={text}", f"--expected_output={text}"]
+        step = threshold_step(tmp_path, identities, flags, tmp_path)
+        result = check_threshold(step, Processes(supervisor, tmp_path))
+        assert (result.verdict, "nosuch" in result.reason) == (Verdict.FAILED, True), result.reason
+
+
+@pytest.mark.iree
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_is_handled_as_the_tool_does(
     name: str, identities: str, tmp_path: Path, servers: RunServers, supervisor: Supervisor
