@@ -22,7 +22,7 @@ from iree_gauntlet.journal_format import JournalRecord, read_journal
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.steps import Command, Resources, Step, StepInput
+from iree_gauntlet.steps import CacheLookup, Command, Resources, Step, StepInput
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
 
@@ -174,3 +174,21 @@ def test_memory_that_is_not_known_keeps_no_step_back(tmp_path: Path, memory: int
     steps = [replace(STEP, id=f"m/{number}@cpu:threshold") for number in range(2)]
     code, _, _ = performed(tmp_path, steps, {Stage.THRESHOLD: meet}, memory=lambda: memory)
     assert code is ExitCode.OK
+
+
+def test_chains_whose_modules_are_in_the_cache_fill_the_time_of_compiles(tmp_path: Path) -> None:
+    def chain(name: str, *, hit: bool) -> tuple[Step, Step]:
+        compile_step = replace(
+            STEP, id=f"{name}:compile", chain=name, stage=Stage.COMPILE, cache=CacheLookup("key", hit=hit)
+        )
+        return compile_step, replace(STEP, id=f"{name}:threshold", chain=name, needs=(compile_step.id,))
+
+    steps = [*chain("kept", hit=True), *chain("new", hit=False)]
+    _, kept, _ = performed(
+        tmp_path,
+        steps,
+        {Stage.COMPILE: lambda _: Result(Verdict.PASSED), Stage.THRESHOLD: lambda _: Result(Verdict.PASSED)},
+        jobs=1,
+    )
+    order = [step["id"] for step in kept.started]
+    assert order == ["new:compile", "new:threshold", "kept:compile", "kept:threshold"]
