@@ -1,4 +1,4 @@
-"""What made-up weights cost: `python benchmarks/parameters.py [GB]` in an environment with IREE and the toolkit.
+"""What synthetic weights cost: `python benchmarks/parameters.py [GB]` in an environment with IREE and the toolkit.
 
 A program of a few GB of parameters is written as text and as bytecode, with a constant of 200 MB inside. Each
 row is one child process, whose peak memory is the kernel's (`ru_maxrss`):

@@ -280,7 +280,7 @@ def _with_chip(target: Target) -> Target:
 def _build(spec: Spec, target: Target, library: _Library, problems: set[Problem]) -> list[Case]:
     if not isinstance(spec.document, Benchmark):
         regression = library.build(spec, target)
-        return [case for case in (regression.case, regression.beside) if case] if regression else []
+        return [case for case in (regression.case, regression.companion) if case] if regression else []
     case, found = build_benchmark(spec, target, lambda name: library.find(name, target))
     problems.update(found)
     return [case] if case else []

@@ -45,14 +45,14 @@ class Regression:
 
     Attributes:
         case: the main module's, with the pipeline where that is loaded.
-        beside: of a pipeline that is compiled and not loaded; None for none.
+        companion: of a pipeline that is compiled and not loaded; None for none.
         main: the module that other specs refer to.
         parameters: the archive that it runs with.
         urls: every file that the spec names.
     """
 
     case: Case
-    beside: Case | None
+    companion: Case | None
     main: Module
     parameters: tuple[Parameters, ...]
     urls: tuple[str, ...]
@@ -142,13 +142,13 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
     )
     if problems:
         return None, problems
-    beside = None
+    companion = None
     if pipeline and not case.extra_modules:
-        beside = replace(
+        companion = replace(
             case, kind=Kind.COMPILE, modules=pipeline, parameters=(), inputs=(), expected_outputs=(), blocked_reason=""
         )
     urls = tuple(argument.url for argument in (*inputs, *outputs)) + tuple(item.url for item in parameters if item.url)
-    return Regression(case, beside, main, parameters, (main.program.url, *urls)), []
+    return Regression(case, companion, main, parameters, (main.program.url, *urls)), []
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def after_process(
     elif outcome.out_of_memory:
         verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
     elif outcome.signal == "SIGKILL":
-        verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for want of memory or by someone (see dmesg)"
+        verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for lack of memory or by someone (see dmesg)"
     elif outcome.signal in SENT_SIGNALS:
         verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
     elif outcome.signal:

@@ -212,7 +212,7 @@ class _Planner:
         if needs != step.needs:
             step = replace(step, needs=needs)
         if step.skip:
-            # Its reason is its own, whatever becomes of the steps before it.
+            # Its reason is its own, whatever the results of the steps before it.
             step = replace(step, needs=(), resources=Resources(cores=0))
         self._steps[step.id] = blocked(step, step.blocked) if step.blocked else step
 

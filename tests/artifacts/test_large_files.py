@@ -27,7 +27,7 @@ _SIZE = (1 << 31) + 123_457
 _BLOCK = 1 << 20
 _FILL = random.Random(0).randbytes(_BLOCK)
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-# Of each so many bytes of the file, the connection that comes to them first is cut there.
+# Of each so many bytes of the file, the connection that reaches them first is cut there.
 _CUT_EVERY = 150_000_000
 _MOST_MEMORY = 200 << 20
 # What a kill may lose: what four connections have not noted yet, and what is on its way to them.

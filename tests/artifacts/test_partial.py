@@ -1,4 +1,4 @@
-"""What is left of a download can be relied upon, however it came to be left."""
+"""What is left of a download can be relied upon, however it was left."""
 
 from __future__ import annotations
 

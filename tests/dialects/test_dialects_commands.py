@@ -399,7 +399,7 @@ def test_corpus_clip_on_the_cpu() -> None:
         *CLIP_BENCHMARK,
         f"--module={folder}/module.vmfb",
     ]
-    # Nothing but a compile, with a splat archive for want of weights.
+    # Nothing but a compile, with a splat archive, as there are no weights.
     scheduler = [step.stage for step in made.steps if step.submodel == "scheduler"]
     assert scheduler == [Stage.FETCH, Stage.COMPILE]
     assert "--iree-parameter-splat=/run/steps/sdxl/scheduler.cpu/compile/splat.irpa" in argv_of(

@@ -93,7 +93,7 @@ def test_what_a_case_means(tmp_path: Path) -> None:
     assert step.expect_failure.startswith("in expected_run_failures")
     assert "--expected_output=@e.npy" in argv_of(made, step.id)
     assert argv_of(made, step.id)[-2:] == ["--function=main", "--device=local-sync"]
-    # What is fetched is what is made up: the program and the outputs lie in the folder.
+    # What is fetched is what is synthetic: the program and the outputs lie in the folder.
     assert [item.role for item in step_of(made, f"{chain}:fetch").inputs] == ["input", "input"]
 
 

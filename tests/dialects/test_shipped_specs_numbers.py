@@ -27,7 +27,7 @@ def read(path: Path) -> Any:
 
 
 def named(folder: Path, entry: Any, key: str) -> dict[str, str]:
-    """How a spec names what a record describes: a made-up input by its URL, a file with its folder."""
+    """How a spec names what a record describes: a synthetic input by its URL, a file with its folder."""
     source = entry["source"] if "://" in entry["source"] else f"{folder.name}/{entry['source']}"
     return {key: source} | ({"value": entry["value"]} if "value" in entry else {})
 
@@ -38,7 +38,7 @@ def tensor_type(blob: Any, key: str) -> str:
 
 
 def checked_bytes(folder: Path, entry: Any) -> int:
-    """The size of a file that a record describes, after a look at its content; 0 for what is made up."""
+    """The size of a file that a record describes, after a look at its content; 0 for what is synthetic."""
     path = folder / str(entry["source"])
     if "://" in entry["source"]:
         return 0

@@ -115,10 +115,10 @@ def test_torch_starts_once_a_block_in_its_middle(bench: _Bench) -> None:
     assert found.times["torch b"] == [(5.0,)] * BLOCKS
     sides = [[item["side"].strip() for item in block["rounds"]] for block in bench.blocks()]
     assert all(order[2] == "torch" and len(order) == 5 for order in sides)
-    beside = speedup(found, "int8wo", "torch a")
-    assert beside is not None
-    assert beside["ratio"] == pytest.approx(3.0)
-    assert beside["word"] == "faster"
+    against_torch = speedup(found, "int8wo", "torch a")
+    assert against_torch is not None
+    assert against_torch["ratio"] == pytest.approx(3.0)
+    assert against_torch["word"] == "faster"
 
 
 def test_a_program_that_fails_ends_the_blocks_and_is_named(bench: _Bench) -> None:

@@ -155,7 +155,7 @@ def test_the_dispatches_of_two_builds_are_profiled_and_compared(
         assert profile.invocations == 20
         assert [profile.per_invocation(dispatch) for dispatch in profile.dispatches] == [1, 1]
         assert all(dispatch.invocation_ns > 0 for dispatch in profile.dispatches)
-        # The real names with made-up times: `nox -s measure` goes by the real ones.
+        # The real names with synthetic times: `nox -s measure` goes by the real ones.
         dispatches = tuple(
             replace(dispatch, invocation_ns=times["_".join(dispatch.name.split("_")[-3:])] * slowdown)
             for dispatch in profile.dispatches

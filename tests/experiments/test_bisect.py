@@ -174,7 +174,7 @@ def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
 
 
 class _Rounds:
-    """Blocks of made-up times: good against a candidate that takes so many times as long."""
+    """Blocks of synthetic times: good against a candidate that takes so many times as long."""
 
     def __init__(self, ratios: Sequence[float | None], spread: float, most: int = 1000) -> None:
         self._ratios = ratios
@@ -445,7 +445,7 @@ def test_killed_or_interrupted_it_goes_on_where_it_was(project: Builds, tmp_path
 
 @pytest.mark.iree
 def test_a_slowdown_is_found_by_rounds(project: Builds) -> None:
-    """By times that are made up; `test_bisect_measured.py` measures real ones."""
+    """By synthetic times; `test_bisect_measured.py` measures real ones."""
     compiled_before(project)
     row = [MadeUpTimes(project.builds / f"b{index}", 1.5 if index >= 2 else 1.0).iree for index in range(4)]
     done = project.bisect(row, "--metric", "time", "--repetitions", "2", "--disturbed", "count")

@@ -1,4 +1,4 @@
-"""`compare A B` with the real tools, but for benchmarks: their times are made up, and so every verdict is certain.
+"""`compare A B` with the real tools, but for benchmarks: their times are synthetic, so that every verdict is certain.
 
 `test_compare_measured.py` measures real ones.
 """
@@ -219,7 +219,7 @@ def test_a_benchmark_that_crashes_is_no_verdict(project: Project, usual: MadeUpT
 
 
 def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
-    """What the machine does beside a round is made up: others keep it busy in rounds of these numbers."""
+    """What else the machine does during a round is synthetic: others keep it busy in rounds of these numbers."""
     numbers = itertools.count()
     nothing = MachineState(2, *(None,) * 13)
 
@@ -265,7 +265,7 @@ def test_a_machine_that_is_never_quiet_gives_no_verdict(
 
 
 class _TimedCompiles(Processes):
-    """Processes whose compiles take seconds and memory that are made up: twice as much of both for `late`."""
+    """Processes whose compiles take synthetic seconds and memory: twice as much of both for `late`."""
 
     chance = np.random.default_rng(1)
 
@@ -293,11 +293,11 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
     assert model["low"] < 2 < model["high"]
     assert model["time_ms"]["B"]["median"] - model["time_ms"]["A"]["median"] == pytest.approx(1000, rel=0.01)
     assert model["peak_rss_bytes"] == {"A": 100_000_000, "B": 200_000_000}
-    assert not list((project.folder / "cache").rglob("*.round")), "rounds write beside the modules, not into the cache"
+    assert not list((project.folder / "cache").rglob("*.round")), "rounds write next to the modules, not into the cache"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("installed",), "compare takes two IREEs, not 1"),
         (("installed", "installed", "installed"), "compare takes two IREEs, not 3"),
@@ -316,8 +316,8 @@ def test_compile_time_in_rounds(project: Project, tmp_path: Path, monkeypatch: p
         ((), "compare takes two IREEs, not 0"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_runs(project: Project, words: tuple[str, ...], told: str) -> None:
+def test_nonsense_is_reported_before_anything_runs(project: Project, words: tuple[str, ...], message: str) -> None:
     done = project.gauntlet("compare", *words)
     assert done.code in (2, 5), done.text
-    assert told in done.err
+    assert message in done.err
     assert not list(project.folder.glob("runs/*/*/journal.jsonl"))

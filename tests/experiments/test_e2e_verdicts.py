@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.support.made_up_times import made_up_times
+from tests.support.synthetic_times import synthetic_times
 from tests.support.toy_project import FLAGS, Project
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_all_steps_pass_and_the_second_run_compiles_nothing(cold: Project) -> No
 
 def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_dispatch={"cpu": 0}, golden_size={"cpu": 100}, golden_time_ms={"lab": 1.0})
-    done = project.gauntlet("run", *_LAB, benchmark_module=made_up_times(tmp_path / "times", [2.0, 2.1, 2.2]))
+    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", [2.0, 2.1, 2.2]))
     assert done.code == 1
     checks = {check["metric"]: check for check in project.result(f"{_CHAIN}:compstat")["checks"]}
     assert checks["dispatch_count"]["passed"] is False
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_onnx_model_is_an_error_of_the_data(project: Project, 
 def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
     rounds = [[1.5 + number / 100] * 3 for number in range(11)]
-    done = project.gauntlet("run", *_LAB, benchmark_module=made_up_times(tmp_path / "times", *rounds))
+    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", *rounds))
     assert done.code == 1
     result = project.result(f"{_CHAIN}:benchmark")
     confirmation = result["statistics"]["confirmation"]
@@ -128,14 +128,14 @@ def test_a_broken_golden_time_fails_after_further_rounds_alone(project: Project,
 
 def test_a_broken_golden_time_fails_at_once_where_the_plain_rule_is_asked_for(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = made_up_times(tmp_path / "times", [2.0] * 3, [0.5] * 3)
+    times = synthetic_times(tmp_path / "times", [2.0] * 3, [0.5] * 3)
     assert project.gauntlet("run", *_LAB, "--verdict", "strict", benchmark_module=times).code == 1
     assert "confirmation" not in project.result(f"{_CHAIN}:benchmark")["statistics"]
 
 
 def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = made_up_times(tmp_path / "times", [80.0, 90.0, 85.0], [0.9, 0.8, 0.85])
+    times = synthetic_times(tmp_path / "times", [80.0, 90.0, 85.0], [0.9, 0.8, 0.85])
     done = project.gauntlet("run", *_LAB, benchmark_module=times)
     result = project.result(f"{_CHAIN}:benchmark")
     assert done.code == 0, done.text
@@ -147,7 +147,7 @@ def test_a_golden_that_only_the_first_run_broke_passes_and_says_so(project: Proj
 def test_times_on_both_sides_of_the_limit_are_inconclusive(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
     rounds = [[1.2 if number % 2 == 0 else 0.8] * 3 for number in range(27)]
-    done = project.gauntlet("run", *_LAB, benchmark_module=made_up_times(tmp_path / "times", *rounds))
+    done = project.gauntlet("run", *_LAB, benchmark_module=synthetic_times(tmp_path / "times", *rounds))
     assert done.code == 4
     result = project.result(f"{_CHAIN}:benchmark")
     assert result["verdict"] == "inconclusive"
@@ -157,7 +157,7 @@ def test_times_on_both_sides_of_the_limit_are_inconclusive(project: Project, tmp
 
 def test_no_time_to_confirm_is_inconclusive(project: Project, tmp_path: Path) -> None:
     project.benchmark(golden_time_ms={"lab": 1.0})
-    times = made_up_times(tmp_path / "times", [2.0] * 3)
+    times = synthetic_times(tmp_path / "times", [2.0] * 3)
     # No ten processes start within a nanosecond.
     done = project.gauntlet("run", *_LAB, "--confirm-seconds", "1e-9", benchmark_module=times)
     assert done.code == 4

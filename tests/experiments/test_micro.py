@@ -1,4 +1,4 @@
-"""`micro` from its command line to its reports: the real compiler, and times that were made up.
+"""`micro` from its command line to its reports: the real compiler, and synthetic times.
 
 Torch is stood in for, and so is what measures (`tests/support/fake_measuring.py`). What a first sweep makes lies in a
 cache that all tests here begin with; real sweeps are in `test_micro_measured.py`.

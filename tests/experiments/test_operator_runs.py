@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.iree
 
-# What each case of `add_every_outcome` comes to.
+# The result of each case of `add_every_outcome`.
 _VERDICTS = {
     "abs:compile": "passed",
     "abs:threshold": "passed",

@@ -249,8 +249,8 @@ def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Pro
     assert {step["timeout"] for step in record.steps if step["stage"] == "compile"} == {77.0}
     assert {first.name, second.name} == {note.name for note in again.iterdir()}
 
-    anew = project.gauntlet("run", "--resume", "--run-dir", "cut", "--timeout-compile", "88")
-    assert anew.code == 0, anew.text
+    longer = project.gauntlet("run", "--resume", "--run-dir", "cut", "--timeout-compile", "88")
+    assert longer.code == 0, again.text
     assert {step["timeout"] for step in read_journal(path).steps if step["stage"] == "compile"} == {88.0}
 
 

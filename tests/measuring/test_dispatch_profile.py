@@ -1,4 +1,4 @@
-"""Reading `iree-profile`'s rows: recorded ones, made-up ones, and what is wrong with them."""
+"""Reading `iree-profile`'s rows: recorded ones, synthetic ones, and what is wrong with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What disturbs a round is seen, and what does not is let pass: on machines that are made up."""
+"""What disturbs a round is seen, and what does not is let pass: on synthetic machines."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_bad_file_that_is_not_selected_is_said_and_stops_nobody(project: Torch
     assert "expectd_outputs: unknown field" in listed.out
 
 
-# As this repository's own: what pytest would load and refuse there, were it not told that model tests are meant.
+# As this repository's own: what pytest would load and refuse there, if it did not know that model tests are meant.
 STRICT = """
 [tool.pytest.ini_options]
 testpaths = ["tests"]

@@ -195,7 +195,7 @@ def test_recipes_of_the_compiler_are_nothing_to_torch() -> None:
     assert values(found, "data-tiling")["Recipe Fwd Time (ms)"] == 1.0
 
 
-def test_entries_that_share_a_shape_are_told_apart() -> None:
+def test_entries_that_share_a_shape_are_reported_apart() -> None:
     found = made(pair(), pair(name="bf16_linear", dtype="bf16"), *squares([10]))
     names = {item["model"]["name"] for item in found}
     assert names == {"small_linear 1024-512-256", "bf16_linear 1024-512-256", "1024-1024-1024"}
@@ -256,12 +256,12 @@ def test_every_record_fits_the_table_and_has_the_records_numbers(found: list[dic
         assert all(fits_float32(value) for value in document["metric"]["benchmark_values"])
         for part in (document["benchmark"], document["model"], document["metric"], *document["runners"]):
             assert all(type(name) is type(value) is str for name, value in part["extra_info"].items())
-    told = [
+    reported = [
         document["metric"]["benchmark_values"]
         for document in documents
         if document["metric"]["name"] == SPEEDUP and document["model"]["backend"] == "iree"
     ]
-    assert told == [[row.speedup.ratio] for row in rows if row.speedup and not row.is_baseline]
+    assert reported == [[row.speedup.ratio] for row in rows if row.speedup and not row.is_baseline]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What several tests share: small projects, servers with faults, records that were made up, fake tools."""
+"""What several tests share: small projects, servers with faults, synthetic records, fake tools."""

@@ -1,4 +1,4 @@
-"""A project whose `bench` has models, a Python that seems to have torch, and one that measures in made-up times."""
+"""A project whose `bench` has models, a Python that seems to have torch, and one that measures in synthetic times."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Bench(Benchmarks):
         folder: where to.
         warm: whether its cache has what the first benchmarks made.
         real: the steps that really measure, as a shell's pattern of their names: others answer what torch computed,
-            in made-up times.
+            in synthetic times.
     """
 
     def __init__(self, folder: Path, *, warm: bool = True, real: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Stands in for the Python of an IREE where it measures: what torch computed, in times that were made up.
+"""Stands in for the Python of an IREE where it measures: what torch computed, in synthetic times.
 
 A run that measures starts dozens of processes, which take most of its time, and what they say of time is never the
 same twice. This one says what a test tells it to. It answers as the programs of `iree_gauntlet.workers.iree_side` do.
@@ -17,7 +17,7 @@ from tests.support.places import ROOT
 
 __all__ = ["BYTES_PER_S", "CALL_MS", "FIRST_CALL_MS", "FLOPS_PER_S", "PEAK_RSS_BYTES", "MeasuringPython", "main"]
 
-# Of a program whose time nobody has made up, and of one that was never called before.
+# Of a program that was given no time, and of one that was never called before.
 CALL_MS, FIRST_CALL_MS = 2.0, 5.0
 LOAD_MS, OVERHEAD_US = 3.0, 0.5
 PEAK_RSS_BYTES = 60_000_000
@@ -71,7 +71,7 @@ class MeasuringPython:
         Path(self.path).chmod(0o755)
 
     def takes(self, name: str, ms: float) -> None:
-        """Makes up the time of a call.
+        """The synthetic time of a call.
 
         Args:
             name: the label of a variant, or that of an entry's alone as `ENTRY.LABEL`.

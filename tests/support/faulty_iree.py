@@ -49,7 +49,7 @@ exec {real} "$@"
 # Google Benchmark's report. Each start takes the next times of the list, which begins again where it ends.
 _TIMES = """
 # NAME
-folder=${0%/*}/../made-up
+folder=${0%/*}/../synthetic
 read -r started < "$folder/started"
 [ -e "$folder/hang-after" ] && read -r most < "$folder/hang-after" && [ "$started" -ge "$most" ] && HANG
 echo $((started + 1)) > "$folder/started"
@@ -118,7 +118,7 @@ def tree(root: Path, *, name: str = "", **before: str) -> str:
 
 
 class MadeUpTimes:
-    """A build whose programs compute what they should, in times that were made up.
+    """A build whose programs compute what they should, in synthetic times.
 
     A benchmark that is really measured takes as long as the machine lets it. These take 10 ms, and scatter as those of
     a quiet machine do; each build has its own, the same ones in each test.
@@ -135,7 +135,7 @@ class MadeUpTimes:
     def __init__(self, root: Path, factor: float = 1.0, **before: str) -> None:
         script = _TIMES.replace("NAME", root.name).replace("HANG", HANG).replace("COUNT", str(_COUNT))
         self.iree = tree(root, iree_benchmark_module=script, **before)
-        self._folder = root / "made-up"
+        self._folder = root / "synthetic"
         self._folder.mkdir()
         noise = np.random.default_rng(list(root.name.encode())).normal(0, _NOISE, _COUNT)
         (self._folder / "times").write_text("".join(f"{time:.9g}\n" for time in _MS * factor * np.exp(noise)))

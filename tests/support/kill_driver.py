@@ -225,7 +225,7 @@ class _Victims:
 
     def _note_rest(self, root: Path) -> None:
         """Count what is left next to the file."""
-        self.counts["partials left beside whole files"] += len(list((root / "incoming").glob("*/*")))
+        self.counts["partials left next to whole files"] += len(list((root / "incoming").glob("*/*")))
 
     def _power_cut(self, root: Path) -> bool:
         """Of both files any part of what was written is there, in any order: pages of zeros, ends that are missing."""

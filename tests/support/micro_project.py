@@ -1,4 +1,4 @@
-"""A project whose `micro` has a Python that seems to have torch, and one that measures in times that were made up."""
+"""A project whose `micro` has a Python that seems to have torch, and one that measures in synthetic times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IREE beside peers on a model: rounds as `bench --against` takes them, without all that comes before."""
+"""IREE next to peers on a model: rounds as `bench --against` takes them, without all that comes before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["CHAIN", "PeerBench", "answer_of", "run_script"]
 CHAIN = "tiny/model@cpu"
 
 
-class _Told(Progress):
+class _Messages(Progress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PeerBench:
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.folder = folder
         self._python = python
-        self.told = _Told()
+        self.shown = _Messages()
         self.cancelled = threading.Event()
 
     def measure(self, names: Sequence[str], build: Path, script: str = "measure_module", **place: Any) -> list[Peer]:
@@ -79,7 +79,7 @@ class PeerBench:
         where = AgainstPlace(**place)
         with (
             EventLog(self.folder / "journal.jsonl", lambda: datetime.now(UTC)) as log,
-            session_in(self.folder, log, self.told, self.cancelled) as session,
+            session_in(self.folder, log, self.shown, self.cancelled) as session,
         ):
             return measure(session, names, iree_rounds(step, command), build, where, seed=7)
 

@@ -1,6 +1,6 @@
 """Applying a unified diff as `git apply` does, by its format alone, so that tests need no git.
 
-Stricter than git: every line must stand where the diff says, and there is nothing in it beside files and hunks.
+Stricter than git: every line must stand where the diff says, and there is nothing in it besides files and hunks.
 """
 
 from __future__ import annotations

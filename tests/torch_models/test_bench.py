@@ -1,6 +1,6 @@
 """`bench` from its command line to its reports, with the real compiler; torch is stood in for.
 
-What a first benchmark makes lies in a cache that the tests begin with, and most of them have made-up times
+What a first benchmark makes lies in a cache that the tests begin with, and most of them have synthetic times
 (`tests/support/fake_measuring.py`).
 """
 

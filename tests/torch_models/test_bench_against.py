@@ -1,4 +1,4 @@
-"""IREE beside onnxruntime and torch: the order of rounds and their results, and real programs of onnxruntime's.
+"""IREE next to onnxruntime and torch: the order of rounds and their results, and real programs of onnxruntime's.
 
 Six blocks of real rounds are in `test_bench_against_measured.py`, torch is in `test_bench_against_torch.py`.
 """
@@ -78,7 +78,7 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
         assert json.loads(json.dumps(peer.as_dict()))["ratio"] == peer.ratio
     assert (eager.compile_s, eager.first_call_ms) == (None, 30.0)
     assert (compiled.compile_s, compiled.first_call_ms) == (4.0, 4000.0)
-    assert bench.told.messages == shown([eager, compiled])
+    assert bench.shown.messages == shown([eager, compiled])
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [
         *[f"{CHAIN} against torch eager"] * BLOCKS,

@@ -1,4 +1,4 @@
-"""IREE beside onnxruntime in as many blocks as `bench --against` takes, measured for real."""
+"""IREE next to onnxruntime in as many blocks as `bench --against` takes, measured for real."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_onnxruntime_is_measured_beside_iree(bench: PeerBench, tmp_path: Path) -
     assert peer.call_ms is not None
     assert peer.iree_ms is not None
     assert peer.word in {"faster", "slower", "same", "inconclusive"}
-    assert bench.told.messages == shown([peer])
+    assert bench.shown.messages == shown([peer])
     blocks = bench.blocks()
     assert [event["chain"] for event in blocks] == [f"{CHAIN} against onnxruntime"] * BLOCKS
     for event in blocks:

@@ -1,4 +1,4 @@
-"""IREE beside torch itself, in short rounds: what torch's scripts compute and say."""
+"""IREE next to torch itself, in short rounds: what torch's scripts compute and say."""
 
 from __future__ import annotations
 

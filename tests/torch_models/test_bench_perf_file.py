@@ -105,7 +105,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def strays(folder: Path) -> list[str]:
-    """What lies there beside results."""
+    """What lies there besides results."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
 
 
@@ -237,7 +237,7 @@ def test_a_damaged_or_foreign_file_is_kept_and_the_result_goes_beside_it(content
     assert read(appended.path) == [result()]
     assert str(path) in appended.note
     assert str(appended.path) in appended.note
-    # The next one goes there too, and beside that one where it is damaged as well.
+    # The next one goes there too, and next to that one where it is damaged as well.
     assert append_result(path, result()).entries == 2
     appended.path.write_bytes(content)
     assert append_result(path, result()).path == tmp_path / "perf.new-2.json"
@@ -368,9 +368,9 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: Path,
     turns = [json.loads(line) for line in done.stdout.splitlines()]
     before = [0] if there else []
     lost = kept = 0
-    for number, killed, told, found in turns:
-        # All that it told of is there, and what it did not tell of is there as a whole or not at all.
-        assert told is not killed
+    for number, killed, reported, found in turns:
+        # All that it reported is there, and what it did not report is there as a whole or not at all.
+        assert reported is not killed
         assert found in ([*before, number], before) if killed else found == [*before, number]
         lost, kept = lost + (found == before), kept + (killed and found != before)
         before = found

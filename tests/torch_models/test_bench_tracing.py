@@ -355,10 +355,10 @@ def test_shares_are_of_the_call_where_it_is_known() -> None:
     assert one("d", 250_000, 1_000_000).rows[0].share == 0.25
     assert one("d", 250_000, None).rows[0].share == 1.0
     assert table_lines(one("d", 0, None))[2].split()[-1] == "–"
-    beside = table_lines(one("d", 1_500_000, 1_000_000, on_device=True))
-    assert beside[0].endswith("(medians of 5 calls under the profiler, by the device's clock)")
-    assert beside[-2].split()[-2:] == ["-0.5000", "–"]
-    assert beside[-1].startswith("note: dispatches run side by side")
+    on_device_lines = table_lines(one("d", 1_500_000, 1_000_000, on_device=True))
+    assert on_device_lines[0].endswith("(medians of 5 calls under the profiler, by the device's clock)")
+    assert on_device_lines[-2].split()[-2:] == ["-0.5000", "–"]
+    assert on_device_lines[-1].startswith("note: dispatches run side by side")
 
 
 def thread_names(document: dict[str, Any]) -> set[str]:

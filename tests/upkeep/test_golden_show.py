@@ -23,8 +23,8 @@ from iree_gauntlet.upkeep.golden_show import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, check, samples
-from tests.support.made_up_times import made_up_times
 from tests.support.places import CORPUS
+from tests.support.synthetic_times import synthetic_times
 from tests.support.torch_project import TorchProject
 from tests.support.toy_project import Project
 
@@ -228,7 +228,7 @@ def test_goldens_of_all_skus_without_any_run(project: Project, capsys: pytest.Ca
 
 @pytest.mark.iree
 def test_goldens_with_what_a_real_run_has_measured(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    times = made_up_times(project.folder / "times", [0.3, 0.4, 0.35])
+    times = synthetic_times(project.folder / "times", [0.3, 0.4, 0.35])
     done = project.gauntlet("run", "--model", "toy", "--sku", "rack", benchmark_module=times)
     assert done.code == 0, done.text
     counts = project.result("toy/abs@cpu:compstat")["statistics"]
@@ -254,7 +254,7 @@ def test_goldens_of_torch_models(
     torch.module()
     torch.compstat(golden_dispatch_count=100, golden_binary_size=1)
     torch.benchmark(golden_time_ms=0.5, tolerance_factor=2.0)
-    times = made_up_times(tmp_path / "times", [3.0, 2.0, 2.5])
+    times = synthetic_times(tmp_path / "times", [3.0, 2.0, 2.5])
     folders = ("--spec-dir=suite", "--module-directory=suite", "--external-file-directory=files")
     words = ("run", *folders, "--target=cpu", "--verdict=strict")
     assert run_here(words, tmp_path, toy.environment(), {"benchmark_module": times}).code == 1

@@ -99,7 +99,7 @@ class BatchCompiler:
         return step.id in self._members
 
     def make(self, step: Step) -> Result:
-        """Compiles a batch, or takes it from the cache; it passes whatever becomes of its cases."""
+        """Compiles a batch, or takes it from the cache; it passes whatever the results of its cases."""
         folder = Path(step.folder)
         folder.mkdir(parents=True, exist_ok=True)
         key = make_key(dict(step.cache.ingredients))
@@ -250,7 +250,7 @@ class _Tally:
         self.seconds += outcome.seconds
         self.cpu_seconds += outcome.cpu_seconds
         self.peak_rss_bytes = max(self.peak_rss_bytes, outcome.peak_rss_bytes)
-        # By somebody, for want of something, or by the clock: the same programs may come out otherwise.
+        # By somebody, for lack of something, or by the clock: the same programs may end differently next time.
         sent = outcome.signal in ("SIGKILL", "SIGTERM") or outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE)
         self.disturbed |= outcome.cancelled or outcome.timed_out or outcome.out_of_memory or sent
         self.notes = (*self.notes, *outcome.notes)

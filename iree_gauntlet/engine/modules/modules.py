@@ -41,7 +41,7 @@ _PLACED_ERROR = re.compile(r"(:\d+:\d+|<unknown>:0): error: ")
 _PASSING = re.compile(r"link|Resource temporarily unavailable|Cannot allocate memory|error opening|Permission denied")
 _TOOLS = {
     Stage.IMPORT: "the ONNX import",
-    Stage.PARAMETERS: "making up the weights",
+    Stage.PARAMETERS: "making synthetic weights",
     Stage.COMPILE: "iree-compile",
     Stage.REFERENCE: "onnxruntime",
 }

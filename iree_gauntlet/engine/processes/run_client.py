@@ -4,7 +4,7 @@ The work is done by `workers/iree_side/run_server.py` in the toolchain's Python,
 from case to case. A case that crashes, hangs or takes all memory takes its process along, and no other case: the next
 one gets a new process. So that nobody pays for what an earlier case has broken in the process that both had, a case
 that crashes in a process that had others before it is run once more, alone in a new one, and that decides. One whose
-process is killed from outside (SIGKILL, by a person or for want of memory) or runs out of time is not.
+process is killed from outside (SIGKILL, by a person or for lack of memory) or runs out of time is not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_SECONDS = 120.0
-# Processes that are tried for a case which none of them comes to read.
+# Processes that are tried for a case which none of them reads.
 _MOST_STARTS = 3
 
 
@@ -188,7 +188,7 @@ class RunServers:
                     worker = None
                 answer, worker = self._run_in(None, job)
                 if not _may_be_anothers_fault(answer):
-                    how = "want of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
+                    how = "lack of memory" if before.out_of_memory else before.signal or f"exit code {before.exit_code}"
                     note = f"its process ended with {how} after other cases in it; alone in a new one it did not"
                     notes = (*answer.outcome.notes, note)
                     answer = replace(answer, outcome=replace(answer.outcome, notes=notes))
@@ -358,7 +358,7 @@ def _cancelled_answer() -> RunAnswer:
 
 
 def _may_be_anothers_fault(answer: RunAnswer) -> bool:
-    """Whether a death, or a want of memory, may have its cause in a case that the process had before."""
+    """Whether a death, or a lack of memory, may have its cause in a case that the process had before."""
     outcome = answer.outcome
     if answer.verdict != RunVerdict.DIED:
         return outcome.out_of_memory

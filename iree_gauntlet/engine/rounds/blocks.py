@@ -5,7 +5,7 @@ by lot. Which rounds a block has is its design: A B B A of two programs here, th
 point in `micro/interleaved.py`. How they are taken is the same for all.
 
 Everything that is measured goes into a log of events at once: an event `block` holds the rounds, fewer where one
-failed or was disturbed, and `counted` says whether they are evidence. So what was cut short goes on where it was.
+failed or was disturbed, and `counted` says whether they are evidence. So what was cut short is resumed where it was.
 """
 
 from __future__ import annotations

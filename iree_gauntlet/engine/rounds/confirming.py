@@ -133,8 +133,8 @@ def confirm_time(
         passed = verdict.passed
         late = "; the time is up" if passed is None and verdict.next_look is not None else ""
         marked = sum(bool(record["disturbed"]) for record in records) if not rules.replace_disturbed else 0
-        told = f" ({marked} of them disturbed; such as: {disturbance})" if marked else ""
-        reason = f"after {len(rounds)} more rounds{told}, {verdict.reason}{late}"
+        disturbed_text = f" ({marked} of them disturbed; such as: {disturbance})" if marked else ""
+        reason = f"after {len(rounds)} more rounds{disturbed_text}, {verdict.reason}{late}"
     outcomes = {True: Verdict.PASSED, False: Verdict.FAILED, None: Verdict.INCONCLUSIVE}
     check = replace(check, passed=passed, note=f"{check.note}; {reason}")
     return Confirmed(outcomes[passed], check, shorten(reason), _record(records, verdict, reason), seconds)

@@ -1,7 +1,7 @@
 """Locks between runs on one machine: a device for one user at a time, and quiet for benchmarks.
 
 They are flock(2) locks: the kernel frees them when their holder dies, by whatever signal, and no stale
-lock file can block anyone. They lie in one folder for each user and machine, not beside a cache, so that
+lock file can block anyone. They lie in one folder for each user and machine, not next to a cache, so that
 runs with different caches and checkouts still see each other. Runs of different users, and those in containers
 of their own, see each other where `$IREE_GAUNTLET_LOCKS` names one folder for all of them:
 docs/explanation/disturbance.md.

@@ -1,7 +1,7 @@
 """Rounds: process starts of one program, taken to be compared with others.
 
 A round of a benchmark is one start of `iree-benchmark-module` with its own warm-up, a round of a compile one start of
-`iree-compile`. Each is watched, so that what the machine did meanwhile stands beside its times.
+`iree-compile`. Each is watched, so that what the machine did meanwhile stands next to its times.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def as_written(step: Step) -> Measurement:
 
 
 def compile_round(step: Step, settings: RoundSettings) -> Measurement:
-    """A compile step as rounds; they write beside its outputs, never over them.
+    """A compile step as rounds; they write next to its outputs, never over them.
 
     Raises:
         UsageError: CPUs are asked for, and there is no taskset.

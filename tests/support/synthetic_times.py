@@ -1,4 +1,4 @@
-"""An iree-benchmark-module whose times a test makes up, so that it is determined what is said of them."""
+"""An iree-benchmark-module whose times a test chooses, so that what is reported of them is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["made_up_times"]
+__all__ = ["synthetic_times"]
 
 # A benchmark has the machine for itself, so that no two starts count at once.
 _SCRIPT = """#!/bin/sh
@@ -22,7 +22,7 @@ exec cat "$started.json"
 """
 
 
-def made_up_times(folder: Path, *starts: Sequence[float]) -> str:
+def synthetic_times(folder: Path, *starts: Sequence[float]) -> str:
     """Makes the tool; its path, as a toolchain names it.
 
     Args:
