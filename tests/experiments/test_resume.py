@@ -250,7 +250,7 @@ def test_a_resumed_run_keeps_how_it_was_to_compile_and_for_how_long(project: Pro
     assert {first.name, second.name} == {note.name for note in again.iterdir()}
 
     longer = project.gauntlet("run", "--resume", "--run-dir", "cut", "--timeout-compile", "88")
-    assert longer.code == 0, again.text
+    assert longer.code == 0, longer.text
     assert {step["timeout"] for step in read_journal(path).steps if step["stage"] == "compile"} == {88.0}
 
 
