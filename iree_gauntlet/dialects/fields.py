@@ -6,6 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from iree_gauntlet.cases import SPEC_STAGES
@@ -13,6 +14,7 @@ from iree_gauntlet.cases import SPEC_STAGES
 _ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
 TENSOR_TYPE = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -51,6 +53,22 @@ def _relative_path(text: str) -> str:
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text:
         raise ValueError(f"expected a relative path without '..', found {text!r}")
     return text
+
+
+def _releases(text: str) -> str:
+    if not (_RELEASE.fullmatch(text) or _is_range(text)):
+        raise ValueError(f"expected a release such as 3.13.0, or a range such as >=3.13, found {text!r}")
+    return text
+
+
+def _is_range(text: str) -> bool:
+    if not text or text[0] not in "<>=!~":
+        return False
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        return False
+    return True
 
 
 def _truth(value: object) -> object:
@@ -92,6 +110,7 @@ TensorType = Annotated[str, AfterValidator(_tensor_type)]
 InputText = Annotated[str, AfterValidator(_input_text)]
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 RelativePath = Annotated[str, AfterValidator(_relative_path)]
+Releases = Annotated[str, AfterValidator(_releases)]
 Truth = Annotated[bool, BeforeValidator(_truth)]
 WholeNumber = Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)]
 Timeouts = Annotated[dict[str, Positive], AfterValidator(_of_stages)]

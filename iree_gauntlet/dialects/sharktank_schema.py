@@ -19,6 +19,7 @@ from iree_gauntlet.dialects.fields import (
     PlainName,
     Positive,
     RelativePath,
+    Releases,
     TensorType,
     Text,
     Timeouts,
@@ -142,7 +143,7 @@ class Benchmark(_Common):
     golden_time_tolerance_multiplier: dict[str, Positive] = Field(default_factory=dict)
     golden_dispatch: dict[str, Count] = Field(default_factory=dict)
     golden_size: dict[str, Count] = Field(default_factory=dict)
-    golden_compiler: Text | None = None  # ours
+    golden_compiler: Releases | None = None  # ours
 
     def notes(self) -> tuple[str, ...]:
         """What is written otherwise today."""

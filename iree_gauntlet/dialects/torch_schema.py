@@ -27,6 +27,7 @@ from iree_gauntlet.dialects.fields import (
     ImportOptions,
     InputText,
     Positive,
+    Releases,
     Text,
     Timeouts,
     Word,
@@ -230,7 +231,7 @@ class CompstatTest(_Test):
     module: Annotated[_ModuleName, BeforeValidator(_only_one)]
     golden_dispatch_count: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     golden_binary_size: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    golden_compiler: Text | None = None  # ours
+    golden_compiler: Releases | None = None  # ours
 
 
 TEST_TYPES: dict[str, type[QualityTest | BenchmarkTest | CompstatTest]] = {

@@ -97,6 +97,15 @@ def test_figures_belong_to_their_release() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "passed"),
+    [("3.13.0", False), ("3.14.0.dev0+g1a2b3c4", False), ("3.13.0rc20261016", False), ("4.0.0", None), ("3.12.0", None),
+     ("unknown", None)],
+)  # fmt: skip
+def test_figures_may_belong_to_a_range_of_releases(version: str, passed: bool | None) -> None:
+    assert check_figure(Metric.DISPATCH_COUNT, 77, [count_golden(76, ">=3.13,<4")], version).passed is passed
+
+
+@pytest.mark.parametrize(
     ("version", "release"),
     [("3.13.0rc20261016", "3.13.0"), ("3.13.0", "3.13.0"), ("3.13", "3.13.0"), ("3.10.0.dev1+g1", "3.10.0"),
      ("", ""), ("unknown", ""), (" 3.9.0 ", "3.9.0")],

@@ -65,14 +65,15 @@ def _run(
     disturbed: Sequence[str] = (),
     threshold: str = "passed",
     release: str = "3.13.0rc20261016",
+    golden_release: str = "3.13.0",
     ended: bool = True,
 ) -> None:
     builder = JournalBuilder(run=name)
     compile_step = builder.step("toy", "net", "compile")
     threshold_step = builder.step("toy", "net", "threshold")
     counts = [
-        _golden("dispatch_count", "golden_dispatch.cpu", 19, release="3.13.0"),
-        _golden("binary_size_bytes", "golden_size.cpu", 1000, release="3.13.0"),
+        _golden("dispatch_count", "golden_dispatch.cpu", 19, release=golden_release),
+        _golden("binary_size_bytes", "golden_size.cpu", 1000, release=golden_release),
     ]
     compstat = builder.step("toy", "net", "compstat", goldens=counts)
     benchmark = builder.step("toy", "net", "benchmark", goldens=[_golden("time_ms", "golden_time_ms.desk", 2.5)])
@@ -179,6 +180,23 @@ def test_sizes_are_proposed_with_the_room_that_is_asked_for(project: Path, capsy
     assert '"golden_size": {"cpu":1200}' in capsys.readouterr().out
 
 
+def test_a_golden_of_a_range_keeps_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = project / _FILE
+    path.write_text(_SPEC.replace('"3.13.0"', '">=3.13"'))
+    _run(project, "run-1", release="3.14.0.dev0", golden_release=">=3.13")
+    _update(write=True)
+    assert json.loads(path.read_text()) | {"golden_time_ms": {}} == {
+        "golden_compiler": ">=3.13",
+        "golden_dispatch": {"cpu": 20, "other": 7},
+        "golden_size": {"cpu": 1000},
+        "golden_time_ms": {},
+    }
+    _run(project, "run-2", times=(2.5, 2.5), release="3.12.0", golden_release=">=3.13")
+    capsys.readouterr()
+    _update()
+    assert "belongs to release >=3.13, measured was 3.12.0 (--to-release moves it)" in capsys.readouterr().err
+
+
 def test_another_release_needs_to_be_asked_for_and_moves_all_or_nothing(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +250,7 @@ _PLACES = st.builds(
     factor=st.sampled_from([1.0, 1.1]),
     statistic=st.sampled_from(Statistic),
     sku=st.just(""),
-    release=st.sampled_from(["", "3.13.0"]),
+    release=st.sampled_from(["", "3.13.0", ">=3.13"]),
 )
 _EVIDENCE = st.builds(
     lambda figure, spread, refused, release: Evidence(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.measuring.goldens.goldens import release_of
+from iree_gauntlet.measuring.goldens.goldens import covers, release_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -174,8 +174,8 @@ def propose(
     objection = _objection(golden, usable, to_release=to_release)
     if objection:
         return objection
-    release = usable[-1].release if golden.release else ""
-    moved = bool(release) and release != release_of(golden.release)
+    moved = bool(golden.release) and not covers(golden.release, usable[-1].release)
+    release = usable[-1].release if moved else golden.release
     value = _new_value(golden, usable, size_headroom)
     if isinstance(value, str):
         return Proposal(golden, golden.value, release, _basis(golden, usable)) if moved else value
@@ -189,10 +189,11 @@ def _objection(golden: Golden, usable: Sequence[Evidence], *, to_release: bool) 
     time = golden.metric is Metric.TIME_MS
     if time and len(machines) > 1:
         return f"measured on several machines: {', '.join(machines)}"
-    if len(releases) > 1 and (golden.release or not time):
+    others = [release for release in releases if golden.release and not covers(golden.release, release)]
+    if len(releases) > 1 and (others or not (golden.release or time)):
         return f"measured with several releases: {', '.join(releases)}"
-    if golden.release and releases != [release_of(golden.release)] and not to_release:
-        return f"it belongs to release {golden.release}, measured was {releases[0]} (--to-release moves it)"
+    if others and not to_release:
+        return f"it belongs to release {golden.release}, measured was {others[0]} (--to-release moves it)"
     figures = sorted({item.measured for item in usable})
     if golden.metric is Metric.DISPATCH_COUNT and len(figures) > 1:
         return f"the counts differ: {', '.join(f'{figure:g}' for figure in figures)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Golden, Metric
 from iree_gauntlet.measuring.goldens.golden_proposals import Evidence, collect_evidence
-from iree_gauntlet.measuring.goldens.goldens import release_of
+from iree_gauntlet.measuring.goldens.goldens import covers
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _objection(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[
         return f"with the SKU {sku}, which has a golden of its own"
     if not everywhere and sku != golden.sku:
         return f"with the SKU {sku}" if sku else "without a SKU"
-    if golden.release and evidence.release != release_of(golden.release):
+    if golden.release and not covers(golden.release, evidence.release):
         return f"with release {evidence.release or 'unknown'}"
     disturbed = evidence.refused.startswith("disturbed:")
     undecided = evidence.refused.endswith(" inconclusive")

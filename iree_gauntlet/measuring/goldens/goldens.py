@@ -10,6 +10,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from packaging.specifiers import SpecifierSet
+
 from iree_gauntlet.cases import Golden, Metric, Statistic
 from iree_gauntlet.results import Check, Samples
 
@@ -54,6 +56,19 @@ def release_of(version: str) -> str:
     return ".".join([*parts, *["0"] * (3 - len(parts))])
 
 
+def covers(releases: str, version: str) -> bool:
+    """Whether a golden of a release, or of a range of them, is one for a compiler.
+
+    Args:
+        releases: `3.13.0`, or a range such as `>=3.13` or `>=3.9,<3.12`.
+        version: of the compiler; a nightly is taken for the release that it leads to.
+    """
+    release = release_of(version)
+    if releases[:1].isdigit() or not release:
+        return bool(release) and release_of(releases) == release
+    return SpecifierSet(releases).contains(release)
+
+
 def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequence[str], sku: str) -> Check:
     """Holds a benchmark's time against the golden of the target's SKU.
 
@@ -93,7 +108,8 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
     """Holds a dispatch count or a size against the golden of the compiler's release.
 
-    A golden written for this release goes before one for every release; of several, the strictest counts.
+    A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
+    strictest counts.
 
     Args:
         metric: `DISPATCH_COUNT` or `BINARY_SIZE_BYTES`.
@@ -103,7 +119,7 @@ def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], rel
     """
     current = release_of(release)
     candidates = [golden for golden in goldens if golden.metric == metric]
-    own = [golden for golden in candidates if golden.release and release_of(golden.release) == current]
+    own = [golden for golden in candidates if golden.release and covers(golden.release, current)]
     fitting = own or [golden for golden in candidates if not golden.release]
     if not fitting:
         known = ", ".join(sorted({golden.release for golden in candidates}))
