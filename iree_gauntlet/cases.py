@@ -7,6 +7,7 @@ paths before they build a case.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -89,6 +90,7 @@ class Metric(StrEnum):
     TIME_MS = "time_ms"
     DISPATCH_COUNT = "dispatch_count"
     BINARY_SIZE_BYTES = "binary_size_bytes"
+    MAX_ABS_ERROR = "max_abs_error"
 
 
 class Statistic(StrEnum):
@@ -224,7 +226,7 @@ class Golden(Recorded):
         statistic: which figure of the repetitions counts (time only).
         sku: the SKU that the figure was written for.
         release: the compiler release that the figure belongs to; empty for every release.
-        origin: where it is written.
+        origin: where it is written; without a field, the run that has measured it.
     """
 
     metric: Metric
@@ -237,8 +239,9 @@ class Golden(Recorded):
 
     @property
     def limit(self) -> float:
-        """The largest figure that passes."""
-        return self.value * self.factor
+        """The largest figure that passes; in whole bytes for a size."""
+        limit = self.value * self.factor
+        return float(math.floor(limit)) if self.metric is Metric.BINARY_SIZE_BYTES else limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +350,10 @@ class Case:
     def blocked(self, stage: Stage) -> str:
         """What keeps a stage from running; empty where nothing does."""
         return self.blocked_reason if self.blocked_at in (None, stage) else ""
+
+    def goldens_of(self, *metrics: Metric) -> tuple[Golden, ...]:
+        """Its goldens of some metrics."""
+        return tuple(golden for golden in self.goldens if golden.metric in metrics)
 
     @property
     def chain(self) -> str:

@@ -87,6 +87,8 @@ def percent(part: float, total: float) -> str:
 
 
 def figure(value: float, unit: str) -> str:
-    """A measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; a count is its own unit."""
+    """A measured or golden figure with its unit: `9.10 ms`, `833,586 bytes`; a count and an error have none."""
+    if unit == "":
+        return error_figure(value)
     text = milliseconds(value) if unit == "ms" else whole(value)
-    return text if unit in ("", "dispatches") else f"{text} {unit}"
+    return text if unit == "dispatches" else f"{text} {unit}"

@@ -154,6 +154,11 @@ class ConductRequest:
         "What a broken golden time is: confirm (more rounds decide) or strict (a failure, by the spec's plain rule).",
         choices=("confirm", "strict"),
     )
+    baseline: str = option(
+        "",
+        "Earlier run that this one must not be worse than, in dispatches, size and error: a folder, its name in runs/, "
+        "or latest.",
+    )
     confirm_seconds: float = option(300.0, "Seconds that one golden time may take to be confirmed.", unit="seconds")
     disturbed: str = option(
         "replace",
@@ -237,7 +242,7 @@ class RunRequest:
     def kept(self) -> dict[str, Any]:
         """The options that a resumed run keeps, by name."""
         toolchain = {name: value for name, value in asdict(self.toolchain).items() if name != "cache_dir"}
-        conduct = {name: getattr(self.conduct, name) for name in ("batch", *KEPT_UNLESS_GIVEN)}
+        conduct = {name: getattr(self.conduct, name) for name in ("batch", "baseline", *KEPT_UNLESS_GIVEN)}
         return asdict(self.selection) | toolchain | asdict(self.shard) | conduct
 
     def with_kept(self, values: Mapping[str, Any]) -> RunRequest:

@@ -36,11 +36,11 @@ class Check(Recorded):
     """A figure and what it was held against.
 
     Attributes:
-        metric: what was measured: `time_ms`, `dispatch_count` or `binary_size_bytes`.
+        metric: what was measured: `time_ms`, `dispatch_count`, `binary_size_bytes` or `max_abs_error`.
         measured: the figure in `unit`; None where it is not available.
         golden, factor, limit: the golden, its tolerance multiplier and their product; None where the
             figure was only measured.
-        unit: `ms`, `dispatches` or `bytes`.
+        unit: `ms`, `dispatches` or `bytes`; empty for an error.
         statistic: which figure of the repetitions it is (time only).
         sku: the target's SKU (time only).
         release: the compiler's release (dispatch count and size).
@@ -232,6 +232,13 @@ class Result(Recorded):
     fetched: tuple[Fetched, ...] = ()
     disk_full: bool = field(default=False, metadata=UNRECORDED)
     out_of_memory: bool = field(default=False, metadata=UNRECORDED)
+
+    @property
+    def max_abs_error(self) -> float | None:
+        """The largest of all outputs, NaN above all; None where none was compared value by value."""
+        known = [output.max_abs_error for output in self.outputs if output.max_abs_error is not None]
+        # NaN is greater than nothing and less than nothing: it would hide behind any number.
+        return next((error for error in known if math.isnan(error)), max(known, default=None))
 
     @property
     def crashed(self) -> bool:

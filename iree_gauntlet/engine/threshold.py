@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Allclose, Verdict
+from iree_gauntlet.cases import Allclose, Metric, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import after_process
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
 from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_output
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
@@ -47,6 +48,19 @@ _LONG_RUN_SECONDS = 120.0
 
 def check_threshold(step: Step, processes: Processes) -> Result:
     """Runs a threshold step."""
+    result = _checked(step, processes)
+    if not step.goldens or result.verdict is not Verdict.PASSED:
+        return result
+    error = result.max_abs_error
+    if error is None:
+        note = f"its error is not held against {step.goldens[0].origin.file}: no output was compared value by value"
+        return replace(result, notes=(*result.notes, note))
+    check = check_figure(Metric.MAX_ABS_ERROR, error, step.goldens, "")
+    verdict, reason = (Verdict.FAILED, shorten(describe(check))) if check.passed is False else (result.verdict, "")
+    return replace(result, verdict=verdict, reason=reason, checks=(check,))
+
+
+def _checked(step: Step, processes: Processes) -> Result:
     step = _with_reference(step)
     assert step.command is not None, "planned with a command"
     if step.allclose is not None:

@@ -241,13 +241,10 @@ def _dispatches(record: JournalRecord, chain: str) -> Reading:
 
 def _error(record: JournalRecord, chain: str) -> Reading:
     result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
-    outputs = result.outputs if result else ()
-    known = [output.max_abs_error for output in outputs if output.max_abs_error is not None]
-    if not known:
+    worst = result.max_abs_error if result else None
+    if worst is None:
         _, reason = _broken(record, chain)
         return Reading(None, reason=reason or "no output was compared value by value")
-    # NaN is greater than nothing and less than nothing: it would hide behind any number.
-    worst = next((error for error in known if error != error), None) or max(known)  # noqa: PLR0124
     return Reading(worst, f"max error {error_figure(worst)}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict
+from iree_gauntlet.engine.baseline import held_against, with_counts
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
@@ -21,7 +22,7 @@ from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_conte
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, UsageError
 from iree_gauntlet.experiments.shards import only_chains, only_shard
-from iree_gauntlet.journal_format import JOURNAL
+from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.records.earlier_runs import (
     Asked,
@@ -30,6 +31,7 @@ from iree_gauntlet.records.earlier_runs import (
     failed_chains,
     finished_verdicts,
     newest_run,
+    run_named,
 )
 from iree_gauntlet.records.event_log import Journal
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.run_client import RunServers
     from iree_gauntlet.progress import Presenter, Progress
     from iree_gauntlet.steps import Step
+
+
+# Of models without figures in a baseline.
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,10 @@ def choose(request: RunRequest) -> Chosen:
         SpecError: a spec, or the suite, is wrong.
         NothingSelectedError: nothing matches.
     """
+    if request.conduct.baseline:
+        # Under its own name: what is the latest now will not be when this run is resumed.
+        baseline = str(run_named(request.conduct.baseline, "--baseline").resolve())
+        request = replace(request, conduct=replace(request.conduct, baseline=baseline))
     selection = select(request.selection, request.defaults)
     selection.require_sound()
     return Chosen(request, selection, request.stages or selection.stages)
@@ -160,9 +170,13 @@ def _removed_where_nothing_begins(run_dir: Path, *, made: bool) -> Iterator[None
 def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, dict[str, Any] | None]:
     """What is to be done in a folder, and what share of everything that is."""
     request, selection, stages = chosen.request, chosen.selection, chosen.stages
-    plan = make_plan(selection.cases, stages, plan_context(machine, run_dir, request.conduct))
+    baseline = request.conduct.baseline
+    cases = with_counts(selection.cases) if baseline else selection.cases
+    plan = make_plan(cases, stages, plan_context(machine, run_dir, request.conduct))
     if plan.problems:
         raise SpecError(list(plan.problems))
+    if baseline:
+        plan = _with_baseline(plan, Path(baseline), machine)
     if request.chains is not None:
         plan, shard = only_chains(plan, request.chains), None
     else:
@@ -179,6 +193,16 @@ def _planned(chosen: Chosen, machine: Workbench, run_dir: Path) -> tuple[Plan, d
             "`plan` shows what each task would do with a selection.",
         )
     return plan, shard
+
+
+def _with_baseline(plan: Plan, folder: Path, machine: Workbench) -> Plan:
+    """A plan that is held against an earlier run."""
+    release = machine.toolchain.compiler.version if machine.toolchain else ""
+    plan, missing = held_against(plan, read_journal(folder / JOURNAL), str(shown(folder)), release)
+    if missing:
+        some = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        sys.stderr.write(f"warning: not held against {shown(folder)}, which has no figures of it: {some}\n")
+    return plan
 
 
 @contextmanager

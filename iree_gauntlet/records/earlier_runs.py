@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from iree_gauntlet.steps import Step
 
 
+# In place of a run's name.
+LATEST = "latest"
 _BENCH_AGAIN = "A `bench` is not resumed: start it again, and what is done comes from the cache."
 # Verdicts that stand when a run is continued. Errors and skips are tried again: what caused them may be gone.
 _STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.XFAILED, Verdict.XPASSED, Verdict.INCONCLUSIVE)
@@ -53,11 +55,13 @@ def newest_run(folder: Path) -> Path:
 
 
 def run_named(text: str, where: str) -> Path:
-    """The folder of a run: a path, or its name in runs/; `where` says for the message what named it.
+    """The folder of a run: a path, its name in runs/, or `latest`; `where` says for the message what named it.
 
     Raises:
         UsageError: there is none.
     """
+    if text == LATEST:
+        return newest_run(runs_folder())
     for folder in (Path(text), runs_folder() / text):
         if (folder / JOURNAL).is_file():
             return folder

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Check, OutputComparison
 
 
-_METRIC_NAMES = {"time_ms": "time", "dispatch_count": "dispatches", "binary_size_bytes": "size"}
+_METRIC_NAMES = {
+    "time_ms": "time",
+    "dispatch_count": "dispatches",
+    "binary_size_bytes": "size",
+    "max_abs_error": "max error",
+}
 
 
 def check_line(check: Check) -> str:

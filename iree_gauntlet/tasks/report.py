@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_LATEST = "latest"
+LATEST = "latest"
 
 
 def report(runs: str, merge: str = "", *, lenient: bool = False) -> ExitCode:
@@ -65,7 +65,7 @@ def _names(text: str) -> list[str]:
 
 
 def _folder(named: str) -> Path:
-    folder = _newest() if named == _LATEST else Path(named)
+    folder = _newest() if named == LATEST else Path(named)
     if not folder.is_dir() and (runs_folder() / named).is_dir():
         folder = runs_folder() / named
     if not folder.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import xml.etree.ElementTree as ET
@@ -57,6 +58,29 @@ def test_every_broken_golden_of_a_file_is_reported_with_how_much(project: Projec
     assert "golden_size.cpu" in junit
     assert "golden_time_ms.lab" in junit
     assert junit.count("<failure") == 2
+
+
+def test_a_run_is_held_against_an_earlier_one(project: Project) -> None:
+    first = project.gauntlet("run", "--stages", "compile", "--stages", "threshold")
+    assert first.code == 0, first.text
+    earlier = project.newest
+    stages = ("--stages", "threshold", "--stages", "compstat")
+    done = project.gauntlet("run", *stages, "--baseline", "latest")
+    assert done.code == 0, done.text
+    checks = [check for stage in ("threshold", "compstat") for check in project.result(f"{_CHAIN}:{stage}")["checks"]]
+    assert {check["metric"]: check["passed"] for check in checks} == {
+        "max_abs_error": True,
+        "dispatch_count": True,
+        "binary_size_bytes": True,
+    }
+    journal = earlier / "journal.jsonl"
+    journal.write_text(re.sub(r'"dispatch_count": ?1', '"dispatch_count": 0', journal.read_text()))
+    done = project.gauntlet("run", *stages, "--baseline", earlier.name)
+    assert (done.code, project.verdict(f"{_CHAIN}:compstat")) == (1, "failed"), done.text
+    assert f"dispatch count 1 exceeds the limit 0 by 1 (--baseline runs/{earlier.name})" in done.out
+    missing = project.gauntlet("run", "--baseline", "nowhere")
+    assert missing.code == 2
+    assert missing.err.startswith("error: --baseline nowhere: there is no such run\n")
 
 
 def test_a_tolerance_that_is_no_number_stops_the_run_before_anything_is_compiled(project: Project) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.measuring.goldens.goldens import covers, release_of
+from iree_gauntlet.measuring.goldens.goldens import UNITS, covers, release_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
 
 
-_UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
 _DIGITS = 3
 _SOUND = ("passed", "xfailed", "skipped")
 _FIGURE_STAGES = ("benchmark", "compstat")
@@ -113,7 +112,7 @@ def _figures(
     for written in step["goldens"]:
         golden = Golden.from_dict(written)
         figures = _measured(golden, result)
-        if not figures:
+        if not figures or not golden.origin.field:
             continue
         causes = result.statistics.get("disturbed") or ()
         disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
@@ -222,6 +221,8 @@ def _new_value(golden: Golden, usable: Sequence[Evidence], size_headroom: float 
             # A golden with room in it is not tightened for the sake of a few bytes.
             wanted = _rounded_up(largest * size_headroom)
             return "within the headroom" if largest <= golden.value <= wanted else wanted
+        case Metric.MAX_ABS_ERROR:
+            raise TypeError("no spec has a golden error")
 
 
 def _rounded(value: float) -> float:
@@ -235,7 +236,7 @@ def _rounded_up(value: float) -> float:
 
 
 def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
-    unit = _UNITS[golden.metric]
+    unit = UNITS[golden.metric]
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
     if golden.metric is not Metric.TIME_MS:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"

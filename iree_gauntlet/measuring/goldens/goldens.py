@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_UNITS = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
-_TITLES = {Metric.TIME_MS: "time", Metric.DISPATCH_COUNT: "dispatch count", Metric.BINARY_SIZE_BYTES: "size"}
+UNITS = {
+    Metric.TIME_MS: "ms",
+    Metric.DISPATCH_COUNT: "dispatches",
+    Metric.BINARY_SIZE_BYTES: "bytes",
+    Metric.MAX_ABS_ERROR: "",
+}
+_TITLES = {
+    Metric.TIME_MS: "time",
+    Metric.DISPATCH_COUNT: "dispatch count",
+    Metric.BINARY_SIZE_BYTES: "size",
+    Metric.MAX_ABS_ERROR: "max error",
+}
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
@@ -42,9 +52,9 @@ def describe(check: Check) -> str:
 
 
 def _figure(check: Check, value: float) -> str:
-    # Counts and bytes in full; times in as many digits as a person can compare.
-    number = f"{value:.4g}" if check.unit == "ms" else f"{value:,.10g}"
-    return number if check.metric == Metric.DISPATCH_COUNT else f"{number} {check.unit}"
+    # Counts and bytes in full; times and errors in as many digits as a person can compare.
+    number = f"{value:,.10g}" if check.unit in ("dispatches", "bytes") else f"{value:.4g}"
+    return f"{number} {check.unit}" if check.unit in ("ms", "bytes") else number
 
 
 def release_of(version: str) -> str:
@@ -106,13 +116,13 @@ def check_time(samples: Samples, goldens: Sequence[Golden], golden_keys: Sequenc
 
 
 def check_figure(metric: Metric, measured: float, goldens: Sequence[Golden], release: str) -> Check:
-    """Holds a dispatch count or a size against the golden of the compiler's release.
+    """Holds a dispatch count, a size or an error against the golden of the compiler's release.
 
     A golden written for this release, or a range that it lies in, goes before one for every release; of several, the
     strictest counts.
 
     Args:
-        metric: `DISPATCH_COUNT` or `BINARY_SIZE_BYTES`.
+        metric: anything but a time.
         measured: the figure.
         goldens: of any metric; others are passed over.
         release: the compiler's version or release.
@@ -159,7 +169,7 @@ def _measured_only(
     return Check(
         metric=str(metric),
         measured=measured,
-        unit=_UNITS[metric],
+        unit=UNITS[metric],
         statistic=str(statistic or ""),
         sku=sku,
         release=release,
