@@ -1,19 +1,19 @@
-"""A run: executes a plan under the journal, the locks and the scheduler, and tells the console."""
+"""A run: executes a plan under the journal, the locks and the scheduler, and reports progress."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import with_expectation
 from iree_gauntlet.engine.modules.modules import ModuleMaker
+from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
@@ -244,31 +244,12 @@ class Engine:
         for item in step.inputs:
             if self._cancelled.is_set():
                 break
-            fetched.append(self._get(item.url))
+            fetch = partial(self._store.fetch, item.url)
+            fetched.append(until_cancelled(fetch, self._cancelled, f"{item.url}: interrupted"))
         notes = [f"{file.url}: {note}" for file in fetched for note in file.notes]
         every = all(item.cached for item in fetched)
         cache = CacheUse(every, reason="all files present" if every else "downloaded")
         return Result(Verdict.PASSED, cache=cache, fetched=tuple(fetched), notes=(*step.notes, *notes))
-
-    def _get(self, url: str) -> Fetched:
-        """Fetches a file; on a thread that is left behind when the run is cancelled, as a silent server holds it.
-
-        Raises:
-            GauntletError: it is not available, or the run was cancelled.
-        """
-        future: Future[Fetched] = Future()
-
-        def fetch() -> None:
-            try:
-                future.set_result(self._store.fetch(url))
-            except BaseException as error:  # noqa: BLE001 - raised again in the step's own thread
-                future.set_exception(error)
-
-        threading.Thread(target=fetch, name="fetch", daemon=True).start()
-        while not wait([future], _CANCEL_POLL_SECONDS).done:
-            if self._cancelled.is_set():
-                raise GauntletError(f"{url}: interrupted")
-        return future.result()
 
 
 class _Memory:
@@ -313,7 +294,6 @@ def _event_fields(step: Step) -> dict[str, Any]:
     return {"id": step.id, "chain": step.chain, "stage": step.stage}
 
 
-_CANCEL_POLL_SECONDS = 0.2
 _MEMORY_SECONDS = 0.05
 _MEMORY_RESERVE = 2 << 30
 _MEMORY_PER_PROGRAM = 8

@@ -83,7 +83,7 @@ class ServedCompiles(Processes):
         _, program, *flags = chosen.argv
         outcome = self._server.compile(
             CompileJob(
-                program=program,
+                programs=(program,),
                 flags=tuple(flags[:-2]),
                 output=Path(flags[-1]),
                 stdout=folder / f"{name}stdout.txt",

@@ -18,7 +18,7 @@ import pytest
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.compile_client import BatchJob, CompileJob, CompileServer, served
+from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
 from iree_gauntlet.engine.processes.compile_outcome import blamed_programs, outcome_of
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Step
@@ -163,7 +163,7 @@ def own_server(tmp_path: Path) -> Iterator[CompileServer]:
 def job(tmp_path: Path) -> CompileJob:
     (tmp_path / "model.mlir").write_text(PROGRAM)
     return CompileJob(
-        program="model.mlir",
+        programs=("model.mlir",),
         flags=FLAGS,
         output=tmp_path / "model.vmfb",
         stdout=tmp_path / "logs" / "out.txt",
@@ -178,16 +178,16 @@ def hanging(job: CompileJob, tmp_path: Path) -> CompileJob:
     """A compile that waits for ever for its program."""
     os.mkfifo(tmp_path / "never.mlir")
     logs = tmp_path / "hanging"
-    return replace(job, program="never.mlir", stdout=logs / "out.txt", stderr=logs / "err.txt")
+    return replace(job, programs=("never.mlir",), stdout=logs / "out.txt", stderr=logs / "err.txt")
 
 
-def batch_of(job: CompileJob, *programs: str) -> BatchJob:
+def batch_of(job: CompileJob, *programs: str) -> CompileJob:
     paths = []
     for index, text in enumerate(programs):
         path = Path(job.cwd) / f"program{index}.mlir"
         path.write_text(text)
         paths.append(str(path))
-    return BatchJob(tuple(paths), FLAGS, job.output, job.stdout, job.stderr, job.cwd, job.timeout)
+    return CompileJob(tuple(paths), FLAGS, job.output, job.stdout, job.stderr, job.cwd, job.timeout)
 
 
 @pytest.mark.corpus
@@ -237,7 +237,7 @@ def test_bytecode_and_files_next_to_the_module(server: CompileServer, job: Compi
         )
 
     assert native(bytecode, tmp_path / "theirs.vmfb", flags("theirs.json"))[0] == 0
-    outcome = server.compile(replace(job, program="model.mlirbc", flags=flags("ours.json")))
+    outcome = server.compile(replace(job, programs=("model.mlirbc",), flags=flags("ours.json")))
     assert outcome.exit_code == 0
     assert job.output.read_bytes() == (tmp_path / "theirs.vmfb").read_bytes()
     assert json.loads((tmp_path / "ours.json").read_text()) == json.loads((tmp_path / "theirs.json").read_text())
@@ -247,7 +247,7 @@ def test_what_the_tool_refuses_is_refused_as_by_the_tool(
     server: CompileServer, job: CompileJob, tmp_path: Path
 ) -> None:
     for program, flags in (("model.mlir", (*FLAGS, "--no-such-flag")), ("missing.mlir", FLAGS)):
-        outcome = server.compile(replace(job, program=program, flags=flags))
+        outcome = server.compile(replace(job, programs=(program,), flags=flags))
         assert (outcome.exit_code, job.stderr.read_text()) == native(tmp_path / program, tmp_path / "x", flags)
         assert not job.output.exists()
 
@@ -374,7 +374,7 @@ from pathlib import Path
 from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer
 folder = Path({str(tmp_path)!r})
 server = CompileServer(sys.executable, folder / "tmp")
-job = CompileJob("never.mlir", (), folder / "o", folder / "out", folder / "err", str(folder), 100.0)
+job = CompileJob(("never.mlir",), (), folder / "o", folder / "out", folder / "err", str(folder), 100.0)
 server.compile(job)
 """
     client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.modules.batches import flags_of
-from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache
+from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
 from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.engine.modules.modules import is_edited
-from iree_gauntlet.engine.processes.compile_client import BatchJob, CompileServer
+from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer
 from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.system.atomic import write_atomic
@@ -164,7 +162,7 @@ class BatchCompiler:
         target = Path(step.output("module"))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        _link_or_copy(module, target)
+        link_or_copy(module, target)
         write_atomic(target.with_name(_RECORD), json.dumps({"batch": batch, "function": function}))
         return Result(
             Verdict.PASSED,
@@ -196,7 +194,7 @@ class BatchCompiler:
             log = folder / f"attempt{tally.attempts}"
             first = members[numbers[0]]
             assert first.command is not None, "a compile has a command"
-            job = BatchJob(
+            job = CompileJob(
                 programs=tuple(_program(members[number]) for number in numbers),
                 flags=flags_of(first),
                 output=module,
@@ -289,10 +287,3 @@ def _from_cache(entry: Entry, folder: Path) -> list[_Part]:
         entry.materialise(f"module{number}", module)
         parts.append(_Part(module, {int(index): tuple(names) for index, names in functions.items()}))
     return parts
-
-
-def _link_or_copy(source: Path, destination: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.link(source, destination)
-        return
-    shutil.copyfile(source, destination)

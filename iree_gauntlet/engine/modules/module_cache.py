@@ -353,7 +353,7 @@ class ModuleCache:
         described: dict[str, dict[str, Any]] = {}
         for role, source in sources.items():
             path = temporary / role
-            _link_or_copy(source, path)
+            link_or_copy(source, path)
             path.chmod(0o644)
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -428,14 +428,15 @@ def _replace(source: Path, destination: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".module-", dir=destination.parent))
     try:
         temporary = folder / "module"
-        _link_or_copy(source, temporary)
+        link_or_copy(source, temporary)
         temporary.replace(destination)
     finally:
         # Also because rename(2) leaves both names where they are links to one file.
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _link_or_copy(source: Path, destination: Path) -> None:
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Put a file at a new path, by a hard link where that can be."""
     try:
         os.link(source, destination)
     except FileNotFoundError:

@@ -40,6 +40,7 @@ _FILE = "file://"
 _STALL_SECONDS = 20.0
 _RETRIES = 1
 _CANCEL_POLL_SECONDS = 0.2
+_CANCELLED = "cancelled while the shared cache was asked"
 _BLOCK_BYTES = 1 << 20
 # What goes into one request, which alone can ask that nothing is replaced; it is in memory as a whole.
 _ONE_REQUEST_BYTES = 32 << 20
@@ -114,7 +115,7 @@ class SharedModules:
         Raises:
             GauntletError: the run was cancelled.
         """
-        return _until_cancelled(lambda: self._find(key, cache, name, roles), cancelled)
+        return until_cancelled(lambda: self._find(key, cache, name, roles), cancelled, _CANCELLED)
 
     def offer(self, key: str, cache: ModuleCache, cancelled: threading.Event) -> str:
         """Put an entry of the local store there, where this is allowed; a note, empty where all is well.
@@ -126,7 +127,7 @@ class SharedModules:
         """
         if not self.write or self._failed or self._unwritable:
             return ""
-        return _until_cancelled(lambda: self._offer(key, cache), cancelled)
+        return until_cancelled(lambda: self._offer(key, cache), cancelled, _CANCELLED)
 
     def _find(self, key: str, cache: ModuleCache, name: str, roles: Collection[str]) -> Found:
         try:
@@ -320,22 +321,22 @@ def _reason(error: Exception) -> str:
     return without_queries(text.partition("\n")[0]).rpartition(" - ")[2]
 
 
-def _until_cancelled(work: Callable[[], _T], cancelled: threading.Event) -> _T:
-    """What the work returns; it is left behind on its thread when the run is cancelled, as a silent store holds it.
+def until_cancelled(work: Callable[[], _T], cancelled: threading.Event, error: str) -> _T:
+    """What the work returns; it is left behind on its thread when the run is cancelled, as a silent server holds it.
 
     Raises:
-        GauntletError: the run was cancelled.
+        GauntletError: `error`, as the run was cancelled; or what the work raises.
     """
     future: Future[_T] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again in the step's own thread
-            future.set_exception(error)
+        except BaseException as failure:  # noqa: BLE001 - raised again in the step's own thread
+            future.set_exception(failure)
 
-    threading.Thread(target=run, name="shared-modules", daemon=True).start()
+    threading.Thread(target=run, name="until cancelled", daemon=True).start()
     while not wait([future], _CANCEL_POLL_SECONDS).done:
         if cancelled.is_set():
-            raise GauntletError("cancelled while the shared cache was asked")
+            raise GauntletError(error)
     return future.result()

@@ -49,34 +49,17 @@ _KILLED_NOTE = "the compile server was killed from outside, and its compiles wit
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A compile: `iree-compile PROGRAM FLAGS -o OUTPUT`.
+    """A compile: `iree-compile PROGRAM FLAGS -o OUTPUT`, of one program, or of many as one.
 
     Attributes:
-        program: path of MLIR, text or bytecode.
+        programs: paths of MLIR, text or bytecode.
         flags: the tool's.
         output: where the module goes, whole or not at all; its folder is there.
         stdout, stderr: log files; their folders are made.
         cwd: where relative paths begin; empty for the toolkit's own folder.
         timeout: seconds until it gets SIGTERM, and SIGKILL after the server's grace; `inf` for no limit.
         memory_bytes: limit of its address space, the compiler's own 0.3 GB included; 0 for none.
-    """
-
-    program: str
-    flags: tuple[str, ...]
-    output: Path
-    stdout: Path
-    stderr: Path
-    cwd: str
-    timeout: float
-    memory_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchJob:
-    """Many programs that are compiled as one; for the rest see `CompileJob`.
-
-    Attributes:
-        prefixes: put before the names of each program's symbols; `c0_`, `c1_`, … where empty.
+        prefixes: of many programs, put before the names of each one's symbols; `c0_`, `c1_`, … where empty.
     """
 
     programs: tuple[str, ...]
@@ -149,9 +132,9 @@ class CompileServer:
             ToolchainError: the server cannot be started.
             GauntletError: a folder is missing or cannot be written.
         """
-        return self._ask(job, (job.program,), None)[0]
+        return self._ask(job, None)[0]
 
-    def compile_batch(self, job: BatchJob) -> tuple[Outcome, tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    def compile_batch(self, job: CompileJob) -> tuple[Outcome, tuple[tuple[str, ...], ...], tuple[int, ...]]:
         """Compile programs as one and wait for it.
 
         Returns:
@@ -165,7 +148,7 @@ class CompileServer:
             GauntletError: a folder is missing or cannot be written.
         """
         prefixes = job.prefixes or tuple(f"c{index}_" for index in range(len(job.programs)))
-        outcome, detail = self._ask(job, job.programs, prefixes)
+        outcome, detail = self._ask(job, prefixes)
         functions = tuple(tuple(names) for names in (detail or {}).get("functions", ()))
         culprits: tuple[int, ...] = tuple((detail or {}).get("refused", ()))
         if outcome.exit_code and not culprits:
@@ -190,20 +173,18 @@ class CompileServer:
         if server is not None:
             server.close()
 
-    def _ask(
-        self, job: CompileJob | BatchJob, programs: tuple[str, ...], prefixes: tuple[str, ...] | None
-    ) -> tuple[Outcome, dict[str, Any] | None]:
+    def _ask(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[Outcome, dict[str, Any] | None]:
         if self._is_cancelled():
             return Outcome(None, cancelled=True), None
         for log in (job.stdout, job.stderr):
             _make_folder(log.parent)
         begun = time.monotonic()
         try:
-            server, waiter = self._send(job, programs, prefixes)
+            server, waiter = self._send(job, prefixes)
             answer = server.wait(waiter)
             if answer is None and not waiter.pid and not self._is_cancelled():
                 # That server was killed before it saw the request; nothing was tried yet.
-                server, waiter = self._send(job, programs, prefixes)
+                server, waiter = self._send(job, prefixes)
                 answer = server.wait(waiter)
         except _NeverStartedError as error:
             if self._is_cancelled():
@@ -227,12 +208,10 @@ class CompileServer:
     def _is_cancelled(self) -> bool:
         return self._cancelled
 
-    def _send(
-        self, job: CompileJob | BatchJob, programs: tuple[str, ...], prefixes: tuple[str, ...] | None
-    ) -> tuple[_Server, _Waiter]:
+    def _send(self, job: CompileJob, prefixes: tuple[str, ...] | None) -> tuple[_Server, _Waiter]:
         request = {
             "op": "compile",
-            "programs": programs,
+            "programs": job.programs,
             "prefixes": prefixes,
             "flags": job.flags,
             "output": str(job.output.absolute()),
