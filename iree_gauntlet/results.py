@@ -196,6 +196,7 @@ class Result(Recorded):
         verdict, reason: its result, and why in one line.
         command: as a person would type it; empty for steps without a process.
         seconds, cpu_seconds, peak_rss_bytes: of all processes of the step; seconds include our own work.
+        waited_seconds: for locks, before and while it was done; no part of `seconds`.
         tool_seconds: wall time inside IREE's tools.
         exit_code, signal, timed_out: of the process that decided.
         cache: whether it came from a cache.
@@ -230,6 +231,7 @@ class Result(Recorded):
     log: str = ""
     tail: tuple[str, ...] = ()
     fetched: tuple[Fetched, ...] = ()
+    waited_seconds: float = 0.0
     disk_full: bool = field(default=False, metadata=UNRECORDED)
     out_of_memory: bool = field(default=False, metadata=UNRECORDED)
 
@@ -247,8 +249,11 @@ class Result(Recorded):
         return self.signal not in ("", *SENT_SIGNALS) and not blameless
 
     def as_dict(self) -> dict[str, Any]:
-        """As of everything that is recorded; without statistics, null stands for them."""
-        return {**Recorded.as_dict(self), "statistics": self.statistics or None}
+        """As of everything that is recorded; null stands for no statistics, and who did not wait does not say so."""
+        record = {**Recorded.as_dict(self), "statistics": self.statistics or None}
+        if not self.waited_seconds:
+            del record["waited_seconds"]
+        return record
 
 
 def shorten(text: str) -> str:

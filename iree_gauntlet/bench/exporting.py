@@ -66,8 +66,9 @@ class Exporter:
         key = make_key(dict(step.cache.ingredients))
         result = self._looked_up(step, key)
         if result is None:
-            with self._cache.making(key, self._cancelled):
+            with self._cache.making(key, self._cancelled) as waited:
                 result = self._looked_up(step, key) or self._made(step, plan, key)
+            result = replace(result, waited_seconds=waited)
         if result.verdict is Verdict.PASSED:
             self.builds[step.role] = read_build(Path(step.folder))
             self.hashes[step.role] = result.statistics["hashes"]

@@ -173,8 +173,9 @@ class Engine:
                 verdict = Verdict.SKIPPED if step.skip else Verdict.ERROR
                 result = Result(verdict, step.skip or step.blocked, notes=() if step.skip else step.notes)
             else:
-                with self._locks(step):
+                with self._locks(step) as waited:
                     result = self._execute(step)
+                result = replace(result, waited_seconds=round(result.waited_seconds + waited, 6))
         except GauntletError as error:
             notes = (*step.notes, *(error.notes if isinstance(error, ArtifactError) else ()))
             result = Result(Verdict.ERROR, error.what, notes=notes, tail=tuple(error.hint.splitlines()))
@@ -188,7 +189,7 @@ class Engine:
             # What was cut short has no result: the journal shows it as unfinished, and a resumed run does it.
             return Verdict.ERROR
         result = with_expectation(step, result, lenient=self._options.lenient)
-        return self._finish(step, result, round(time.monotonic() - began, 6))
+        return self._finish(step, result, round(time.monotonic() - began - result.waited_seconds, 6))
 
     def _skip(self, step: Step, reason: str) -> Verdict:
         return self._finish(step, Result(Verdict.SKIPPED, reason), 0.0)
@@ -200,9 +201,10 @@ class Engine:
         return result.verdict
 
     @contextmanager
-    def _locks(self, step: Step) -> Iterator[None]:
-        """Hold the machine-wide locks that a step needs."""
+    def _locks(self, step: Step) -> Iterator[float]:
+        """Hold the machine-wide locks that a step needs; yields the seconds that it waited for them."""
         device = step.resources.device
+        began = time.monotonic()
         with ExitStack() as stack:
             if step.resources.exclusive or not step.resources.cores:
                 self._quiet.rest()
@@ -212,7 +214,7 @@ class Engine:
                 stack.enter_context(self._quiet.held())
             if device and (step.resources.exclusive or not device.startswith("local-")):
                 stack.enter_context(self._session.locks.device_lock(device, self._progress.waiting))
-            yield
+            yield time.monotonic() - began
 
     def _execute(self, step: Step) -> Result:
         performer = self._performers.get(step.stage)

@@ -27,7 +27,8 @@ key says `_ms`; a figure that was not measured is null; NaN and infinities are t
                    {"measured": number, "golden", "limit": number | null, "passed": bool | null} | null,
         "steps": [{
           "id": str, "stage": str, "role": str, "verdict": verdict, "reason": str, "behind": step id | "",
-          "seconds": number, "cpu_seconds": number, "tool_seconds": number, "peak_rss_bytes": int,
+          "seconds": number, "waited_seconds": number,
+          "cpu_seconds": number, "tool_seconds": number, "peak_rss_bytes": int,
           "exit_code": int | null, "signal": str, "timed_out": bool, "command": str, "device": str,
           "cache": {"hit": bool, "key": str, "reason": str} | null,
           "checks": [check], "outputs": [comparison],        as in the journal
@@ -131,6 +132,7 @@ def _step(step: StepOutcome) -> dict[str, Any]:
         "reason": step.reason,
         "behind": step.behind,
         "seconds": step.seconds,
+        "waited_seconds": step.waited_seconds,
         "cpu_seconds": step.cpu_seconds,
         "tool_seconds": step.tool_seconds,
         "peak_rss_bytes": step.peak_rss_bytes,

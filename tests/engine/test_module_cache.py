@@ -517,9 +517,10 @@ def test_one_process_at_a_time_makes_a_module_and_a_dead_one_keeps_nobody_out(ca
 
 
 def test_making_leaves_no_lock_behind(cache: ModuleCache) -> None:
-    with cache.making(make_key(INGREDIENTS), threading.Event()):
+    with cache.making(make_key(INGREDIENTS), threading.Event()) as waited:
         assert leftovers(cache)
     assert not leftovers(cache)
+    assert waited >= 0
 
 
 class CancelledWhileWaiting(threading.Event):

@@ -269,26 +269,29 @@ class ModuleCache:
             shutil.rmtree(aside, ignore_errors=True)
 
     @contextlib.contextmanager
-    def making(self, key: str, cancelled: threading.Event) -> Iterator[None]:
+    def making(self, key: str, cancelled: threading.Event) -> Iterator[float]:
         """Be the one process that makes a module: others that want it wait until the block is left.
 
         A store in which no lock can be made keeps nobody out: it can keep no module either.
 
+        Yields:
+            Seconds that it waited.
+
         Raises:
             WaitCancelledError: the run was cancelled while it waited.
         """
-        lock = LockFile(self._modules / "making" / f"{key}.lock")
+        folder, began = self._modules / "making", time.monotonic()
+        lock = LockFile(folder / f"{key}.lock")
         try:
-            lock_path = self._modules / "making"
-            lock_path.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             while not lock.acquire_now():
                 if cancelled.wait(_LOCK_POLL_SECONDS):
                     raise WaitCancelledError(f"cancelled while another process makes module {key[:12]}")
         except OSError:
-            yield
+            yield 0.0
             return
         try:
-            yield
+            yield time.monotonic() - began
         finally:
             # Who waits for it sees that it is gone, and makes it again.
             lock.remove()

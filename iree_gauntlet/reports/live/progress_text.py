@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _EXPECTED = ("passed", "xfailed", "skipped")
 # An arrival that took less is not worth a line of its own.
 _WORTH_SECONDS = 5.0
+# Seconds of waiting for locks that are shown.
+_WORTH_WAITING = 1.0
 _STALLED_SECONDS = 10.0
 
 
@@ -46,7 +48,8 @@ def started_text(run: dict[str, Any]) -> str:
 def finished_text(step: dict[str, Any], result: Result, place: str) -> str:
     """The line of a finished step: `[ 3/24] passed  ocr/cls@cpu compile  8.21 s (cached)`."""
     cached = " (cached)" if result.cache and result.cache.hit else ""
-    took = f"  {duration(result.seconds)}{cached}" if result.verdict != "skipped" else ""
+    waited = f" (waited {duration(result.waited_seconds)})" if result.waited_seconds >= _WORTH_WAITING else ""
+    took = f"  {duration(result.seconds)}{cached}{waited}" if result.verdict != "skipped" else ""
     reason = f": {one_line(result.reason)}" if result.reason else ""
     return f"{place} {result.verdict:<7} {step_title(step)}{took}{reason}"
 
