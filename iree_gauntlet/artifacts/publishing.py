@@ -1,6 +1,7 @@
 """Files appear in the store whole or not at all: temporary file in the same folder, fsync, rename.
 
-What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out.
+What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out. Runs that
+fetch the same file wait for each other by a lock.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import hashlib
 import os
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.progress import Progress
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -97,3 +101,23 @@ def human_bytes(count: int) -> str:
 def _leftover_prefix(path: Path) -> str:
     # A digest, because the file's own name may be as long as the file system allows.
     return f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}."
+
+
+@contextmanager
+def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
+    """Hold a lock; a wait of more than a few seconds is noted, again and again.
+
+    There is no limit: the owner's own timeouts bound its work, and a dead owner's lock is free.
+
+    Raises:
+        ArtifactError: if the lock's file cannot be made (read-only cache).
+    """
+
+    def waiting(seconds: float) -> None:
+        progress.note(url, f"waiting for another download of the same file ({seconds:.0f} s so far)")
+
+    with ExitStack() as stack:
+        with disk_errors(path.parent, url):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(path, waiting))
+        yield

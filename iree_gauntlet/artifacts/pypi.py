@@ -30,8 +30,7 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from uv import find_uv_bin
 
-from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, publish, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, locked, publish, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.short_process import run_short

@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.artifacts.azure_access import AZURE_HINT, AzureAccess, azure_access, azure_blob
 from iree_gauntlet.artifacts.http_remote import HttpRemote
-from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
+from iree_gauntlet.artifacts.object_stores import (
+    AZURE_HINT,
+    GCS_HINT,
+    S3_HINT,
+    AzureAccess,
+    StoreLocation,
+    azure_access,
+    azure_blob,
+    open_azure,
+    open_store,
+)
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
     TRANSIENT_STATUSES,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.publishing import disk_errors, publish, publishing
+from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import (
     FileSource,

@@ -73,7 +73,7 @@ def golden_update_task(options: dict[str, Any]) -> ExitCode:
     Examples: golden.update --last 5
               golden.update --match 'dtln/*' --write
     """
-    from iree_gauntlet.upkeep.golden_update import update  # noqa: PLC0415
+    from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
 
     return update(read(GoldenUpdateRequest, options))
 
@@ -102,7 +102,7 @@ def golden_show_task(options: dict[str, Any]) -> ExitCode:
 
     Example: golden.show --model 'dtln*' --target cpu
     """
-    from iree_gauntlet.upkeep.golden_show import show  # noqa: PLC0415
+    from iree_gauntlet.upkeep.spec_goldens import show  # noqa: PLC0415
 
     return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.installed import IMPORTER
-from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
     COMPILE,

@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL
 from iree_gauntlet.toolchains.installer import Installer, Sources
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

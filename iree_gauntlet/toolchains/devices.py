@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain

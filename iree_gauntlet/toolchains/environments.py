@@ -30,8 +30,7 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.installed import site_packages_of
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
+from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

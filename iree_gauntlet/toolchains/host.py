@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.flags import split_flags
-from iree_gauntlet.toolchains.probe import ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,10 +16,9 @@ from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
+from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_toolchain, toolchain_place
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Compiler, Runtime, Toolchain
-from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.upkeep.cache_place import age_text
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def _open(cache_dir: str, *, offline: bool) -> tuple[Place, Leases]:
     leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
     configuration = read_configuration(project_folder(), os.environ)
-    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
+    return toolchain_place(root, configuration, leases.use, hashes.sha256, offline=offline), leases
 
 
 def _names(text: str, task: str) -> list[str]:

@@ -7,9 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.toolchains.flag_releases import _TABLES, COMPARED_RELEASES, releases_with
-from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help
+from iree_gauntlet.toolchains.flags import (
+    FlagSet,
+    KnownFlags,
+    flag_complaints,
+    known_flags,
+    parse_compiler_help,
+    parse_runtime_help,
+)
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.known_flags import KnownFlags, flag_complaints, known_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 from iree_gauntlet.toolchains.translate import RENAMED, translate
 from tests.support.places import CORPUS, DATA
