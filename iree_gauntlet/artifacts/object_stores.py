@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from obstore.store import ObjectStore
 
@@ -316,33 +316,26 @@ def open_azure(
     """
     from obstore.store import AzureStore  # noqa: PLC0415 - a large library, which few runs need
 
-    client = client or _client(60.0, 0)
     options: dict[str, Any] = {"endpoint": access.endpoint, "account_name": access.account, **access.options}
     if access.sas:
         options["sas_key"] = access.sas
-    anonymous = not access.own and not access.identity
-    if anonymous:
+    if not access.own and not access.identity:
         options["skip_signature"] = "true"
-    _allow_http(client, access.endpoint)
-    return StoreLocation(_made(AzureStore, container, options, client, url), path.strip("/"), anonymous)
+    return _location(AzureStore, container, path.strip("/"), options, client or _client(60.0, 0), url)
 
 
 def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import S3Store  # noqa: PLC0415 - a large library, which few runs need
 
-    options = _from_environment(_AWS, configuration) | expanded(configuration.options_of(url), configuration, url)
+    options, known = _options(_AWS, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
-    anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _AWS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     extra: dict[str, Any] = {}
-    if not known and not anonymous:
+    if not known and not _is_anonymous(options):
         # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
         extra = _boto3_provider()
-        anonymous = not extra
-    if anonymous:
-        options["skip_signature"] = "true"
-    _allow_http(client, options.get("endpoint", ""))
-    return StoreLocation(_made(S3Store, bucket, options, client, url, **extra), path, anonymous)
+        if not extra:
+            options["skip_signature"] = "true"
+    return _location(S3Store, bucket, path, options, client, url, **extra)
 
 
 def _boto3_provider() -> dict[str, Any]:
@@ -358,24 +351,29 @@ def _boto3_provider() -> dict[str, Any]:
 def _gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import GCSStore  # noqa: PLC0415 - a large library, which few runs need
 
-    options = _from_environment(_GCS, configuration) | expanded(configuration.options_of(url), configuration, url)
+    options, known = _options(_GCS, _GCS_CREDENTIALS, url, configuration)
     emulator = configuration.environ.get("STORAGE_EMULATOR_HOST", "")
     if emulator:
         options.setdefault("base_url", emulator if "://" in emulator else f"http://{emulator}")
-    anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _GCS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     signed_in = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
     if not known and not signed_in.is_file():
-        anonymous = True
-    if anonymous:
         options["skip_signature"] = "true"
-    _allow_http(client, options.get("base_url", ""))
-    return StoreLocation(_made(GCSStore, bucket, options, client, url), path, anonymous)
+    return _location(GCSStore, bucket, path, options, client, url)
 
 
-def _from_environment(names: Mapping[str, str], configuration: Configuration) -> dict[str, str]:
+def _options(
+    variables: Mapping[str, str], credentials: Sequence[str], url: str, configuration: Configuration
+) -> tuple[dict[str, str], bool]:
+    """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
     environ = configuration.environ
-    return {option: environ[variable] for variable, option in names.items() if environ.get(variable)}
+    options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
+    options |= expanded(configuration.options_of(url), configuration, url)
+    known = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
+    return options, known
+
+
+def _is_anonymous(options: Mapping[str, str]) -> bool:
+    return options.get("skip_signature", "").lower() in _TRUE
 
 
 def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
@@ -390,20 +388,19 @@ def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
     }
 
 
-def _allow_http(client: dict[str, Any], endpoint: str) -> None:
-    if endpoint.startswith("http://"):
-        client["client_options"]["allow_http"] = True
-
-
-def _made(
-    kind: Any, name: str, config: Mapping[str, Any], client: Mapping[str, Any], url: str, **extra: Any
-) -> ObjectStore:
+def _location(
+    kind: Any, name: str, path: str, config: dict[str, Any], client: dict[str, Any], url: str, **extra: Any
+) -> StoreLocation:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
+    anonymous = _is_anonymous(config)
+    if anonymous:
+        config["skip_signature"] = "true"
+    if config.get("endpoint", config.get("base_url", "")).startswith("http://"):
+        client["client_options"]["allow_http"] = True
     try:
-        store: ObjectStore = kind(name, config=dict(config), **client, **extra)
+        return StoreLocation(kind(name, config=config, **client, **extra), path, anonymous)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
         hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/how-to/artifacts.md)."
         raise ArtifactError(url, f"{reason}: needed for {url}", hint) from error
-    return store

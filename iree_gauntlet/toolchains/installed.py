@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_WINDOWS = os.name == "nt"
 # Run as a module, it imports ONNX programs.
 IMPORTER = "iree.compiler.tools.import_onnx"
 
@@ -130,19 +129,19 @@ def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Whee
     return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
 
 
-def optional_executable_of(wheel: Wheel, name: str) -> str:
+def _optional_executable_of(wheel: Wheel, name: str) -> str:
     """Path of a native program that a wheel may lack; empty where it does."""
-    path = wheel.root / wheel.kind.tools / (f"{name}.exe" if _WINDOWS else name)
+    path = wheel.root / wheel.kind.tools / name
     return str(path) if path.is_file() and os.access(path, os.X_OK) else ""
 
 
-def executable_of(wheel: Wheel, name: str, python: str) -> str:
+def _executable_of(wheel: Wheel, name: str, python: str) -> str:
     """Path of a native program of a wheel.
 
     Raises:
         ToolchainError: where it is missing or may not be executed.
     """
-    path = wheel.root / wheel.kind.tools / (f"{name}.exe" if _WINDOWS else name)
+    path = wheel.root / wheel.kind.tools / name
     reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
     if not path.is_file():
         raise ToolchainError(
@@ -232,8 +231,6 @@ def site_packages_of(python: Path) -> list[Path]:
             f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist",
             f"make one and install IREE there: {python} -m venv <folder>",
         )
-    if os.name == "nt":
-        return [prefix / "Lib" / "site-packages"]
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
@@ -253,14 +250,14 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
-        compile=executable_of(wheel, COMPILE, python),
+        compile=_executable_of(wheel, COMPILE, python),
         import_onnx=(python, "-m", IMPORTER),
         onnx_version=onnx.version if onnx is not None else "",
         version=wheel.version,
         release=wheel.release,
         commit=wheel.commit,
         identity=wheel.identity,
-        ir_tool=optional_executable_of(wheel, "iree-opt"),
+        ir_tool=_optional_executable_of(wheel, "iree-opt"),
     )
 
 
@@ -269,8 +266,8 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
-        run_module=executable_of(wheel, RUN_MODULE, python),
-        benchmark_module=executable_of(wheel, BENCHMARK_MODULE, python),
+        run_module=_executable_of(wheel, RUN_MODULE, python),
+        benchmark_module=_executable_of(wheel, BENCHMARK_MODULE, python),
         version=wheel.version,
         release=wheel.release,
         commit=wheel.commit,

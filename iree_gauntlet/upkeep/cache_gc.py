@@ -203,16 +203,23 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
         GauntletError: another collection does not end.
         OSError: something cannot be removed.
     """
+    wanted = list(planned)
 
     def goes(item: Item) -> bool:
         used = users.uses(item) or _last_use(root, item, verified) > item.last_use
         return not used and _take(root, item, aside)
 
-    with contextlib.ExitStack() as afterwards, leases.collecting():
-        users = Users(root, leases, time.time())
-        verified = VerifiedHashes(root / "verified")
-        aside = _Aside(root / "modules" / "making", afterwards)
-        return [item for item in planned if goes(item)]
+    with contextlib.ExitStack() as afterwards:
+        # On the file system of the modules, so that one goes there by a rename; deleted after the lock is given back.
+        aside = root / "modules" / "making"
+        if any(item.kind is ItemKind.MODULE for item in wanted):
+            aside.mkdir(parents=True, exist_ok=True)
+            temporary = tempfile.TemporaryDirectory(prefix="collected-", dir=aside, ignore_cleanup_errors=True)
+            aside = Path(afterwards.enter_context(temporary))
+        with leases.collecting():
+            users = Users(root, leases, time.time())
+            verified = VerifiedHashes(root / "verified")
+            return [item for item in wanted if goes(item)]
 
 
 def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
@@ -247,30 +254,12 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-class _Aside:
-    """A folder that entries are moved to, on their own file system; deleted when the stack is left."""
-
-    def __init__(self, parent: Path, afterwards: contextlib.ExitStack) -> None:
-        self._parent = parent
-        self._afterwards = afterwards
-        self._folder: Path | None = None
-        self._count = 0
-
-    def take(self, path: Path) -> None:
-        if self._folder is None:
-            self._parent.mkdir(exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="collected-", dir=self._parent))
-            self._afterwards.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self._count += 1
-        path.rename(self._folder / str(self._count))
-
-
-def _take(root: Path, item: Item, aside: _Aside) -> bool:
+def _take(root: Path, item: Item, aside: Path) -> bool:
     """Whether the item was taken away by us."""
     path = root / item.path
     try:
         if item.kind is ItemKind.MODULE:
-            aside.take(path)
+            path.rename(aside / path.name)
         elif item.kind is ItemKind.UNFINISHED:
             with _unfetched(root, item) as free:
                 if free:

@@ -80,8 +80,8 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
         if item.kind is ItemKind.MODULE:
             return _check_module(place.root, item, progress.advance)
         if item.kind is ItemKind.WHEEL:
-            return check_wheel(path, item, progress.advance)
-        return check_artifact(path, item, place.pins, verified, progress.advance)
+            return _check_wheel(path, item, progress.advance)
+        return _check_artifact(path, item, place.pins, verified, progress.advance)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         try:
@@ -185,7 +185,7 @@ class Finding:
     url: str = ""
 
 
-def check_artifact(
+def _check_artifact(
     path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
 ) -> Finding:
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
@@ -202,7 +202,8 @@ def check_artifact(
             return Finding(item, Condition.GONE)
         except OSError as error:
             return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
-        if _same(before, after):
+        unchanged = _identity(before) == _identity(after)
+        if unchanged:
             break
         # It was fetched again meanwhile.
     if not expected:
@@ -211,14 +212,14 @@ def check_artifact(
         verified.doubt(path)
         what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({said_by})"
         return Finding(item, Condition.DAMAGED, what, url)
-    if verified.known(path) != sha256 and _same(before, after) and time.time() - after.st_mtime > _SETTLED_SECONDS:
+    if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
         verified.remember(path, sha256)
         # To be checked is not to be used.
         verified.touch(path, item.last_use)
     return Finding(item, Condition.GOOD)
 
 
-def check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding:
+def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding:
     """Check a wheel by its own checksums."""
     try:
         before = path.stat()
@@ -238,8 +239,5 @@ def check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding:
     return Finding(item, Condition.GOOD)
 
 
-def _same(before: os.stat_result, after: os.stat_result) -> bool:
-    def identity(status: os.stat_result) -> tuple[int, int, int]:
-        return status.st_ino, status.st_size, status.st_mtime_ns
-
-    return identity(before) == identity(after)
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 
 # What ml_dtypes calls the types that NumPy lacks.
-_ML_DTYPES = {
+ML_DTYPES = {
     "bf16": "bfloat16",
     "f8E3M4": "float8_e3m4",
     "f8E4M3": "float8_e4m3",
@@ -79,8 +79,8 @@ def element_type(name: str) -> ElementType | None:
     """The element type of this name; None where no values can be made for it."""
     if name == "i1":
         return ElementType(name, Kind.BOOL, 8, "uint8", 0, 1)
-    if name in _ML_DTYPES:
-        return ElementType(name, Kind.FLOAT, 16 if name == "bf16" else 8, _ML_DTYPES[name])
+    if name in ML_DTYPES:
+        return ElementType(name, Kind.FLOAT, 16 if name == "bf16" else 8, ML_DTYPES[name])
     if name in {"f16", "f32", "f64"}:
         return ElementType(name, Kind.FLOAT, int(name[1:]), f"float{name[1:]}")
     match = _INTEGER.fullmatch(name)
