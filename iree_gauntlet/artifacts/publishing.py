@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def require_space(folder: Path, url: str, needed: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
-        what = f"no room for {human_bytes(needed)} of {url} in {folder}: {human_bytes(free)} are free"
+        what = f"no room for {byte_size(needed)} of {url} in {folder}: {byte_size(free)} are free"
         raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.")
 
 
@@ -86,16 +87,6 @@ def disk_errors(folder: Path, url: str) -> Iterator[None]:
             what = f"cannot write {url} to {folder}: {error.strerror} ({error.filename})"
             raise ArtifactError(url, what, "Look at what lies at that path.") from error
         raise
-
-
-def human_bytes(count: int) -> str:
-    """A size for people: `12.3 MB` (powers of 1000)."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _leftover_prefix(path: Path) -> str:

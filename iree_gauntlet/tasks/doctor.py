@@ -13,16 +13,15 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
 from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
-from iree_gauntlet.toolchains.find import chosen, find_toolchain, toolchain_place
+from iree_gauntlet.toolchains.find import chosen, find_toolchain
 from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
 from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
+from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,9 +91,7 @@ def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Fin
 def _iree(toolchain: Toolchain) -> Iterator[Finding]:
     compiler, runtime = toolchain.compiler, toolchain.runtime
     for noun, part in (("compiler", compiler), ("runtime", runtime)):
-        says = "" if part.version == part.release else f" ({part.version})"
-        built_from = f" @ {part.commit[:8]}" if part.commit else ", commit unknown"
-        yield Finding("iree", "ok", f"{noun} {part.release}{says}{built_from}")
+        yield Finding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
     yield Finding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
     if compiler.release != runtime.release != UNKNOWN_VERSION:
         yield Finding(
@@ -217,29 +214,23 @@ def _configuration() -> Iterator[Finding]:
         yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
-def _asked_toolchain(request: ToolchainRequest) -> Toolchain:
+def _asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
-    root = cache_folder(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     try:
         configuration = read_configuration(project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
-    hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=True)
-    return find_toolchain(compiler, runtime, place)
+    try:
+        return find_toolchain(compiler, runtime, open_place(request.cache_dir, configuration, offline=True))
+    except ToolchainError as error:
+        return error
 
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
-    try:
-        toolchain = _asked_toolchain(request)
-        findings = diagnose(toolchain, cache_folder(request.cache_dir))
-        broken = False
-    except ToolchainError as error:
-        findings = diagnose(error, cache_folder(request.cache_dir))
-        broken = True
-    findings += _configuration()
+    toolchain = _asked_toolchain(request)
+    findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_configuration()]
     facts = machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.1f} GiB"
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
@@ -257,4 +248,4 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
             sys.stdout.write(f"{finding.status:<8} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 sys.stdout.write(f"{'':<25} {finding.hint}\n")
-    return ExitCode.ERROR if broken else ExitCode.OK
+    return ExitCode.ERROR if isinstance(toolchain, ToolchainError) else ExitCode.OK

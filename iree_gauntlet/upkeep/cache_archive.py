@@ -23,7 +23,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
@@ -34,6 +34,7 @@ from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import runs_folder
@@ -104,7 +105,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             contents.append(content)
         size = _write(output, selection.name, files, contents)
     made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
-    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {human_bytes(size)}")
+    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {byte_size(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
         write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
@@ -277,7 +278,7 @@ class _Import:
             )
             what = f"it ends after {self.archive.stat().st_size:,} of {whole:,} bytes, {place}"
         right = [file for file in files[: self.reached] if file in self.arrived or file in self.present]
-        size = human_bytes(sum(file.size for file in right))
+        size = byte_size(sum(file.size for file in right))
         return f"{what}; {len(right)} of {len(files)} files ({size}) arrived and are right"
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
@@ -360,5 +361,5 @@ def _differs(file: Packed, digest: Any) -> str:
 
 def _count(files: Sequence[Packed]) -> str:
     artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
-    size = human_bytes(sum(file.size for file in files))
+    size = byte_size(sum(file.size for file in files))
     return f"{artifacts} artifacts and {len(files) - artifacts} modules ({size})"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
 from iree_gauntlet.artifacts.leases import Leases, lock_or_none
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
 
@@ -75,12 +75,12 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
     planned = plan_collection(take_inventory(place.root, place.pins), limits, now, users.uses)
     dead = leftovers(place.root, place.leases, now)
     if planned.goes:
-        rows = [(human_bytes(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
+        rows = [(byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
     if not delete:
         _summary("would go", planned.goes, planned)
         if dead:
-            sys.stdout.write(f"and {_counted(dead)} of processes that have ended\n")
+            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
         if planned.goes or dead:
             sys.stdout.write("nothing was deleted: add --delete\n")
     else:
@@ -94,10 +94,10 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
         if kept:
             sys.stdout.write(f"{kept} items stay: they have been used, or went otherwise, since this began\n")
         if dead:
-            sys.stdout.write(f"and {_counted(dead)} of processes that have ended\n")
+            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
     if limits.bytes is not None and planned.after > limits.bytes:
         sys.stdout.write(
-            f"note: {human_bytes(planned.after)} stay, more than {human_bytes(limits.bytes)}: "
+            f"note: {byte_size(planned.after)} stay, more than {byte_size(limits.bytes)}: "
             "the rest is in use, or is not what is collected\n"
         )
     return ExitCode.OK
@@ -105,18 +105,13 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
 
 def _summary(verb: str, goes: Sequence[Item], planned: Collection) -> None:
     size, linked = sum(item.bytes for item in goes), sum(item.shared_bytes for item in goes)
-    count = f"{len(goes)} item{'' if len(goes) == 1 else 's'}"
-    text = f"{verb}: {count}, {human_bytes(size)} of {human_bytes(planned.before)}"
+    text = f"{verb}: {counted(len(goes), 'item')}, {byte_size(size)} of {byte_size(planned.before)}"
     if linked:
-        text += f" ({human_bytes(linked)} of it stay on the disk: folders of runs hold the same files)"
+        text += f" ({byte_size(linked)} of it stay on the disk: folders of runs hold the same files)"
     sys.stdout.write(f"{text}\n")
     if planned.spared:
         size = sum(item.bytes for item in planned.spared)
-        sys.stdout.write(f"in use by other processes, so they stay: {len(planned.spared)}, {human_bytes(size)}\n")
-
-
-def _counted(dead: Sequence[object]) -> str:
-    return f"{len(dead)} leftover{'' if len(dead) == 1 else 's'}"
+        sys.stdout.write(f"in use by other processes, so they stay: {len(planned.spared)}, {byte_size(size)}\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, Pins, take_inventory, url_of
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
 
@@ -116,13 +116,13 @@ def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: 
     except GauntletError as error:
         write_line(f"not repaired: {item.name}: {error.what}")
         return False
-    write_line(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
+    write_line(f"fetched again: {item.name} ({byte_size(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
     return True
 
 
 def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
-    size = human_bytes(sum(finding.item.bytes for finding in findings))
+    size = byte_size(sum(finding.item.bytes for finding in findings))
     damaged = counts[Condition.DAMAGED]
     text = f"verified {len(findings)} items, {size} in {seconds:.1f} s: {counts[Condition.GOOD]} good"
     if damaged:

@@ -24,7 +24,7 @@ from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
-from iree_gauntlet.figures import milliseconds, whole
+from iree_gauntlet.figures import counted, milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.golden_proposals import Proposal, collect_evidence, propose
 from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
@@ -154,7 +154,7 @@ def _document(standings: Sequence[Standing]) -> Document:
     remarks = Counter(item.note for item in standings if item.note and item.run)
     return Document(
         "",
-        f"{len(standings)} golden{'s' if len(standings) != 1 else ''}: {verdicts}",
+        f"{counted(len(standings), 'golden')}: {verdicts}",
         (),
         (Table(_COLUMNS, tuple(map(_row, standings))),),
         remarks=tuple(f"{count} of them: {remark}" for remark, count in remarks.items()),
