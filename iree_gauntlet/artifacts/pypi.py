@@ -34,7 +34,7 @@ from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, req
 from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
-from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.system.short_process import last_words, run_short
 
 if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
@@ -247,5 +247,4 @@ def _explained(url: str, requirement: str, output: str) -> ArtifactError:
 
 
 def _tail(output: str) -> str:
-    lines = ["".join(character for character in line if character.isprintable()) for line in output.splitlines()]
-    return "\n  ".join(("pip said:", *(f"  {line}" for line in lines[-_TAIL_LINES:] if line.strip())))
+    return last_words("pip", output, _TAIL_LINES)

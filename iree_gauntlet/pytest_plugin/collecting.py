@@ -137,7 +137,19 @@ class SpecFile(pytest.File):
             yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
 
 
-class UnreadableTest(pytest.Item):
+class _TestOfFile(pytest.Item):
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the test is written, and its name."""
+        # Pytest would write a dot as '::'.
+        return self.path, 0, self.name.removesuffix(".json")
+
+    def add_own_marker(self, marker: str) -> None:
+        """Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers."""
+        self.config.addinivalue_line("markers", f"{marker}: of model tests")
+        self.add_marker(marker)
+
+
+class UnreadableTest(_TestOfFile):
     """A file that cannot be used: an error where it is selected, and of nobody else.
 
     Attributes:
@@ -149,7 +161,7 @@ class UnreadableTest(pytest.Item):
         self.what = what
         for marker in markers:
             if marker not in _VERDICTS:
-                _add_marker(self, marker)
+                self.add_own_marker(marker)
 
     def setup(self) -> None:
         """Say what is wrong.
@@ -162,12 +174,8 @@ class UnreadableTest(pytest.Item):
     def runtest(self) -> None:
         """Nothing: setting up has failed."""
 
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test is written, and its name."""
-        return self.path, 0, self.name.removesuffix(".json")
 
-
-class ModelTest(pytest.Item):
+class ModelTest(_TestOfFile):
     """A test: setting up makes what it needs, running is its check.
 
     Attributes:
@@ -192,7 +200,7 @@ class ModelTest(pytest.Item):
             reason = self.case.expectations[0].reason
             self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
         else:
-            _add_marker(self, marker)
+            self.add_own_marker(marker)
 
     def setup(self) -> None:
         """Fetch, import, compile and make up weights, as far as nobody has yet.
@@ -231,14 +239,3 @@ class ModelTest(pytest.Item):
         session = plugin.session if plugin else None
         assert isinstance(session, ModelTestSession), "made when the collection was finished"
         return session
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test is written, and its name."""
-        # Pytest would write a dot as '::'.
-        return self.path, 0, self.name.removesuffix(".json")
-
-
-def _add_marker(item: pytest.Item, marker: str) -> None:
-    # Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers.
-    item.config.addinivalue_line("markers", f"{marker}: of model tests")
-    item.add_marker(marker)

@@ -100,6 +100,19 @@ def run_short(
         raise
 
 
+def last_words(program: str, output: str, most: int) -> str:
+    """The last lines of what a program said, as part of a hint.
+
+    Args:
+        program: its name for people.
+        output: all that it said.
+        most: how many lines are kept; empty ones do not count.
+    """
+    lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
+    said = [line for line in lines if line.strip()]
+    return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
+
+
 def _ended(process: subprocess.Popen[str], grace: float) -> str:
     """End a process that leads a group of its own, with all of the group; what it has said."""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):

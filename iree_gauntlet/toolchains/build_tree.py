@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
-from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.system.short_process import Answer, ask
 from iree_gauntlet.toolchains.installed import IMPORTER
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
@@ -105,8 +105,7 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
         ToolchainError: it does not start.
     """
     compile_tool = _executable(tree, COMPILE)
-    answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
-    found = _VERSION.search(answer.stdout)
+    answer, found = _asked_version(compile_tool)
     if answer.exit_code != 0 or found is None:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
         raise ToolchainError(
@@ -158,6 +157,11 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
             hash_of,
         ),
     )
+
+
+def _asked_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
+    answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
+    return answer, _VERSION.search(answer.stdout)
 
 
 def _executable(tree: BuildTree, name: str) -> str:
@@ -224,7 +228,7 @@ def _runtime_version(tree: BuildTree) -> tuple[str, str]:
             return version[1], commit[1] if commit else ""
     if not os.access(tree.tools / COMPILE, os.X_OK):
         return "", ""
-    found = _VERSION.search(ask([str(tree.tools / COMPILE), "--version"], timeout=_TIMEOUT_SECONDS).stdout)
+    _, found = _asked_version(str(tree.tools / COMPILE))
     return (found[1], found[2] or "") if found else ("", "")
 
 
