@@ -121,10 +121,7 @@ class Wheels:
             raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
-        with (
-            locked(self._root / "locks" / f"{digest}.lock", source.url, progress),
-            disk_errors(folder, source.url),
-        ):
+        with locked(self._root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
             wheel = self._present(source)
             if wheel is not None and wheel.stat().st_ino != broken:
                 return wheel  # another run was faster

@@ -96,8 +96,7 @@ def plan_task(options: dict[str, Any]) -> ExitCode:
 
 
 @gauntlet_task(
-    "lint",
-    (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too.")),
+    "lint", (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too."))
 )
 def lint_task(options: dict[str, Any]) -> ExitCode:
     """Check spec files: reads everything that is selected and reports all problems at once."""

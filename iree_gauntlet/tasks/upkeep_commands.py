@@ -79,8 +79,7 @@ def golden_update_task(options: dict[str, Any]) -> ExitCode:
 
 
 @gauntlet_task(
-    "update",
-    (*options_of(XfailUpdateRequest), *CACHE, *(option for option in RUNNING if option.name in _AGAIN)),
+    "update", (*options_of(XfailUpdateRequest), *CACHE, *(option for option in RUNNING if option.name in _AGAIN))
 )
 def xfail_update_task(options: dict[str, Any]) -> ExitCode:
     """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
@@ -107,10 +106,7 @@ def golden_show_task(options: dict[str, Any]) -> ExitCode:
     return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
 
 
-@gauntlet_task(
-    "list",
-    (*CACHE, *FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")),
-)
+@gauntlet_task("list", (*CACHE, *FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")))
 def cache_list_task(options: dict[str, Any]) -> ExitCode:
     """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
 
@@ -165,13 +161,7 @@ def cache_where_task(options: dict[str, Any]) -> ExitCode:
 
 
 @gauntlet_task(
-    "export",
-    (
-        *SELECTION,
-        *TOOLCHAIN,
-        *options_of(NetworkRequest),
-        Option("output", "", "The archive to write."),
-    ),
+    "export", (*SELECTION, *TOOLCHAIN, *options_of(NetworkRequest), Option("output", "", "The archive to write."))
 )
 def cache_export_task(options: dict[str, Any]) -> ExitCode:
     """Pack what the selection needs, modules included, into one archive, for a machine without a network.

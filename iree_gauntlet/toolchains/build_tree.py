@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 
 _TOOLS = ("tools", "iree/tools", "bin")
-_BINDINGS = (
-    "compiler/bindings/python",
-    "bindings/python",
-    "iree/bindings/python",
-    "python_packages/iree_compiler",
-)
+_BINDINGS = ("compiler/bindings/python", "bindings/python", "iree/bindings/python", "python_packages/iree_compiler")
 _VERSION_FILES = (
     "runtime/bindings/python/iree/_runtime_libs/version.py",
     "runtime/bindings/python/iree/runtime/version.py",

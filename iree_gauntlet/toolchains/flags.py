@@ -146,11 +146,7 @@ class KnownFlags:
 
     def of(self, tool: str) -> FlagSet:
         """The flags of a tool by its name (`iree-compile`); KeyError for another name."""
-        return {
-            COMPILE: self.compile,
-            RUN_MODULE: self.run_module,
-            BENCHMARK_MODULE: self.benchmark_module,
-        }[tool]
+        return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
 
 
 def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 _ELIDED = 16  # elements, or characters of a resource; a reference is neither
 _SHOWN = 300  # characters of the tool's own words in an error
 # Large constants are left out, so that what is printed is the program without its weights.
-_TOOL_FLAGS = (
-    f"--mlir-elide-elementsattrs-if-larger={_ELIDED}",
-    f"--mlir-elide-resource-strings-if-larger={_ELIDED}",
-)
+_TOOL_FLAGS = (f"--mlir-elide-elementsattrs-if-larger={_ELIDED}", f"--mlir-elide-resource-strings-if-larger={_ELIDED}")
 _TENSOR = re.compile(r"tensor<((?:(?:[0-9]{1,19}|\?)x)*)([^,]*?)(,.*)?>", re.DOTALL)
 MAGIC = b"ML\xefR"
 

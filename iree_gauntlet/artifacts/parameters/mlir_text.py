@@ -294,7 +294,4 @@ class _Scanner:
 
     def _fail(self, what: str, position: int) -> NoReturn:
         where = f"{self._source}:{self._line_at(position)}" if self._lines else self._source
-        raise ParameterError(
-            f"{where}: {what}",
-            "See what iree-opt says to this program; it is damaged, or no MLIR.",
-        )
+        raise ParameterError(f"{where}: {what}", "See what iree-opt says to this program; it is damaged, or no MLIR.")
