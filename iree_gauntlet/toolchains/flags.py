@@ -19,7 +19,7 @@ from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -33,6 +33,8 @@ _BENCHMARK_FLAG = re.compile(r"\[--(?P<name>\w+)=(?P<switch>\{true\|false\})?")
 # To be raised whenever the parsers change what they find.
 _FORMAT = 1
 _TIMEOUT_SECONDS = 60.0
+# What makes a tool list all of its flags.
+HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # Flags that every release has: help in which they are missing was not understood.
 _LANDMARKS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
 
@@ -159,19 +161,8 @@ def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
     Raises:
         ToolchainError: where a tool does not answer, or with something that is no list of flags.
     """
-    folder = cache_dir / "toolchains"
-    compiler = _kept(
-        folder / f"{toolchain.compiler.identity}.json",
-        (COMPILE,),
-        lambda: {COMPILE: _ask_tool(toolchain, COMPILE, "--help-list-hidden", parse_compiler_help)},
-    )
-    runtime = _kept(
-        folder / f"{toolchain.runtime.identity}.json",
-        (RUN_MODULE, BENCHMARK_MODULE),
-        lambda: {
-            tool: _ask_tool(toolchain, tool, "--help", parse_runtime_help) for tool in (RUN_MODULE, BENCHMARK_MODULE)
-        },
-    )
+    compiler = _kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
+    runtime = _kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
     return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
 
 
@@ -193,10 +184,10 @@ def flag_complaints(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, 
     )
 
 
-def _ask_tool(toolchain: Toolchain, tool: str, question: str, parse: Callable[[str], FlagSet]) -> FlagSet:
-    path = toolchain.tool(tool)
+def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
+    path, question = toolchain.tool(tool), HELP[tool]
     answer = ask([path, question], timeout=_TIMEOUT_SECONDS)
-    found = parse(answer.stdout)
+    found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
     if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
         raise ToolchainError(
@@ -206,12 +197,13 @@ def _ask_tool(toolchain: Toolchain, tool: str, question: str, parse: Callable[[s
     return found
 
 
-def _kept(path: Path, tools: tuple[str, ...], make: Callable[[], dict[str, FlagSet]]) -> dict[str, FlagSet]:
-    """What a file holds, or what is made where it holds nothing that can be used."""
+def _kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
+    """What the file of an identity holds, or what the tools say where it holds nothing that can be used."""
+    path = cache_dir / "toolchains" / f"{identity}.json"
     kept = _read(path, tools)
     if kept is not None:
         return kept
-    made = make()
+    made = {tool: _ask_tool(toolchain, tool) for tool in tools}
     body = {tool: {"names": sorted(f.names), "valued": sorted(f.valued)} for tool, f in made.items()}
     document = {"format": _FORMAT, "sha256": _digest(body), "tools": body}
     try:

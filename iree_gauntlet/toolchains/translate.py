@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.toolchains.flags import Flag, FlagSet, split_flags
+from iree_gauntlet.toolchains.flags import HELP, Flag, FlagSet, split_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
 
-_HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
 # The ROCm backend's flags were named after HIP, its driver.
 _ROCM = (
     *("bc-dir", "denormal-fp-math-f32", "emit-debug-info", "enable-register-spill-warning", "enable-tensor-ukernels"),
@@ -310,7 +309,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
             other = rename.new if flag.name == rename.old else rename.old
             return f"its other name, --{other}, is not known either ({rename.when})"
     nearest = known.nearest(flag.name)
-    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
+    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {HELP[tool]}"
 
 
 def _listed(releases: Sequence[str]) -> str:

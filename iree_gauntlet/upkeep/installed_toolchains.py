@@ -18,7 +18,7 @@ from iree_gauntlet.settings import Configuration, cache_folder, made_cache_folde
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_toolchain, toolchain_place
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Compiler, Runtime, Toolchain
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
 from iree_gauntlet.upkeep.cache_place import age_text
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _listed(found: Environment) -> dict[str, Any]:
     }
 
 
-def version_text(part: Compiler | Runtime, digits: int | None = None) -> str:
+def version_text(part: Part, digits: int | None = None) -> str:
     """Release, what it calls itself where that differs, and the commit, of which so many digits are shown."""
     says = "" if part.version == part.release else f" ({part.version})"
     return f"{part.release}{says}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"

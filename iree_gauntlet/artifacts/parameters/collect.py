@@ -139,31 +139,27 @@ def _merged(references: Iterable[Reference], source: str) -> tuple[Parameter, ..
 
 
 def _parameter(reference: Reference, where: str) -> Parameter:
-    label = Parameter(reference.scope, reference.name, (), "").label
+    def wrong(what: str, hint: str) -> ParameterError:
+        label = Parameter(reference.scope, reference.name, (), "").label
+        return ParameterError(f"{where}: parameter {label} {what}", hint)
+
     if not reference.type:
-        raise ParameterError(f"{where}: parameter {label} has no type", 'Write <"name"> : tensor<4xf32>.')
+        raise wrong("has no type", 'Write <"name"> : tensor<4xf32>.')
+    is_type = f"is {reference.type}"
     match = _TENSOR.fullmatch(reference.type)
     if match is None:
-        raise ParameterError(
-            f"{where}: parameter {label} is {reference.type}, not a tensor",
-            "Values are made for tensors of known size, such as tensor<4x4xf32>.",
-        )
+        hint = "Values are made for tensors of known size, such as tensor<4x4xf32>."
+        raise wrong(f"{is_type}, not a tensor", hint)
     dims, name, encoding = match.groups()
     if "?" in dims:
-        raise ParameterError(
-            f"{where}: parameter {label} is {reference.type}, of unknown size",
-            "Values need a static shape: write the sizes in the program, or use weights from a URL.",
-        )
+        hint = "Values need a static shape: write the sizes in the program, or use weights from a URL."
+        raise wrong(f"{is_type}, of unknown size", hint)
     if encoding:
-        raise ParameterError(
-            f"{where}: parameter {label} is {reference.type}, whose encoding has no known size",
-            "Remove the encoding from the global, or use weights from a URL.",
-        )
+        hint = "Remove the encoding from the global, or use weights from a URL."
+        raise wrong(f"{is_type}, whose encoding has no known size", hint)
     if element_type(name) is None:
-        raise ParameterError(
-            f"{where}: parameter {label} is {reference.type}, whose element type has no values here",
-            "Known are i1, i2, i4, i8 to i64 (also si…, ui…), f16, bf16, f32, f64 and the f8 types with a sign.",
-        )
+        hint = "Known are i1, i2, i4, i8 to i64 (also si…, ui…), f16, bf16, f32, f64 and the f8 types with a sign."
+        raise wrong(f"{is_type}, whose element type has no values here", hint)
     parameter = Parameter(reference.scope, reference.name, tuple(int(size) for size in dims.split("x") if size), name)
     parameter.check()
     return parameter
