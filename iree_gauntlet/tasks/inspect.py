@@ -55,7 +55,8 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
     if as_json:
-        _print_json([_listed(*key, cases) for key, cases in rows.items()])
+        document = [_listed(*key, cases) for key, cases in rows.items()]
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
@@ -291,7 +292,3 @@ def _print_plan(plan: Plan) -> None:
 def _report_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
-
-
-def _print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -172,6 +172,11 @@ class Environments:
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         return [(path, *inspect(path)) for path in folders]
 
+    def versions(self) -> list[Version]:
+        """The releases and nightlies that are here for this Python, rising; no folders of wheels."""
+        whole = [(path, found) for path, found, _ in self.all() if found is not None and found.label == found.compiler]
+        return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
+
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that nobody uses it.
 

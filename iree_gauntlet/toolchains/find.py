@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
@@ -32,6 +31,8 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from packaging.version import Version
 
     from iree_gauntlet.requests import ToolchainRequest
     from iree_gauntlet.settings import Configuration
@@ -248,15 +249,11 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
     environments = place.environments
     wanted = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
-        found = [
-            Version(item.compiler)
-            for path, item, _ in environments.all()
-            if item is not None and path == environments.path_of(item.label) and item.label == item.compiler
-        ]
+        found = environments.versions()
         here = [version for version in found if choice.range is not None or version.is_prerelease]
         fitting = list(wanted.filter(here, prereleases=None if choice.range is not None else True))
         if not fitting:
-            have = ", ".join(map(str, sorted(found))) or "none"
+            have = ", ".join(map(str, found)) or "none"
             raise ToolchainError(
                 f"no IREE in the cache is {choice.text}, and this is offline: installed are {have}",
                 f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",
