@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,7 +21,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import disk_errors, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
@@ -182,9 +180,14 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
     """Writes the archive; its size in bytes."""
     manifest = manifest_bytes(files, suite, __version__)
     total = archive_bytes([len(manifest), *(file.size for file in files)])
-    with _replacing(output) as stream, open_progress(sys.stderr) as progress:
+    target = output.absolute()
+    with (
+        publishing(target, str(output)) as temporary,
+        temporary.open("xb") as stream,
+        open_progress(sys.stderr) as progress,
+    ):
         progress.work("packing", total)
-        require_space(output.absolute().parent, str(output), total)
+        require_space(target.parent, str(output), total)
         for block in member(MANIFEST_FILE, len(manifest), [manifest]):
             stream.write(block)
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
@@ -198,6 +201,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
             if digest.hexdigest() != file.sha256:
                 raise _changed(file)
         stream.write(END)
+    sync_folder(target.parent)
     return total
 
 
@@ -211,21 +215,6 @@ def _watched(blocks: Iterator[bytes], *watch: Callable[[bytes], None]) -> Iterat
         for tell in watch:
             tell(block)
         yield block
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of another when all of it is written; nothing stays where the body raises."""
-    temporary = path.absolute().parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with disk_errors(temporary.parent, str(path)), temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-        sync_folder(temporary.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class _Import:
