@@ -67,10 +67,15 @@ def whole(value: float) -> str:
 
 def byte_size(value: float) -> str:
     """A number of bytes in decimal units: `512 B`, `69.1 MB`."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:.0f} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: `1 case`, `2 cases`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def error_figure(value: float) -> str:

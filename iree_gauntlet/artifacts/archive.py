@@ -96,14 +96,9 @@ def member(name: str, size: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(-size % _RECORD)
 
 
-def _member_bytes(size: int) -> int:
-    """What a file of a size takes in an archive."""
-    return _RECORD + size + -size % _RECORD
-
-
 def archive_bytes(sizes: Iterable[int]) -> int:
     """What an archive of files of these sizes takes."""
-    return sum(map(_member_bytes, sizes)) + len(END)
+    return sum(_RECORD + size + -size % _RECORD for size in sizes) + len(END)
 
 
 class ArchiveReader:
@@ -146,9 +141,7 @@ class ArchiveReader:
         Raises:
             DamagedArchiveError: the next file has another name, size or kind.
         """
-        found = self._exactly(_RECORD)
-        if found != _header(name, size):
-            raise DamagedArchiveError(_unexpected(name, size, found))
+        self._expect(name, size)
         yield from self._parts(size)
         self._padding(name, size)
 
@@ -163,9 +156,7 @@ class ArchiveReader:
         Raises:
             DamagedArchiveError: the next file has another name, size or kind.
         """
-        found = self._exactly(_RECORD)
-        if found != _header(name, size):
-            raise DamagedArchiveError(_unexpected(name, size, found))
+        self._expect(name, size)
         if size:
             # The last byte is read, which is not there where the archive was cut.
             stream.seek(size - 1, os.SEEK_CUR)
@@ -183,6 +174,11 @@ class ArchiveReader:
             raise DamagedArchiveError("it continues after its last file")
         if self._stream.read(1):
             raise DamagedArchiveError("something follows its end")
+
+    def _expect(self, name: str, size: int) -> None:
+        found = self._exactly(_RECORD)
+        if found != _header(name, size):
+            raise DamagedArchiveError(f"where {name} of {size} bytes should be, it has {_described(found)}")
 
     def _padding(self, name: str, size: int) -> None:
         if any(self._exactly(-size % _RECORD)):
@@ -211,10 +207,6 @@ def _header(name: str, size: int) -> bytes:
     after = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
     checksum = sum(before) + sum(after) + 8 * ord(" ")
     return before + b"%06o\0 " % checksum + after
-
-
-def _unexpected(name: str, size: int, found: bytes) -> str:
-    return f"where {name} of {size} bytes should be, it has {_described(found)}"
 
 
 def _described(header: bytes) -> str:

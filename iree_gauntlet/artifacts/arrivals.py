@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import hash_watched
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.pypi import Wheels
 from iree_gauntlet.artifacts.remote import MissingError, Remote
 from iree_gauntlet.artifacts.sources import MadeSource, PypiSource, RandomSource, RemoteSource, arrival_name
 from iree_gauntlet.artifacts.transfer import Arrived, Policy, Transfer
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -191,7 +191,7 @@ class Arrivals:
                 write = _linking(arrived.path)
                 checksums, resumed = arrived.file.checksums, arrived.resumed
                 checked = _checked(source, folder, expected, checksums, write, progress, resumed > 0)
-                there = f"resuming at {human_bytes(resumed)} of {human_bytes(size)}"
+                there = f"resuming at {byte_size(resumed)} of {byte_size(size)}"
                 return replace(checked, notes=(there,)) if resumed else checked
             except _WrongContentError as error:
                 for name in ("data", "state.jsonl"):
@@ -292,7 +292,7 @@ def _wrong_content(
             source.url, what, "Fetch again; if it stays so, the server's copy or its checksum is wrong."
         )
     what = (
-        f"wrong content: {place} has {error} ({human_bytes(error.size)}), "
+        f"wrong content: {place} has {error} ({byte_size(error.size)}), "
         f"{expected.said_by} says {expected.sha256}; nothing was replaced"
     )
     hint = (

@@ -1,7 +1,13 @@
-"""Pictures of random words in a 5x7 bitmap font of digits and capitals: text without a font file."""
+"""Pictures of random words in a bitmap font of digits and capitals.
+
+`glyphs.txt` has the font: a character in each line, then its seven rows of five dots, the top row first, `#` for ink.
+"""
 
 from __future__ import annotations
 
+import string
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,49 +20,7 @@ if TYPE_CHECKING:
 
 _GLYPH_WIDTH = 5
 _GLYPH_HEIGHT = 7
-
-# Seven rows of five dots, top row first; each row is a number whose highest of five bits is the left dot.
-_ROWS = {
-    "0": (0b01110, 0b10001, 0b10011, 0b10101, 0b11001, 0b10001, 0b01110),
-    "1": (0b00100, 0b01100, 0b00100, 0b00100, 0b00100, 0b00100, 0b01110),
-    "2": (0b01110, 0b10001, 0b00001, 0b00010, 0b00100, 0b01000, 0b11111),
-    "3": (0b11111, 0b00010, 0b00100, 0b00010, 0b00001, 0b10001, 0b01110),
-    "4": (0b00010, 0b00110, 0b01010, 0b10010, 0b11111, 0b00010, 0b00010),
-    "5": (0b11111, 0b10000, 0b11110, 0b00001, 0b00001, 0b10001, 0b01110),
-    "6": (0b00110, 0b01000, 0b10000, 0b11110, 0b10001, 0b10001, 0b01110),
-    "7": (0b11111, 0b00001, 0b00010, 0b00100, 0b01000, 0b01000, 0b01000),
-    "8": (0b01110, 0b10001, 0b10001, 0b01110, 0b10001, 0b10001, 0b01110),
-    "9": (0b01110, 0b10001, 0b10001, 0b01111, 0b00001, 0b00010, 0b01100),
-    "A": (0b01110, 0b10001, 0b10001, 0b11111, 0b10001, 0b10001, 0b10001),
-    "B": (0b11110, 0b10001, 0b10001, 0b11110, 0b10001, 0b10001, 0b11110),
-    "C": (0b01110, 0b10001, 0b10000, 0b10000, 0b10000, 0b10001, 0b01110),
-    "D": (0b11100, 0b10010, 0b10001, 0b10001, 0b10001, 0b10010, 0b11100),
-    "E": (0b11111, 0b10000, 0b10000, 0b11110, 0b10000, 0b10000, 0b11111),
-    "F": (0b11111, 0b10000, 0b10000, 0b11110, 0b10000, 0b10000, 0b10000),
-    "G": (0b01110, 0b10001, 0b10000, 0b10111, 0b10001, 0b10001, 0b01111),
-    "H": (0b10001, 0b10001, 0b10001, 0b11111, 0b10001, 0b10001, 0b10001),
-    "I": (0b01110, 0b00100, 0b00100, 0b00100, 0b00100, 0b00100, 0b01110),
-    "J": (0b00111, 0b00010, 0b00010, 0b00010, 0b00010, 0b10010, 0b01100),
-    "K": (0b10001, 0b10010, 0b10100, 0b11000, 0b10100, 0b10010, 0b10001),
-    "L": (0b10000, 0b10000, 0b10000, 0b10000, 0b10000, 0b10000, 0b11111),
-    "M": (0b10001, 0b11011, 0b10101, 0b10101, 0b10001, 0b10001, 0b10001),
-    "N": (0b10001, 0b10001, 0b11001, 0b10101, 0b10011, 0b10001, 0b10001),
-    "O": (0b01110, 0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b01110),
-    "P": (0b11110, 0b10001, 0b10001, 0b11110, 0b10000, 0b10000, 0b10000),
-    "Q": (0b01110, 0b10001, 0b10001, 0b10001, 0b10101, 0b10010, 0b01101),
-    "R": (0b11110, 0b10001, 0b10001, 0b11110, 0b10100, 0b10010, 0b10001),
-    "S": (0b01111, 0b10000, 0b10000, 0b01110, 0b00001, 0b00001, 0b11110),
-    "T": (0b11111, 0b00100, 0b00100, 0b00100, 0b00100, 0b00100, 0b00100),
-    "U": (0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b01110),
-    "V": (0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b01010, 0b00100),
-    "W": (0b10001, 0b10001, 0b10001, 0b10101, 0b10101, 0b10101, 0b01010),
-    "X": (0b10001, 0b10001, 0b01010, 0b00100, 0b01010, 0b10001, 0b10001),
-    "Y": (0b10001, 0b10001, 0b10001, 0b01010, 0b00100, 0b00100, 0b00100),
-    "Z": (0b11111, 0b00001, 0b00010, 0b00100, 0b01000, 0b10000, 0b11111),
-}
-
-ALPHABET = "".join(_ROWS)
-
+ALPHABET = string.digits + string.ascii_uppercase
 
 _GAP = 1
 _SHORTEST_WORD = 3
@@ -111,12 +75,18 @@ def _sentence(stream: Iterator[int], columns: int) -> str:
     return text.strip() or ALPHABET[next(stream) % len(ALPHABET)]
 
 
+@cache
+def _font() -> dict[str, NDArray[np.bool_]]:
+    """The dots of each character, True for ink."""
+    lines = Path(__file__).with_name("glyphs.txt").read_text(encoding="ascii").splitlines()
+    return {character: np.array([list(row) for row in rows]) == "#" for character, *rows in map(str.split, lines)}
+
+
 def _dots(text: str) -> NDArray[np.bool_]:
     """The dots of a line of text, True for ink; a blank is a glyph's width of paper."""
     dots = np.zeros((_GLYPH_HEIGHT, len(text) * (_GLYPH_WIDTH + _GAP) - _GAP), dtype=np.bool_)
     for position, character in enumerate(text):
-        left = position * (_GLYPH_WIDTH + _GAP)
-        for row, bits in enumerate(_ROWS.get(character, ())):
-            for column in range(_GLYPH_WIDTH):
-                dots[row, left + column] = (bits >> (_GLYPH_WIDTH - 1 - column)) & 1
+        if character in ALPHABET:
+            left = position * (_GLYPH_WIDTH + _GAP)
+            dots[:, left : left + _GLYPH_WIDTH] = _font()[character]
     return dots

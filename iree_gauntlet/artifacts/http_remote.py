@@ -19,7 +19,6 @@ import requests
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError, SSLError
 
 from iree_gauntlet import __version__
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
     TRANSIENT_STATUSES,
@@ -32,6 +31,7 @@ from iree_gauntlet.artifacts.remote import (
     without_queries,
 )
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -205,9 +205,9 @@ class _HttpConnection:
                 late = True
             case requests.exceptions.ConnectionError() | requests.exceptions.ChunkedEncodingError() | ProtocolError():
                 if not late:
-                    return TransientError(f"connection lost after {human_bytes(done)}: {_cause(error)}")
+                    return TransientError(f"connection lost after {byte_size(done)}: {_cause(error)}")
         if late:
-            return TransientError(f"no byte for {remote.stall_timeout:g} s, after {human_bytes(done)}")
+            return TransientError(f"no byte for {remote.stall_timeout:g} s, after {byte_size(done)}")
         return ArtifactError(remote.url, f"cannot be fetched: {_cause(error)}: {remote.url}", "Check the URL.")
 
 

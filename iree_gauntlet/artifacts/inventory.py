@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +106,7 @@ def take_inventory(root: Path, pins: Pins) -> list[Item]:
         if top.name == "artifacts" and top.is_dir():
             items += _artifacts(root, verified, pins)
         elif top.name == "incoming" and top.is_dir():
-            items += filter(None, (_unfinished(root, entry) for entry in _entries(Path(top.path))))
+            items += (_unfinished(root, Path(entry.path)) for entry in _entries(Path(top.path)))
         elif top.name == "modules" and top.is_dir():
             items += _modules(root)
         elif top.name == "wheels" and top.is_dir():
@@ -158,16 +158,15 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
         )
 
 
-def _unfinished(root: Path, entry: os.DirEntry[str]) -> Item | None:
-    item = _whole(root, Path(entry.path), ItemKind.UNFINISHED)
-    header, spans = look(Path(entry.path))
+def _unfinished(root: Path, folder: Path) -> Item:
+    item = _whole(root, folder, ItemKind.UNFINISHED)
+    header, spans = look(folder)
     size = header.get("size")
-    return Item(
-        kind=item.kind,
-        path=item.path,
+    return replace(
+        item,
         name=str(header.get("url", "")) or item.name,
-        bytes=item.bytes,
-        last_use=item.last_use,
+        # Its second names are next to it, in the folder in which it is checked.
+        shared_bytes=0,
         present=sum(span.stop - span.start for span in merged(spans)),
         total=size if isinstance(size, int) else None,
     )
@@ -191,9 +190,7 @@ def _modules(root: Path) -> Iterator[Item]:
                 name = str(json.loads(file.read_bytes())["entry"]["name"])
             except (OSError, ValueError, TypeError, KeyError):
                 name = f"{entry.name[:12]} (damaged)"
-            yield Item(
-                item.kind, item.path, name, item.bytes, used, shared_bytes=item.shared_bytes, key=entry.name
-            )  # fmt: skip
+            yield replace(item, name=name, last_use=used, key=entry.name)
 
 
 def _wheels(root: Path) -> Iterator[Item]:

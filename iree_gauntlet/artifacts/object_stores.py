@@ -5,24 +5,57 @@ obstore (the Rust crate object_store) speaks all of them, in one wheel without d
 
 from __future__ import annotations
 
+import base64
+import binascii
 import importlib.util
-from dataclasses import dataclass
-from datetime import timedelta
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
-from iree_gauntlet.artifacts.azure_access import AzureAccess, azure_access, expanded
 from iree_gauntlet.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from obstore.store import ObjectStore
 
     from iree_gauntlet.settings import Configuration
 
 
+AZURE_HINT = (
+    "For a private container set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with "
+    "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_KEY, or sign in (AZURE_CLIENT_ID …, AZURE_USE_AZURE_CLI=true); "
+    'for several accounts, [stores."az://account"] in gauntlet.toml.'
+)
+
+_BLOB_URL = re.compile(r"https://([a-z0-9]{3,24})\.blob\.core\.windows\.net/([^/?#]+)/([^?#]+)\Z")
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\Z")
+_DEVELOPMENT = "UseDevelopmentStorage"
+# Public, the same in every emulator: learn.microsoft.com/azure/storage/common/storage-connect-azurite
+_DEVELOPMENT_ACCOUNT = "devstoreaccount1"
+_DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_DEVELOPMENT_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
+
+_SECRETS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
+
+# Of Microsoft Entra, by the variables' names, as obstore calls them.
+_ENTRA = {
+    "AZURE_CLIENT_ID": "client_id",
+    "AZURE_CLIENT_SECRET": "client_secret",
+    "AZURE_TENANT_ID": "tenant_id",
+    "AZURE_FEDERATED_TOKEN_FILE": "federated_token_file",
+    "AZURE_AUTHORITY_HOST": "authority_host",
+    "AZURE_USE_AZURE_CLI": "use_azure_cli",
+    "AZURE_MSI_ENDPOINT": "msi_endpoint",
+    "IDENTITY_ENDPOINT": "msi_endpoint",
+}
+_VARIABLES = frozenset(
+    {*_SECRETS, *_ENTRA, "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}
+)
+_ENTRA_ENOUGH = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "token")
 S3_HINT = (
     "For a private bucket set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles work where boto3 is installed), "
     'and its region: AWS_REGION, or [stores."s3://bucket"] in gauntlet.toml.'
@@ -56,6 +89,172 @@ _GCS = {
 }
 _GCS_CREDENTIALS = ("application_credentials", "service_account", "service_account_key", "bearer_token")
 _TRUE = ("true", "1", "yes")
+
+
+@dataclass(frozen=True, slots=True)
+class AzureAccess:
+    """How an account is reached.
+
+    Attributes:
+        account: its name.
+        endpoint: URL of its blob service, without a slash at the end.
+        sas: a shared access signature, without the question mark; empty for none.
+        options: more credentials, as obstore takes them.
+        instance: whether the machine has an identity of its own.
+        said_by: where the credentials come from, or why there are none; for messages.
+    """
+
+    account: str
+    endpoint: str
+    sas: str = field(default="", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    instance: bool = False
+    said_by: str = ""
+
+    @property
+    def signs(self) -> bool:
+        """Whether URLs can be signed here, without asking anybody."""
+        return "account_key" in self.options
+
+    @property
+    def identity(self) -> bool:
+        """Whether there is an identity of Microsoft Entra."""
+        return self.instance or any(self.options.get(name) for name in _ENTRA_ENOUGH)
+
+    @property
+    def own(self) -> bool:
+        """Whether there are credentials that belong to this account."""
+        return bool(self.sas) or self.signs
+
+
+def expanded(options: Mapping[str, str], configuration: Configuration, url: str) -> dict[str, str]:
+    """Options with `$NAME` replaced by what the environment says.
+
+    Raises:
+        ArtifactError: a variable that is not set.
+    """
+    found = {}
+    for name, value in options.items():
+        match = _VARIABLE.match(value)
+        if match and match[1] not in configuration.environ:
+            files = ", ".join(map(str, configuration.files)) or "the configuration"
+            what = f"{files}: {name} is ${match[1]}, which is not set; needed for {url}"
+            raise ArtifactError(url, what, f"Set the environment variable {match[1]}.")
+        found[name] = configuration.environ[match[1]] if match else value
+    return found
+
+
+def azure_access(account: str, configuration: Configuration, url: str = "") -> AzureAccess:
+    """What is known of an account.
+
+    The first that has a key or a signature for it: `gauntlet.toml`, `AZURE_STORAGE_CONNECTION_STRING`,
+    `AZURE_STORAGE_SAS_TOKEN`, `AZURE_STORAGE_KEY`; else an identity.
+
+    Raises:
+        ArtifactError: a connection string or a key that is none, or a variable that is not set.
+    """
+    environ = {name: value.strip() for name, value in configuration.environ.items() if name in _VARIABLES}
+    base = f"az://{account}"
+    own = configuration.options_of(url or base) or configuration.options_of(base)
+    options = expanded(own, configuration, base)
+    endpoint = options.pop("endpoint", "")
+    instance = options.pop("instance_profile", "") == "true"
+    sas = (options.pop("sas_token", "") or options.pop("sas_key", "")).strip()
+    said_by = "[stores] of gauntlet.toml" if sas or "account_key" in options else ""
+    named = options.pop("connection_string", "")
+    connection = _connection(named or environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    if connection and connection.account == account:
+        endpoint = endpoint or connection.endpoint
+        if not said_by:
+            sas, options = connection.sas, {**options, **connection.options}
+            said_by = "[stores] of gauntlet.toml" if named else "AZURE_STORAGE_CONNECTION_STRING"
+    if not said_by:
+        sas, key, said_by = _of_the_environment(account, environ)
+        options |= {"account_key": key} if key else {}
+    for variable, name in _ENTRA.items():
+        if environ.get(variable):
+            options.setdefault(name, environ[variable])
+    sas = sas.removeprefix("?")
+    if sas:
+        said_by += _expiry(sas)
+    _require_key(account, options.get("account_key", ""), said_by, url or base)
+    endpoint = endpoint.rstrip("/") or f"https://{account}.blob.core.windows.net"
+    return AzureAccess(account, endpoint, sas, options, instance, said_by)
+
+
+def _of_the_environment(account: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """SAS, key, and where they come from (or why they are not used)."""
+    named = environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    there = [name for name in _SECRETS if environ.get(name)]
+    if named != account:
+        why = f"AZURE_STORAGE_ACCOUNT is {named!r}" if named else "AZURE_STORAGE_ACCOUNT is not set"
+        return "", "", f"not used: {there[0]}, as {why}" if there else ""
+    if not there:
+        return "", "", ""
+    sas = there[0] == "AZURE_STORAGE_SAS_TOKEN"
+    return environ[there[0]] if sas else "", "" if sas else environ[there[0]], there[0]
+
+
+def _expiry(sas: str) -> str:
+    """What a signature says of its own end, if that has come."""
+    end = "".join(parse_qs(sas).get("se", []))
+    try:
+        moment = datetime.fromisoformat(end)
+    except ValueError:
+        return ""
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return f", which expired at {end}" if moment < datetime.now(UTC) else ""
+
+
+def _require_key(account: str, key: str, said_by: str, url: str) -> None:
+    try:
+        base64.b64decode(key, validate=True)
+    except binascii.Error as error:
+        # Not repeated: it is a secret.
+        what = f"the key of the account {account} is none: not base64 ({said_by}); needed for {url}"
+        raise ArtifactError(url, what, "Copy it again from the account's page.") from error
+
+
+def azure_blob(url: str, configuration: Configuration) -> tuple[AzureAccess, str, str] | None:
+    """Access, container and blob of an `https:` URL that names one; None for any other.
+
+    Raises:
+        ArtifactError: as `azure_access`.
+    """
+    if match := _BLOB_URL.match(url):
+        return azure_access(match[1], configuration, f"az://{match[1]}/{match[2]}"), match[2], match[3]
+    for store in configuration.stores:
+        endpoint = store.options.get("endpoint", "").rstrip("/")
+        if store.prefix.startswith("az://") and endpoint and url.startswith(f"{endpoint}/") and "?" not in url:
+            container, _, blob = url[len(endpoint) + 1 :].partition("/")
+            account = store.prefix.removeprefix("az://").partition("/")[0]
+            return azure_access(account, configuration, f"az://{account}/{container}"), container, blob
+    connection = _connection(configuration.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    if connection and url.startswith(connection.endpoint + "/") and "?" not in url:
+        container, _, blob = url[len(connection.endpoint) + 1 :].partition("/")
+        return azure_access(connection.account, configuration), container, blob
+    return None
+
+
+def _connection(text: str) -> AzureAccess | None:
+    """What a connection string says (learn.microsoft.com/azure/storage/common/storage-configure-connection-string)."""
+    if not text:
+        return None
+    words = dict(part.partition("=")[::2] for part in text.strip().strip(";").split(";"))
+    if words.get(_DEVELOPMENT, "").lower() == "true":
+        return AzureAccess(_DEVELOPMENT_ACCOUNT, _DEVELOPMENT_ENDPOINT, options={"account_key": _DEVELOPMENT_KEY})
+    account, endpoint = words.get("AccountName", ""), words.get("BlobEndpoint", "").rstrip("/")
+    if not account and endpoint:
+        # With a shared access signature alone: the account is the first part of the host.
+        account = endpoint.partition("://")[2].partition(".")[0]
+    if not account:
+        # Not repeated: it is a secret.
+        what = "AZURE_STORAGE_CONNECTION_STRING names no account"
+        raise ArtifactError("az:", what, "Copy it from the account's page: AccountName=…;AccountKey=…")
+    suffix, protocol = words.get("EndpointSuffix", "core.windows.net"), words.get("DefaultEndpointsProtocol", "https")
+    options = {"account_key": words["AccountKey"]} if words.get("AccountKey") else {}
+    endpoint = endpoint or f"{protocol}://{account}.blob.{suffix}"
+    return AzureAccess(account, endpoint, words.get("SharedAccessSignature", ""), options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,33 +316,26 @@ def open_azure(
     """
     from obstore.store import AzureStore  # noqa: PLC0415 - a large library, which few runs need
 
-    client = client or _client(60.0, 0)
     options: dict[str, Any] = {"endpoint": access.endpoint, "account_name": access.account, **access.options}
     if access.sas:
         options["sas_key"] = access.sas
-    anonymous = not access.own and not access.identity
-    if anonymous:
+    if not access.own and not access.identity:
         options["skip_signature"] = "true"
-    _allow_http(client, access.endpoint)
-    return StoreLocation(_made(AzureStore, container, options, client, url), path.strip("/"), anonymous)
+    return _location(AzureStore, container, path.strip("/"), options, client or _client(60.0, 0), url)
 
 
 def _s3(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import S3Store  # noqa: PLC0415 - a large library, which few runs need
 
-    options = _from_environment(_AWS, configuration) | expanded(configuration.options_of(url), configuration, url)
+    options, known = _options(_AWS, _AWS_CREDENTIALS, url, configuration)
     options.setdefault("region", "us-east-1")
-    anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _AWS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     extra: dict[str, Any] = {}
-    if not known and not anonymous:
+    if not known and not _is_anonymous(options):
         # Profiles and single sign-on are boto3's knowledge. Without it, and without credentials: a public bucket.
         extra = _boto3_provider()
-        anonymous = not extra
-    if anonymous:
-        options["skip_signature"] = "true"
-    _allow_http(client, options.get("endpoint", ""))
-    return StoreLocation(_made(S3Store, bucket, options, client, url, **extra), path, anonymous)
+        if not extra:
+            options["skip_signature"] = "true"
+    return _location(S3Store, bucket, path, options, client, url, **extra)
 
 
 def _boto3_provider() -> dict[str, Any]:
@@ -159,24 +351,29 @@ def _boto3_provider() -> dict[str, Any]:
 def _gcs(bucket: str, path: str, url: str, configuration: Configuration, client: dict[str, Any]) -> StoreLocation:
     from obstore.store import GCSStore  # noqa: PLC0415 - a large library, which few runs need
 
-    options = _from_environment(_GCS, configuration) | expanded(configuration.options_of(url), configuration, url)
+    options, known = _options(_GCS, _GCS_CREDENTIALS, url, configuration)
     emulator = configuration.environ.get("STORAGE_EMULATOR_HOST", "")
     if emulator:
         options.setdefault("base_url", emulator if "://" in emulator else f"http://{emulator}")
-    anonymous = options.get("skip_signature", "").lower() in _TRUE
-    known = any(options.get(name) for name in _GCS_CREDENTIALS) or options.pop("instance_profile", "") == "true"
     signed_in = Path(configuration.environ.get("HOME", "/")) / ".config/gcloud/application_default_credentials.json"
     if not known and not signed_in.is_file():
-        anonymous = True
-    if anonymous:
         options["skip_signature"] = "true"
-    _allow_http(client, options.get("base_url", ""))
-    return StoreLocation(_made(GCSStore, bucket, options, client, url), path, anonymous)
+    return _location(GCSStore, bucket, path, options, client, url)
 
 
-def _from_environment(names: Mapping[str, str], configuration: Configuration) -> dict[str, str]:
+def _options(
+    variables: Mapping[str, str], credentials: Sequence[str], url: str, configuration: Configuration
+) -> tuple[dict[str, str], bool]:
+    """Options of the environment and of `gauntlet.toml`, and whether there are credentials among them."""
     environ = configuration.environ
-    return {option: environ[variable] for variable, option in names.items() if environ.get(variable)}
+    options = {option: environ[variable] for variable, option in variables.items() if environ.get(variable)}
+    options |= expanded(configuration.options_of(url), configuration, url)
+    known = any(options.get(name) for name in credentials) or options.pop("instance_profile", "") == "true"
+    return options, known
+
+
+def _is_anonymous(options: Mapping[str, str]) -> bool:
+    return options.get("skip_signature", "").lower() in _TRUE
 
 
 def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
@@ -191,20 +388,19 @@ def _client(stall_timeout: float, retries: int) -> dict[str, Any]:
     }
 
 
-def _allow_http(client: dict[str, Any], endpoint: str) -> None:
-    if endpoint.startswith("http://"):
-        client["client_options"]["allow_http"] = True
-
-
-def _made(
-    kind: Any, name: str, config: Mapping[str, Any], client: Mapping[str, Any], url: str, **extra: Any
-) -> ObjectStore:
+def _location(
+    kind: Any, name: str, path: str, config: dict[str, Any], client: dict[str, Any], url: str, **extra: Any
+) -> StoreLocation:
     from obstore.exceptions import BaseError  # noqa: PLC0415 - a large library, which few runs need
 
+    anonymous = _is_anonymous(config)
+    if anonymous:
+        config["skip_signature"] = "true"
+    if config.get("endpoint", config.get("base_url", "")).startswith("http://"):
+        client["client_options"]["allow_http"] = True
     try:
-        store: ObjectStore = kind(name, config=dict(config), **client, **extra)
+        return StoreLocation(kind(name, config=config, **client, **extra), path, anonymous)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
         hint = "Check the credentials, and the options under [stores] in gauntlet.toml (docs/how-to/artifacts.md)."
         raise ArtifactError(url, f"{reason}: needed for {url}", hint) from error
-    return store

@@ -1,6 +1,7 @@
 """Files appear in the store whole or not at all: temporary file in the same folder, fsync, rename.
 
-What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out.
+What the disk refuses (full, read-only, not ours) becomes an error that names the folder and the way out. Runs that
+fetch the same file wait for each other by a lock.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import hashlib
 import os
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.system.file_lock import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from iree_gauntlet.progress import Progress
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -59,7 +64,7 @@ def require_space(folder: Path, url: str, needed: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
-        what = f"no room for {human_bytes(needed)} of {url} in {folder}: {human_bytes(free)} are free"
+        what = f"no room for {byte_size(needed)} of {url} in {folder}: {byte_size(free)} are free"
         raise ArtifactError(url, what, "Free disk space, or use a cache on a larger disk.")
 
 
@@ -84,16 +89,26 @@ def disk_errors(folder: Path, url: str) -> Iterator[None]:
         raise
 
 
-def human_bytes(count: int) -> str:
-    """A size for people: `12.3 MB` (powers of 1000)."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def _leftover_prefix(path: Path) -> str:
     # A digest, because the file's own name may be as long as the file system allows.
     return f".{hashlib.sha256(path.name.encode()).hexdigest()[:16]}."
+
+
+@contextmanager
+def locked(path: Path, url: str, progress: Progress) -> Iterator[None]:
+    """Hold a lock; a wait of more than a few seconds is noted, again and again.
+
+    There is no limit: the owner's own timeouts bound its work, and a dead owner's lock is free.
+
+    Raises:
+        ArtifactError: if the lock's file cannot be made (read-only cache).
+    """
+
+    def waiting(seconds: float) -> None:
+        progress.note(url, f"waiting for another download of the same file ({seconds:.0f} s so far)")
+
+    with ExitStack() as stack:
+        with disk_errors(path.parent, url):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(path, waiting))
+        yield

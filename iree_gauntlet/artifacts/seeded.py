@@ -42,6 +42,7 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 
 from iree_gauntlet.artifacts.glyphs import picture_of_words, smallest_picture, words_per_line
+from iree_gauntlet.artifacts.parameters.parameter import ML_DTYPES
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 
 _SCHEME = "random"
+_EXAMPLE = f"Write {_SCHEME}://uniform/1x64xf32?seed=1."
 
 _LARGEST_BYTES = 1 << 32
 _SHAPE = re.compile(r"(?:(?P<dims>[0-9]{1,12}(?:x[0-9]{1,12})*)x)?(?P<element>[a-z][A-Za-z0-9]*)")
@@ -60,13 +62,6 @@ _ELEMENTS = (
     *("i1", "i8", "i16", "i32", "i64", "si8", "si16", "si32", "si64", "ui8", "ui16", "ui32", "ui64"),
     *("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2", "f8E5M2FNUZ"),
 )
-_NOT_NUMPY = {
-    "bf16": "bfloat16",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E4M3FNUZ": "float8_e4m3fnuz",
-    "f8E5M2": "float8_e5m2",
-    "f8E5M2FNUZ": "float8_e5m2fnuz",
-}
 _FLOATS = frozenset(name for name in _ELEMENTS if name.startswith(("f", "bf")))
 
 # Parameters of each distribution with their defaults; None where it depends on the element type.
@@ -116,7 +111,7 @@ class SeededSpec:
     @property
     def suffix(self) -> str:
         """`.npy` where NumPy knows the element type, else `.bin` (raw bytes)."""
-        return ".bin" if self.element_type in _NOT_NUMPY else ".npy"
+        return ".bin" if self.element_type in ML_DTYPES else ".npy"
 
     @property
     def canonical(self) -> str:
@@ -210,11 +205,11 @@ def _high_half(words: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
 
 
 def _dtype(element_type: str) -> np.dtype[Any]:
-    if element_type in _NOT_NUMPY:
+    if element_type in ML_DTYPES:
         # Registers the types with NumPy; slow to import, and most sources do without.
         import ml_dtypes  # noqa: PLC0415
 
-        known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _NOT_NUMPY[element_type]))
+        known: np.dtype[Any] = np.dtype(getattr(ml_dtypes, ML_DTYPES[element_type]))
         return known
     if element_type == "i1":
         return np.dtype(np.bool_)
@@ -231,31 +226,27 @@ def parse_seeded(url: str) -> SeededSpec:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ArtifactError(url, f"{url}: {error}", f"Write {_example('uniform')}.") from error
+        raise _wrong(url, f"{error}", _EXAMPLE) from error
     if parts.scheme != _SCHEME:
-        raise ArtifactError(url, f"{url}: not a {_SCHEME}:// source", f"Write {_example('uniform')}.")
+        raise _wrong(url, f"not a {_SCHEME}:// source", _EXAMPLE)
     distribution = parts.netloc
     if distribution not in _PARAMETERS:
-        raise ArtifactError(
+        raise _wrong(
             url,
-            f"{url}: unknown distribution {distribution!r}{_nearest(distribution, _PARAMETERS)}",
+            f"unknown distribution {distribution!r}{_nearest(distribution, _PARAMETERS)}",
             f"Distributions: {', '.join(_PARAMETERS)}.",
         )
     if parts.fragment:
-        raise ArtifactError(url, f"{url}: #{parts.fragment} has no meaning here", "Parameters follow a ?.")
+        raise _wrong(url, f"#{parts.fragment} has no meaning here", "Parameters follow a ?.")
     shape, element_type = _parse_value(url, parts.path.removeprefix("/"))
     if distribution in _FLOATING_ONLY and element_type not in _FLOATS:
-        raise ArtifactError(
+        raise _wrong(
             url,
-            f"{url}: {distribution} makes floating-point values, not {element_type}",
+            f"{distribution} makes floating-point values, not {element_type}",
             f"Use random://integers/..., or one of {', '.join(sorted(_FLOATS))}.",
         )
     if distribution == "integers" and element_type in _FLOATS:
-        raise ArtifactError(
-            url,
-            f"{url}: integers makes no {element_type} values",
-            "Use random://uniform/..., or an integer type.",
-        )
+        raise _wrong(url, f"integers makes no {element_type} values", "Use random://uniform/..., or an integer type.")
     parameters = _parse_parameters(url, distribution, element_type, parts.query)
     spec = SeededSpec(url, distribution, shape, element_type, tuple(sorted(parameters.items())))
     if distribution == "text":
@@ -266,24 +257,18 @@ def parse_seeded(url: str) -> SeededSpec:
 def _parse_value(url: str, text: str) -> tuple[tuple[int, ...], str]:
     match = _SHAPE.fullmatch(text)
     if match is None:
-        raise ArtifactError(
-            url, f"{url}: {text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar."
-        )
+        raise _wrong(url, f"{text!r} is no shape with an element type", "Write 1x64xf32, or f32 for a scalar.")
     element_type = match["element"]
     if element_type not in _ELEMENTS:
-        raise ArtifactError(
+        raise _wrong(
             url,
-            f"{url}: unknown element type {element_type!r}{_nearest(element_type, _ELEMENTS)}",
+            f"unknown element type {element_type!r}{_nearest(element_type, _ELEMENTS)}",
             f"Element types: {', '.join(_ELEMENTS)}.",
         )
     shape = tuple(int(size) for size in match["dims"].split("x")) if match["dims"] else ()
     size = math.prod(shape) * max(1, int(re.findall(r"[0-9]+", element_type)[0]) // 8)
     if size > _LARGEST_BYTES:
-        raise ArtifactError(
-            url,
-            f"{url}: {size} bytes are more than the {_LARGEST_BYTES} that are made here",
-            "Check the shape.",
-        )
+        raise _wrong(url, f"{size} bytes are more than the {_LARGEST_BYTES} that are made here", "Check the shape.")
     return shape, element_type
 
 
@@ -293,37 +278,33 @@ def _parse_parameters(url: str, distribution: str, element_type: str, query: str
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise ArtifactError(url, f"{url}: {error}", "Write parameters as ?seed=1&low=0.") from error
+        raise _wrong(url, f"{error}", "Write parameters as ?seed=1&low=0.") from error
     for name, text in pairs:
         if name not in allowed:
-            raise ArtifactError(
+            raise _wrong(
                 url,
-                f"{url}: {distribution} has no parameter {name!r}{_nearest(name, allowed)}",
+                f"{distribution} has no parameter {name!r}{_nearest(name, allowed)}",
                 f"Parameters of {distribution}: {', '.join(allowed) or 'none'}.",
             )
         if name in given:
-            raise ArtifactError(url, f"{url}: parameter {name!r} is given twice", "Keep one of them.")
+            raise _wrong(url, f"parameter {name!r} is given twice", "Keep one of them.")
         given[name] = _number(url, name, text, whole=not isinstance(allowed[name], float))
     if distribution == "integers":
         least, most = _integer_range(element_type)
         given = {"seed": 0, "low": least, "high": most + 1, **given}
         if not least <= given["low"] < given["high"] <= most + 1:
-            raise ArtifactError(
+            raise _wrong(
                 url,
-                f"{url}: {element_type} integers from {given['low']} below {given['high']} do not exist",
+                f"{element_type} integers from {given['low']} below {given['high']} do not exist",
                 f"low < high (exclusive) are wanted, within {least} and {most + 1}.",
             )
         return given
     given = {name: given.get(name, default) for name, default in allowed.items() if default is not None}
     if distribution == "formula" and given["seed"] > _MOST_FORMULA_SEED:
-        raise ArtifactError(
-            url, f"{url}: seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}."
-        )
+        raise _wrong(url, f"seed={given['seed']} is too large", f"NumPy takes seeds up to {_MOST_FORMULA_SEED}.")
     if distribution == "uniform" and not 0 <= given["high"] - given["low"] < math.inf:
-        raise ArtifactError(
-            url,
-            f"{url}: no values lie between low={given['low']} and high={given['high']}",
-            "low <= high are wanted.",
+        raise _wrong(
+            url, f"no values lie between low={given['low']} and high={given['high']}", "low <= high are wanted."
         )
     return given
 
@@ -332,12 +313,12 @@ def _number(url: str, name: str, text: str, *, whole: bool) -> int | float:
     pattern = r"[+-]?[0-9]{1,40}" if whole else r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?"
     if re.fullmatch(pattern, text.strip()) is None:
         kind = "a whole number" if whole else "a number"
-        raise ArtifactError(url, f"{url}: {name}={text!r} is not {kind}", f"Write {name}=3, for example.")
+        raise _wrong(url, f"{name}={text!r} is not {kind}", f"Write {name}=3, for example.")
     number = int(text) if whole else float(text)
     if name in ("seed", "skip", "stddev") and number < 0:
-        raise ArtifactError(url, f"{url}: {name}={text} is negative", "0 or more is wanted.")
+        raise _wrong(url, f"{name}={text} is negative", "0 or more is wanted.")
     if not whole and not math.isfinite(number):
-        raise ArtifactError(url, f"{url}: {name}={text} is beyond binary64", "Write a smaller number.")
+        raise _wrong(url, f"{name}={text} is beyond binary64", "Write a smaller number.")
     if name in ("coeff", "offset"):
         # A zero keeps its sign in what is computed with it.
         return number
@@ -356,31 +337,27 @@ def _check_text(spec: SeededSpec) -> None:
     parameters = dict(spec.parameters)
     scale, lines = int(parameters["scale"]), int(parameters["lines"])
     if len(spec.shape) != _NCHW_RANK:
-        raise ArtifactError(
-            spec.url,
-            f"{spec.url}: a picture of text has 4 dimensions, not {len(spec.shape)}",
-            "Write 1x3x48x320.",
-        )
+        raise _wrong(spec.url, f"a picture of text has 4 dimensions, not {len(spec.shape)}", "Write 1x3x48x320.")
     if scale < 1 or lines < 1:
-        raise ArtifactError(spec.url, f"{spec.url}: scale and lines begin at 1", "Write scale=4&lines=1.")
+        raise _wrong(spec.url, "scale and lines begin at 1", "Write scale=4&lines=1.")
     _, _, height, width = spec.shape
     wanted_height, wanted_width = smallest_picture(scale, lines)
     if height < wanted_height or width < wanted_width:
-        raise ArtifactError(
+        raise _wrong(
             spec.url,
-            f"{spec.url}: {lines} lines at scale {scale} need at least {wanted_height} rows and "
+            f"{lines} lines at scale {scale} need at least {wanted_height} rows and "
             f"{wanted_width} columns, the picture has {height} and {width}",
             "Make the picture larger, or scale or lines smaller.",
         )
 
 
+def _wrong(url: str, what: str, hint: str) -> ArtifactError:
+    return ArtifactError(url, f"{url}: {what}", hint)
+
+
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _example(distribution: str) -> str:
-    return f"{_SCHEME}://{distribution}/1x64xf32?seed=1"
 
 
 def _npy_header(array: NDArray[Any]) -> bytes:
@@ -410,7 +387,5 @@ def write_seeded(url: str, path: Path) -> None:
         write_atomic(path, header + array.tobytes())
     except OSError as error:
         raise ArtifactError(
-            url,
-            f"{path}: cannot be written: {error.strerror or error}",
-            "Check the disk space and the rights there.",
+            url, f"{path}: cannot be written: {error.strerror or error}", "Check the disk space and the rights there."
         ) from error

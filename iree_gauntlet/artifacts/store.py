@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.locking import locked
-from iree_gauntlet.artifacts.publishing import disk_errors, publish, publishing
+from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import (
     FileSource,
@@ -138,17 +137,14 @@ class ArtifactStore:
         seconds = round(time.perf_counter() - started, 6)
         return Fetched(url, path, path.stat().st_size, seconds, cached, sha256, tuple(recorder.notes))
 
-    def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> bool:
-        """Take a file that was brought from elsewhere (an archive) into the store.
+    def adopt(self, url: str, temporary: Path, sha256: str, progress: Progress) -> None:
+        """Take a file that was brought from elsewhere (an archive) into the store, unless the store has it.
 
         Args:
             url: what it is the file of.
             temporary: where it lies, on the store's file system; taken from there.
             sha256: what the caller has found it to be.
             progress: receives a note of a new hash.
-
-        Returns:
-            False where the store had it already.
 
         Raises:
             ArtifactError: it is not what the registry says, or no file of a store's; nothing is replaced.
@@ -159,7 +155,7 @@ class ArtifactStore:
         self._leases.use(path)
         with locked(self.root / "locks" / f"{arrival_name(source.local_name)}.lock", url, progress):
             if self._usable(source, path, progress):
-                return False
+                return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
                 what = (
@@ -173,7 +169,6 @@ class ArtifactStore:
             self.verified.remember(path, sha256)
             if pin is None:
                 self._record(source, sha256, progress)
-        return True
 
     def _locate(self, url: str) -> tuple[Source, Path]:
         source = parse_source(url)

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.partial import Partial, Span, missing
-from iree_gauntlet.artifacts.publishing import human_bytes, require_space
+from iree_gauntlet.artifacts.publishing import require_space
 from iree_gauntlet.artifacts.remote import Body, ChangedError, Connection, Remote, RemoteFile, TransientError
 from iree_gauntlet.errors import ArtifactError
+from iree_gauntlet.figures import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +186,7 @@ class Transfer:
         finally:
             partial.spans.append(Span(0, cursor.position))
         if end is not None and cursor.position < end:
-            raise TransientError(f"cut off after {human_bytes(cursor.position)} of {human_bytes(end)}")
+            raise TransientError(f"cut off after {byte_size(cursor.position)} of {byte_size(end)}")
 
     def _rest(self, partial: Partial, file: RemoteFile, size: int) -> None:
         """Everything that is not there yet, over several connections."""
@@ -247,7 +248,7 @@ class Transfer:
 
     def _require_end(self, cursor: _Cursor) -> None:
         if cursor.position < cursor.stop and not self._stop.is_set():
-            raise TransientError(f"cut off after {human_bytes(cursor.position)}")
+            raise TransientError(f"cut off after {byte_size(cursor.position)}")
 
     def _take(self, partial: Partial, body: Body, cursor: _Cursor, size: int | None) -> None:
         """Write what comes, up to the end of the span; the cursor says how far, also after an error."""

@@ -12,7 +12,7 @@ from iree_gauntlet.errors import ToolchainError
 
 if TYPE_CHECKING:
     from iree_gauntlet.bench.formats import DataFormat
-    from iree_gauntlet.toolchains.known_flags import KnownFlags
+    from iree_gauntlet.toolchains.flags import KnownFlags
 
 
 _LEVEL = "iree-opt-level"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.bench.declarations import INSTALL_HINT
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.parameters.names import archive_name
+from iree_gauntlet.artifacts.parameters.parameter import archive_name
 from iree_gauntlet.cases import MAIN, Case, MadeValues, Module, Parameters, Stage
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT, archive_name
+from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, archive_name
 from iree_gauntlet.engine.commands import (
     STATISTICS_FILE,
     compile_flags,

@@ -23,8 +23,8 @@ from iree_gauntlet.measuring.profiles.dispatch_changes import dispatch_changes
 from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, parse_dispatch_events
 from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
-from iree_gauntlet.toolchains.flag_releases import releases_with
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, Toolchain
+from iree_gauntlet.toolchains.translate import flag_releases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ def _profile_tool(toolchain: Toolchain, known: FlagSet) -> Path:
     """
     release = toolchain.runtime.release or toolchain.runtime.version
     if _OUTPUT not in known.names:
-        since = releases_with(BENCHMARK_MODULE, _OUTPUT)[0]
+        since = flag_releases().with_flag(BENCHMARK_MODULE, _OUTPUT)[0]
         raise _NoProfileError(
             f"{BENCHMARK_MODULE} of {release} writes no profiles (it has no --{_OUTPUT}); releases from {since} on do"
         )

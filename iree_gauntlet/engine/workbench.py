@@ -22,11 +22,9 @@ from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.requests import ConductRequest, NetworkRequest, ToolchainRequest
 from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.steps import CacheLookup
-from iree_gauntlet.toolchains.find import find_toolchain
+from iree_gauntlet.toolchains.find import chosen, find_toolchain, toolchain_place
+from iree_gauntlet.toolchains.flags import KnownFlags, known_flags
 from iree_gauntlet.toolchains.host import host_identity, means_host
-from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.known_flags import KnownFlags, known_flags
-from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
 from iree_gauntlet.toolchains.translate import Translation, translate
 from iree_gauntlet.workers import iree_side
 
@@ -111,7 +109,6 @@ def open_workbench(
         store.configuration,
         leases.use,
         store.verified.sha256,
-        find_installed,
         offline=network.offline or not need_toolchain,
     )
     toolchain: Toolchain | None = None

@@ -21,8 +21,7 @@ from iree_gauntlet.requests import BisectRequest, RunRequest, given, require_as_
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.candidates import Candidate, candidates_among, candidates_between
 from iree_gauntlet.toolchains.choice import parse_choice
-from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain_place import toolchain_place
+from iree_gauntlet.toolchains.find import toolchain_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,9 +118,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
     root = cache_folder(toolchain.cache_dir)
     configuration = read_configuration(project_folder(), os.environ)
     hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(
-        root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=request.network.offline
-    )
+    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=request.network.offline)
     row, good_is_older = candidates_between(asked.good, asked.bad, place, nightlies=asked.nightlies)
     return Question(metric, chain, row, good_is_older, asked, chosen)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:

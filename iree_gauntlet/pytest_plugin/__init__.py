@@ -1,18 +1,27 @@
-"""The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given."""
+"""The pytest plugin for suites of torch models; it does nothing unless `--test-file-directory` is given.
+
+Where model tests run, the conftest.py files that are loaded are those of the tests, and nobody else's options. A
+checkout of iree-test-suites has one next to its tests that defines our options. Two definitions of one option would
+end pytest with an error, so that file is left out. Where pytest is given nothing but a folder of model tests, those of
+the project's own Python tests are, too: they may import what is not there.
+"""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_load_initial_conftests"]
 
+_OPTION = b"--test-file-directory"
 _FOLDERS = ("module_directory", "external_file_directory")
 
 
@@ -89,10 +98,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before a conftest.py of tests that are not meant can fail.
     _require_options_that_fit(early_config.known_args_namespace)
     if early_config.known_args_namespace.test_file_directory:
-        from iree_gauntlet.pytest_plugin import conftests  # noqa: PLC0415
-
-        conftests.stand_in_for_other_definitions(early_config)
-        conftests.look_at_the_model_tests_alone(early_config)
+        _stand_in_for_other_definitions(early_config)
+        _look_at_the_model_tests_alone(early_config)
 
 
 def _require_options_that_fit(options: argparse.Namespace) -> None:
@@ -117,3 +124,48 @@ def pytest_configure(config: pytest.Config) -> None:
         from iree_gauntlet.pytest_plugin.plugin import ModelTestPlugin  # noqa: PLC0415
 
         config.pluginmanager.register(ModelTestPlugin(config), PLUGIN_NAME)
+
+
+def _look_at_the_model_tests_alone(config: pytest.Config) -> None:
+    """Has pytest look for conftest.py files around the model tests and the working folder, not where its own tests are.
+
+    Args:
+        config: before the first conftest.py is loaded; nothing is changed where it names files or folders that exist.
+    """
+    options = config.known_args_namespace
+    here = Path(config.invocation_params.dir)
+    if not any(path.exists() for path in _named(options.file_or_dir, here)):
+        # A file, as of a folder pytest would also load those of its folders named `test…`; with it those above.
+        own = [str(path) for folder in (here, *here.parents) if (path := folder / "conftest.py").is_file()]
+        options.file_or_dir = [options.test_file_directory, *own[:1]]
+
+
+def _stand_in_for_other_definitions(config: pytest.Config) -> None:
+    """Keeps pytest from loading every conftest.py that defines our options.
+
+    Args:
+        config: before the first conftest.py is loaded.
+    """
+    options = config.known_args_namespace
+    here = Path(config.invocation_params.dir)
+    named = _named([*options.file_or_dir, options.test_file_directory], here)
+    found = _conftests(here, [here, *named])
+    others = [path for path in found if _OPTION in path.read_bytes()]
+    # Pytest looks a conftest.py up by its path, as it came upon it, before it imports it.
+    for name in {str(path) for other in others for path in (other, other.resolve())}:
+        config.pluginmanager.register(ModuleType("conftest"), name=name)
+
+
+def _named(arguments: Iterable[str], here: Path) -> list[Path]:
+    return [Path(here, argument.split("::")[0]) for argument in arguments]
+
+
+def _conftests(here: Path, places: Iterable[Path]) -> Iterator[Path]:
+    """Those above and below some places that pytest may come to load."""
+    found: set[Path] = set()
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        found.update(parent / "conftest.py" for parent in (folder, *folder.parents))
+        if folder != here:
+            found.update(folder.rglob("conftest.py"))
+    yield from (path for path in sorted({path.absolute() for path in found}) if path.is_file())

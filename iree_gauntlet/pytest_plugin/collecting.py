@@ -1,21 +1,29 @@
-"""What pytest collects: folders of tests, files, and the one test of each file."""
+"""What pytest collects: the tests of one folder, read once in each process, as folders, files and one test a file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from iree_gauntlet.cases import Case, Verdict
+from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.spec_file import load_json
+from iree_gauntlet.dialects.torch_models import TorchTest, build_test
+from iree_gauntlet.dialects.torch_modules import TorchModules
+from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, QualityTest, sound_markers
+from iree_gauntlet.dialects.trees import read_torch_specs
 from iree_gauntlet.errors import SpecError
 from iree_gauntlet.pytest_plugin.model_test_session import CheckFailure, ModelTestSession
+from iree_gauntlet.targets import FAMILIES, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from iree_gauntlet.dialects.torch_models import TorchTest
-    from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
+    from iree_gauntlet.errors import Problem
     from iree_gauntlet.records.step_outcome import StepOutcome
 
 
@@ -24,6 +32,76 @@ PLUGIN_NAME = "iree_gauntlet_models"
 
 # Markers by which pytest judges.
 _VERDICTS = ("skip", "xfail")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTest:
+    """A test file, read.
+
+    Attributes:
+        test: what it means; None where its problems leave nothing to run.
+        problems: what is wrong with it, or with the module definitions that it names.
+        markers: as it lists them, then its type; where it has problems, as far as they can be read.
+    """
+
+    test: TorchTest | None
+    problems: tuple[Problem, ...]
+    markers: tuple[str, ...]
+
+
+class ModelTestSuite:
+    """The tests below a folder.
+
+    Args:
+        folder: where they are.
+        modules: where module definitions are; None for that folder, or the one above it.
+        external: where files without a URL are; None for `test_suite_files` there.
+        artifacts: a folder below the tests', perhaps, that holds none.
+    """
+
+    def __init__(self, folder: Path, modules: Path | None, external: Path | None, artifacts: Path) -> None:
+        self.folder = folder
+        self._modules = modules
+        self._external = external
+        self._artifacts = artifacts
+
+    @cached_property
+    def tests(self) -> dict[Path, FoundTest]:
+        """The tests by file, in order."""
+        specs = read_torch_specs(self.folder, self._external, self._modules, without=self._artifacts)
+        modules = TorchModules(specs)
+        targets = [Target(family) for family in FAMILIES]
+        found: dict[Path, FoundTest] = {}
+        for spec in specs:
+            if spec.defines_module:
+                continue
+            if spec.document is None:
+                content = load_json(spec.path, spec.name, without_comments)[0] or {}
+                if not _is_of_sharktank(content):
+                    found[spec.path] = FoundTest(None, spec.problems, sound_markers(content))
+                continue
+            test, problems = build_test(spec, modules, targets)
+            assert isinstance(spec.document, QualityTest | BenchmarkTest | CompstatTest), "the other documents"
+            markers = (*spec.document.markers, spec.document.type)
+            found[spec.path] = FoundTest(test, tuple(dict.fromkeys(problems)), markers)
+        return found
+
+    @cached_property
+    def folders(self) -> frozenset[Path]:
+        """The folders that hold tests, themselves or further down."""
+        return frozenset(parent for path in self.tests for parent in path.parents if self._is_inside(parent))
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path is a test, or a folder that holds some."""
+        return self._is_inside(path) and (path in self.tests or path in self.folders)
+
+    def _is_inside(self, path: Path) -> bool:
+        return path == self.folder or path.is_relative_to(self.folder)
+
+
+def _is_of_sharktank(content: Mapping[str, Any]) -> bool:
+    """Whether a file is a benchmark of that dialect; its regression tests look like module definitions."""
+    return "function_run" in content and "type" not in content
 
 
 class SpecFolder(pytest.Directory):
@@ -59,7 +137,19 @@ class SpecFile(pytest.File):
             yield ModelTest.from_parent(self, name=name, test=found.test, markers=found.markers)
 
 
-class UnreadableTest(pytest.Item):
+class _TestOfFile(pytest.Item):
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the test is written, and its name."""
+        # Pytest would write a dot as '::'.
+        return self.path, 0, self.name.removesuffix(".json")
+
+    def add_own_marker(self, marker: str) -> None:
+        """Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers."""
+        self.config.addinivalue_line("markers", f"{marker}: of model tests")
+        self.add_marker(marker)
+
+
+class UnreadableTest(_TestOfFile):
     """A file that cannot be used: an error where it is selected, and of nobody else.
 
     Attributes:
@@ -71,7 +161,7 @@ class UnreadableTest(pytest.Item):
         self.what = what
         for marker in markers:
             if marker not in _VERDICTS:
-                _add_marker(self, marker)
+                self.add_own_marker(marker)
 
     def setup(self) -> None:
         """Say what is wrong.
@@ -84,12 +174,8 @@ class UnreadableTest(pytest.Item):
     def runtest(self) -> None:
         """Nothing: setting up has failed."""
 
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test is written, and its name."""
-        return self.path, 0, self.name.removesuffix(".json")
 
-
-class ModelTest(pytest.Item):
+class ModelTest(_TestOfFile):
     """A test: setting up makes what it needs, running is its check.
 
     Attributes:
@@ -114,7 +200,7 @@ class ModelTest(pytest.Item):
             reason = self.case.expectations[0].reason
             self.add_marker(pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True))
         else:
-            _add_marker(self, marker)
+            self.add_own_marker(marker)
 
     def setup(self) -> None:
         """Fetch, import, compile and make up weights, as far as nobody has yet.
@@ -153,14 +239,3 @@ class ModelTest(pytest.Item):
         session = plugin.session if plugin else None
         assert isinstance(session, ModelTestSession), "made when the collection was finished"
         return session
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test is written, and its name."""
-        # Pytest would write a dot as '::'.
-        return self.path, 0, self.name.removesuffix(".json")
-
-
-def _add_marker(item: pytest.Item, marker: str) -> None:
-    # Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers.
-    item.config.addinivalue_line("markers", f"{marker}: of model tests")
-    item.add_marker(marker)

@@ -14,9 +14,8 @@ from iree_gauntlet.dialects.selection import MarkerExpression
 from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.pytest_plugin.collecting import ModelTest, SpecFile, SpecFolder, UnreadableTest
+from iree_gauntlet.pytest_plugin.collecting import ModelTest, ModelTestSuite, SpecFile, SpecFolder, UnreadableTest
 from iree_gauntlet.pytest_plugin.model_test_session import ModelTestSession, SessionSettings
-from iree_gauntlet.pytest_plugin.model_test_suite import ModelTestSuite
 from iree_gauntlet.records.run_folder import new_folder, require_plain
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.run_reports import write_job_summary

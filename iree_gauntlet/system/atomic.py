@@ -72,10 +72,7 @@ def _umask() -> int:
 
     `os.umask` can only be read by setting it, which another thread would feel.
     """
-    with (
-        contextlib.suppress(OSError),
-        Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines,
-    ):
+    with contextlib.suppress(OSError), Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)

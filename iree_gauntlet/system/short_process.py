@@ -1,14 +1,17 @@
-"""Programs that are asked something and end: each in a process group of its own, for a bounded time."""
+"""Programs that answer a question and end: each in a process group of its own, for a bounded time."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from iree_gauntlet.errors import ToolchainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +100,19 @@ def run_short(
         raise
 
 
+def last_words(program: str, output: str, most: int) -> str:
+    """The last lines of what a program said, as part of a hint.
+
+    Args:
+        program: its name for people.
+        output: all that it said.
+        most: how many lines are kept; empty ones do not count.
+    """
+    lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
+    said = [line for line in lines if line.strip()]
+    return "\n  ".join((f"{program} said:", *(f"  {line}" for line in said[-most:])))
+
+
 def _ended(process: subprocess.Popen[str], grace: float) -> str:
     """End a process that leads a group of its own, with all of the group; what it has said."""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _PATIENCE_SECONDS)):
@@ -106,3 +122,28 @@ def _ended(process: subprocess.Popen[str], grace: float) -> str:
             with suppress(subprocess.TimeoutExpired):
                 return "".join(process.communicate(timeout=seconds))
     return ""
+
+
+def ask(argv: Sequence[str], *, timeout: float, stdin: str = "") -> Answer:
+    """Run a tool to its end.
+
+    Args:
+        argv: argument vector; the first is a path.
+        timeout: seconds after which the whole process group is killed.
+        stdin: what the tool reads.
+
+    Raises:
+        ToolchainError: where it cannot be started, or does not answer in time.
+    """
+    try:
+        return run_short(argv, timeout=timeout, stdin=stdin)
+    except OSError as problem:
+        raise ToolchainError(
+            f"{argv[0]} cannot be started: {problem.strerror or problem}",
+            "it may be built for another system; reinstall it for this one",
+        ) from problem
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(
+            f"{shlex.join(argv)} did not answer within {timeout:g} s and was killed",
+            "a device driver may hang; try the command by hand, and look at the system's log",
+        ) from None

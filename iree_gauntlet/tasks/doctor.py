@@ -1,33 +1,200 @@
-"""What `doctor` finds: IREE, caches, settings, and whether the machine is fit to measure on."""
+"""What `doctor` finds: IREE, targets, caches, settings, and whether the machine is fit to measure on."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Literal
 
-from iree_gauntlet.artifacts.hashing import VerifiedHashes
-from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.settings import Configuration, cache_folder, project_folder
-from iree_gauntlet.toolchains.find import find_toolchain
-from iree_gauntlet.toolchains.findings import Finding, diagnose
-from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
+from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
+from iree_gauntlet.toolchains.find import chosen, find_toolchain
+from iree_gauntlet.toolchains.host import compiler_host_cpu, host_identity
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Toolchain
+from iree_gauntlet.upkeep.installed_toolchains import open_place, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from iree_gauntlet.requests import ToolchainRequest
-    from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
+_GIB = 2**30
+_LOW_DISK_BYTES = 5 * _GIB
+# Target, backend of the compiler, driver of the runtime.
+_TARGETS = (
+    ("cpu", "llvm-cpu", "local-task"),
+    ("rocm", "rocm", "hip"),
+    ("cuda", "cuda", "cuda"),
+    ("vulkan", "vulkan-spirv", "vulkan"),
+    ("metal", "metal-spirv", "metal"),
+)
+# What the toolkit itself works with, and what each is for.
+_PACKAGES = (
+    ("invoke", "the tasks"),
+    ("pooch", "fetching artifacts"),
+    ("nox", "CI sessions; anything else works without it"),
+    ("onnxruntime", "recording expected outputs, and suites of ONNX models"),
+)
+_OPTIONAL = frozenset({"nox", "onnxruntime"})
+
+Status = Literal["ok", "warn", "missing", "broken", "info"]
 _WATCH_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        area: `python`, `iree`, `host`, `drivers`, `target <name>`, `packages` or `cache`.
+        status: `ok`; `warn` for what works and should be changed; `missing` for what something needs that is
+            not there; `info` for what is optional or merely good to know.
+        text: one line.
+        hint: what to do; empty where nothing is to be done.
+    """
+
+    area: str
+    status: Status
+    text: str
+    hint: str = ""
+
+
+def diagnose(toolchain: Toolchain | ToolchainError, cache_dir: Path) -> list[Finding]:
+    """Look at everything that a run needs.
+
+    Args:
+        toolchain: what a finder returned, or the error that it raised.
+        cache_dir: folder of the local store; it need not exist.
+    """
+    findings = [Finding("python", "ok", f"Python {platform.python_version()}: {sys.executable}")]
+    if isinstance(toolchain, ToolchainError):
+        findings.append(Finding("iree", "missing", toolchain.what, toolchain.hint))
+    else:
+        findings.extend(_iree(toolchain))
+    findings.extend(_packages())
+    findings.extend(_cache(cache_dir))
+    return findings
+
+
+def _iree(toolchain: Toolchain) -> Iterator[Finding]:
+    compiler, runtime = toolchain.compiler, toolchain.runtime
+    for noun, part in (("compiler", compiler), ("runtime", runtime)):
+        yield Finding("iree", "ok", f"{noun} {version_text(part, digits=8)}")
+    yield Finding("iree", "info", f"{toolchain.source}, identity {compiler.identity[:16]}")
+    if compiler.release != runtime.release != UNKNOWN_VERSION:
+        yield Finding(
+            "iree",
+            "warn",
+            f"the compiler is {compiler.release}, the runtime {runtime.release}: modules may not load",
+            "use one release of both; where both are installed, another package's requirements may have replaced one: "
+            f"{compiler.python or sys.executable} -m pip install iree-base-compiler=={compiler.release} "
+            f"iree-base-runtime=={compiler.release}",
+        )
+    if compiler.onnx_version:
+        yield Finding("iree", "ok", f"ONNX importer, with onnx {compiler.onnx_version}")
+    elif not compiler.python:
+        yield Finding(
+            "iree",
+            "warn",
+            "no Python bindings in this build: .onnx programs cannot be imported; MLIR programs work",
+            "build it with -DIREE_BUILD_PYTHON_BINDINGS=ON",
+        )
+    else:
+        yield Finding(
+            "iree",
+            "missing",
+            "the ONNX importer lacks the onnx package: .onnx programs cannot be compiled",
+            f"{compiler.python} -m pip install 'iree-base-compiler[onnx]=={compiler.release}'",
+        )
+    yield _asked("host", partial(_host, toolchain))
+    yield _asked("drivers", partial(_drivers, toolchain))
+    for target, backend, driver in _TARGETS:
+        yield _asked(f"target {target}", partial(_target, toolchain, target, backend, driver))
+
+
+def _asked(area: str, look: Callable[[], Finding]) -> Finding:
+    """A finding that a tool is asked for; a tool that fails is a finding too."""
+    try:
+        return look()
+    except ToolchainError as problem:
+        return Finding(area, "missing", problem.what, problem.hint)
+
+
+def _host(toolchain: Toolchain) -> Finding:
+    cpu = compiler_host_cpu(toolchain)
+    return Finding("host", "info", f"`host` is {cpu} to the compiler: {host_identity()}")
+
+
+def _drivers(toolchain: Toolchain) -> Finding:
+    names = ", ".join(driver.name for driver in drivers(toolchain))
+    return Finding("drivers", "info", f"drivers: {names}; devices: {', '.join(devices(toolchain)) or 'none'}")
+
+
+def _target(toolchain: Toolchain, target: str, backend: str, driver: str) -> Finding:
+    area = f"target {target}"
+    compiles = backend in compile_backends(toolchain)
+    device = device_available(toolchain, driver)
+    if compiles and device.ok:
+        return Finding(area, "ok", f"compiles ({backend}) and runs ({device.reason})")
+    if compiles:
+        # Only the CPU is expected everywhere; a GPU that is not there is no fault.
+        status: Status = "missing" if target == "cpu" else "info"
+        return Finding(area, status, f"compiles ({backend}), does not run: {device.reason}", device.hint)
+    runs = "runs" if device.ok else "does not run either"
+    return Finding(
+        area,
+        "missing" if target == "cpu" else "info",
+        f"does not compile: the compiler has no backend {backend}; {runs}",
+        "use a compiler that was built with it",
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    for package, purpose in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            status: Status = "info" if package in _OPTIONAL else "missing"
+            install = f"{sys.executable} -m pip install {package}"
+            yield Finding("packages", status, f"{package} is not installed (for {purpose})", install)
+        else:
+            yield Finding("packages", "ok", f"{package} {found}")
+
+
+def _cache(cache_dir: Path) -> Iterator[Finding]:
+    # The folder may not be made yet: what counts is the nearest one that is.
+    there = next((folder for folder in (cache_dir, *cache_dir.absolute().parents) if folder.exists()), cache_dir)
+    if not there.is_dir():
+        yield Finding("cache", "missing", f"{there} is not a folder", "move the file away, or name another cache")
+        return
+    if os.access(there, os.W_OK | os.X_OK):
+        yield Finding("cache", "ok", f"{cache_dir} can be written")
+    else:
+        yield Finding(
+            "cache",
+            "warn",
+            f"{cache_dir} cannot be written: what is in it is used, nothing is added",
+            "name another cache, or change its owner or mode",
+        )
+    free = shutil.disk_usage(there).free
+    text = f"{free / _GIB:.1f} GiB free for {cache_dir}"
+    if free < _LOW_DISK_BYTES:
+        hint = "large models will not fit; clear the cache, or name one on a larger disk"
+        yield Finding("cache", "warn", f"only {text}", hint)
+    else:
+        yield Finding("cache", "ok", text)
 
 
 def _configuration() -> Iterator[Finding]:
@@ -47,29 +214,23 @@ def _configuration() -> Iterator[Finding]:
         yield Finding("configuration", "info", f"shared modules: {found.shared_modules.url} is {may}")
 
 
-def _asked_toolchain(request: ToolchainRequest) -> Toolchain:
+def _asked_toolchain(request: ToolchainRequest) -> Toolchain | ToolchainError:
     """What `--iree` names; nothing is installed, and settings that cannot be read are a finding of their own."""
-    root = cache_folder(request.cache_dir)
     compiler, runtime = chosen(request, os.environ)
     try:
         configuration = read_configuration(project_folder(), os.environ)
     except GauntletError:
         configuration = Configuration()
-    hashes = VerifiedHashes(root / "verified")
-    place = toolchain_place(root, configuration, Leases(root).use, hashes.sha256, find_installed, offline=True)
-    return find_toolchain(compiler, runtime, place)
+    try:
+        return find_toolchain(compiler, runtime, open_place(request.cache_dir, configuration, offline=True))
+    except ToolchainError as error:
+        return error
 
 
 def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     """Prints what is here and what is missing; exits with ERROR where no suite could run at all."""
-    try:
-        toolchain = _asked_toolchain(request)
-        findings = diagnose(toolchain, cache_folder(request.cache_dir))
-        broken = False
-    except ToolchainError as error:
-        findings = diagnose(error, cache_folder(request.cache_dir))
-        broken = True
-    findings += _configuration()
+    toolchain = _asked_toolchain(request)
+    findings = [*diagnose(toolchain, cache_folder(request.cache_dir)), *_configuration()]
     facts = machine_facts()
     memory = "unknown memory" if facts.memory_bytes is None else f"{facts.memory_bytes / (1 << 30):.1f} GiB"
     text = f"{facts.cpu}, {facts.cores} cores, {memory}, {facts.os}"
@@ -87,4 +248,4 @@ def doctor(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
             sys.stdout.write(f"{finding.status:<8} {finding.area + ':':<16} {finding.text}\n")
             if finding.hint:
                 sys.stdout.write(f"{'':<25} {finding.hint}\n")
-    return ExitCode.ERROR if broken else ExitCode.OK
+    return ExitCode.ERROR if isinstance(toolchain, ToolchainError) else ExitCode.OK

@@ -15,6 +15,7 @@ from iree_gauntlet.dialects.locations import file_path
 from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
+from iree_gauntlet.figures import counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.requests import Defaults, RunRequest, SelectionRequest, ShardRequest, ToolchainRequest
 from iree_gauntlet.settings import runs_folder
@@ -54,7 +55,8 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
     _report_problems(problems)
     code = ExitCode.USAGE if problems else ExitCode.OK
     if as_json:
-        _print_json([_listed(*key, cases) for key, cases in rows.items()])
+        document = [_listed(*key, cases) for key, cases in rows.items()]
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         return code
     table = [("MODEL", "SUBMODEL", "TARGET", "CHECKS", "MARKERS")]
     for (model, submodel, target), cases in rows.items():
@@ -62,7 +64,7 @@ def list_cases(request: SelectionRequest, shard: ShardRequest, *, as_json: bool)
         table.append((model, submodel, target, " ".join(row["checks"]), " ".join(row["markers"])))
     print_table(table)
     models = len({model for model, _, _ in rows})
-    sys.stdout.write(f"{_counted(models, 'model')}, {_counted(len(rows), 'chain')}\n")
+    sys.stdout.write(f"{counted(models, 'model')}, {counted(len(rows), 'chain')}\n")
     return code
 
 
@@ -151,12 +153,8 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
         raise SpecError(problems)
     warned_of = {file for file, _ in warnings} | {problem.file for problem in passed_over}
     warned = f", {len(warned_of)} with warnings" if warned_of else ""
-    sys.stdout.write(f"{_counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
+    sys.stdout.write(f"{counted(files, 'spec file')} {'is' if files == 1 else 'are'} valid{warned}\n")
     return ExitCode.OK
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:
@@ -288,13 +286,9 @@ def _print_plan(plan: Plan) -> None:
         for note in step.notes:
             sys.stdout.write(f"    note: {note}\n")
     cached = sum(step.cache.hit for step in plan.steps)
-    sys.stdout.write(f"{_counted(len(plan.steps), 'step')}, {cached} from the cache\n")
+    sys.stdout.write(f"{counted(len(plan.steps), 'step')}, {cached} from the cache\n")
 
 
 def _report_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
-
-
-def _print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -29,11 +29,7 @@ from iree_gauntlet.requests import (
     ShardRequest,
     ToolchainRequest,
 )
-from iree_gauntlet.tasks.cache_commands import cache_collection
-from iree_gauntlet.tasks.comparing_commands import bisect_task, compare_task, matrix_task
-from iree_gauntlet.tasks.golden_commands import golden_collection, xfail_collection
-from iree_gauntlet.tasks.model_commands import bench_task, micro_task
-from iree_gauntlet.tasks.report_commands import report_task, shard_collection
+from iree_gauntlet.tasks.experiment_commands import bench_task, bisect_task, compare_task, matrix_task, micro_task
 from iree_gauntlet.tasks.task_options import (
     BATCH,
     FORMAT,
@@ -44,7 +40,7 @@ from iree_gauntlet.tasks.task_options import (
     gauntlet_task,
     with_defaults,
 )
-from iree_gauntlet.tasks.toolchain_commands import TAKES_SEVERAL, toolchain_collection
+from iree_gauntlet.tasks.upkeep_commands import report_task, upkeep_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,7 +61,8 @@ _NAMES_IREES = {"compare": "compare A B", "bisect": "--good A --bad B"}
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!")
 _LACKS_WORDS = re.compile(r"'(.*)' did not receive required positional arguments")
 _LACKS_VALUE = re.compile(r"Flag <Argument: ([\w-]+).*> needed value")
-_TAKE_SEVERAL = frozenset({*TAKES_SEVERAL, *_AS_OPTION, *_FOLDERS})
+# Invoke fills a positional argument with one word: these take several.
+_TAKE_SEVERAL = frozenset({"toolchain.install", "toolchain.remove", *_AS_OPTION, *_FOLDERS})
 
 _RUN_OPTIONS = (*SELECTION, *TOOLCHAIN, *RUNNING, *BATCH, *SHARD)
 _STAGES = options_of(RunRequest)
@@ -99,8 +96,7 @@ def plan_task(options: dict[str, Any]) -> ExitCode:
 
 
 @gauntlet_task(
-    "lint",
-    (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too.")),
+    "lint", (*SELECTION, *TOOLCHAIN, Option("toolchain", False, "Check flags against the IREE of --iree too."))
 )
 def lint_task(options: dict[str, Any]) -> ExitCode:
     """Check spec files: reads everything that is selected and reports all problems at once."""
@@ -164,11 +160,8 @@ def _namespace() -> Collection:
         list_task, plan_task, lint_task, doctor_task, fetch_task, compile_task, threshold_task, benchmark_task,
         run_task, bench_task, micro_task, matrix_task, compare_task, bisect_task, report_task,
     )  # fmt: skip
-    collection.add_collection(golden_collection())
-    collection.add_collection(xfail_collection())
-    collection.add_collection(shard_collection())
-    collection.add_collection(cache_collection())
-    collection.add_collection(toolchain_collection())
+    for upkeep in upkeep_collections():
+        collection.add_collection(upkeep)
     collection.configure({"auto_dash_names": True})
     return collection
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError
+from iree_gauntlet.system.short_process import Answer, ask
 from iree_gauntlet.toolchains.installed import IMPORTER
-from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import (
     BENCHMARK_MODULE,
     COMPILE,
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 
 _TOOLS = ("tools", "iree/tools", "bin")
-_BINDINGS = (
-    "compiler/bindings/python",
-    "bindings/python",
-    "iree/bindings/python",
-    "python_packages/iree_compiler",
-)
+_BINDINGS = ("compiler/bindings/python", "bindings/python", "iree/bindings/python", "python_packages/iree_compiler")
 _VERSION_FILES = (
     "runtime/bindings/python/iree/_runtime_libs/version.py",
     "runtime/bindings/python/iree/runtime/version.py",
@@ -105,8 +100,7 @@ def compiler_of(tree: BuildTree, hash_of: Callable[[Path], str], environments: P
         ToolchainError: it does not start.
     """
     compile_tool = _executable(tree, COMPILE)
-    answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
-    found = _VERSION.search(answer.stdout)
+    answer, found = _asked_version(compile_tool)
     if answer.exit_code != 0 or found is None:
         last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
         raise ToolchainError(
@@ -158,6 +152,11 @@ def runtime_of(tree: BuildTree, hash_of: Callable[[Path], str]) -> Runtime:
             hash_of,
         ),
     )
+
+
+def _asked_version(compile_tool: str) -> tuple[Answer, re.Match[str] | None]:
+    answer = ask([compile_tool, "--version"], timeout=_TIMEOUT_SECONDS)
+    return answer, _VERSION.search(answer.stdout)
 
 
 def _executable(tree: BuildTree, name: str) -> str:
@@ -224,7 +223,7 @@ def _runtime_version(tree: BuildTree) -> tuple[str, str]:
             return version[1], commit[1] if commit else ""
     if not os.access(tree.tools / COMPILE, os.X_OK):
         return "", ""
-    found = _VERSION.search(ask([str(tree.tools / COMPILE), "--version"], timeout=_TIMEOUT_SECONDS).stdout)
+    _, found = _asked_version(str(tree.tools / COMPILE))
     return (found[1], found[2] or "") if found else ("", "")
 
 

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError, UsageError
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
+from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL
 from iree_gauntlet.toolchains.installer import Installer, Sources
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from packaging.version import Version
 
     from iree_gauntlet.toolchains.find import Place
 
@@ -81,11 +82,7 @@ def _versions_between(low: Version, high: Version, place: Place, *, nightlies: b
     """
     environments = place.environments
     if environments.offline:
-        found = {
-            Version(item.compiler)
-            for path, item, _ in environments.all()
-            if item is not None and item.compiler == item.runtime and path == environments.path_of(item.compiler)
-        }
+        found = set(environments.versions())
     else:
         installer = environments.installer
         sources = _nightly_sources(place) if nightlies else Sources()
@@ -134,8 +131,7 @@ def _version_of(text: str, option: str, place: Place) -> Version:
         )
     environments = place.environments
     if environments.offline:
-        found = [Version(item.compiler) for _, item, _ in environments.all() if item is not None and item.compiler]
-        found = sorted(version for version in found if version.is_prerelease)
+        found = [version for version in environments.versions() if version.is_prerelease]
     else:
         found = environments.installer.versions(COMPILER_WHEEL.distribution, SpecifierSet(), _nightly_sources(place))
     if not found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.probe import ask
+from iree_gauntlet.system.short_process import ask
 
 if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
@@ -105,27 +105,30 @@ def device_available(toolchain: Toolchain, device: str) -> Availability:
         toolchain: whose runtime.
         device: a driver (`hip`), an ordinal (`hip://1`), or a device's own URI.
     """
-    driver, _, path = device.partition("://")
-    path = path.partition("?")[0]
     try:
-        known = [found.name for found in drivers(toolchain)]
-        if driver not in known:
-            return Availability(
-                ok=False,
-                reason=f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}",
-                hint=_HINTS.get(driver, "check the spelling of the device"),
-            )
-        found = devices(toolchain, driver)
+        return Availability(ok=True, reason=_found_device(toolchain, device))
     except ToolchainError as problem:
         return Availability(ok=False, reason=problem.what, hint=problem.hint)
+
+
+def _found_device(toolchain: Toolchain, device: str) -> str:
+    """The device's own URI.
+
+    Raises:
+        ToolchainError: it is not there, or the runtime does not answer.
+    """
+    driver, _, path = device.partition("://")
+    known = [found.name for found in drivers(toolchain)]
+    if driver not in known:
+        what = f"the runtime {toolchain.runtime.release} has no driver {driver}: it has {', '.join(known)}"
+        raise ToolchainError(what, _HINTS.get(driver, "check the spelling of the device"))
+    found = devices(toolchain, driver)
     if not found:
-        reason = f"the driver {driver} works and finds no device"
-        return Availability(ok=False, reason=reason, hint=_HINTS.get(driver, ""))
-    chosen = _choose(found, driver, path)
-    if chosen:
-        return Availability(ok=True, reason=chosen)
-    reason = f"there is no {device}: {driver} has {', '.join(found)}"
-    return Availability(ok=False, reason=reason, hint="name one of these")
+        raise ToolchainError(f"the driver {driver} works and finds no device", _HINTS.get(driver, ""))
+    chosen = _choose(found, driver, path.partition("?")[0])
+    if not chosen:
+        raise ToolchainError(f"there is no {device}: {driver} has {', '.join(found)}", "name one of these")
+    return chosen
 
 
 def _choose(found: tuple[str, ...], driver: str, path: str) -> str:

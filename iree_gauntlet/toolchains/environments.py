@@ -30,8 +30,7 @@ from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.system.file_lock import file_lock
-from iree_gauntlet.toolchains.installed import site_packages_of
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel
+from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -172,6 +171,11 @@ class Environments:
             return []
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         return [(path, *inspect(path)) for path in folders]
+
+    def versions(self) -> list[Version]:
+        """The releases and nightlies that are here for this Python, rising; no folders of wheels."""
+        whole = [(path, found) for path, found, _ in self.all() if found is not None and found.label == found.compiler]
+        return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
 
     def remove(self, path: Path, label: str) -> None:
         """Delete an environment; the caller has made sure that nobody uses it.

@@ -1,9 +1,11 @@
-"""The IREE that was asked for: `--iree`, `--iree-compiler`, `--iree-runtime`."""
+"""The IREE that was asked for (`--iree`, `--iree-compiler`, `--iree-runtime`), and where it is looked for."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,42 +13,92 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
-from iree_gauntlet.toolchains.choice import Choice, ChoiceKind
+from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 from iree_gauntlet.toolchains.environments import Environment, Environments, Recipe, environment_tag
-from iree_gauntlet.toolchains.installed import compiler_on, runtime_on, site_packages_of
-from iree_gauntlet.toolchains.installer import Sources
+from iree_gauntlet.toolchains.installed import (
+    COMPILER_WHEEL,
+    RUNTIME_WHEEL,
+    compiler_on,
+    find_installed,
+    runtime_on,
+    site_packages_of,
+)
+from iree_gauntlet.toolchains.installer import Installer, Sources
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
-from iree_gauntlet.toolchains.wheels import COMPILER_WHEEL, RUNTIME_WHEEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from packaging.version import Version
+
+    from iree_gauntlet.requests import ToolchainRequest
+    from iree_gauntlet.settings import Configuration
 
 
+_VARIABLE = "IREE_GAUNTLET_IREE"
 _COMPILER_TOOLS = (COMPILE,)
 _RUNTIME_TOOLS = (RUN_MODULE, BENCHMARK_MODULE)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where toolchains are looked for.
+    """Where toolchains are looked for, in addition to those that are installed with this toolkit.
 
     Attributes:
-        installed: finds the one that is installed with this toolkit.
         environments: of the cache.
         nightly_links: page or folder with links to nightly wheels.
         hash_of: SHA-256 of a file's content.
         search_path: the value of PATH.
     """
 
-    installed: Callable[[], Toolchain]
     environments: Environments
     nightly_links: str
     hash_of: Callable[[Path], str]
     search_path: str
+
+
+def chosen(request: ToolchainRequest, environ: Mapping[str, str]) -> tuple[Choice, Choice]:
+    """Compiler and runtime that are asked for, by their own options, else by `--iree`, else by the variable.
+
+    Raises:
+        UsageError: a value names no IREE.
+    """
+    from_environment = environ.get(_VARIABLE, ""), f"${_VARIABLE}"
+    whole = parse_choice(request.iree) if request.iree else parse_choice(*from_environment)
+    compiler, runtime = request.iree_compiler, request.iree_runtime
+    return (
+        parse_choice(compiler, "--iree-compiler") if compiler else whole,
+        parse_choice(runtime, "--iree-runtime") if runtime else whole,
+    )
+
+
+def toolchain_place(
+    cache_dir: Path,
+    configuration: Configuration,
+    use: Callable[[Path], None],
+    hash_of: Callable[[Path], str],
+    *,
+    offline: bool,
+) -> Place:
+    """Where toolchains are looked for and installed.
+
+    Args:
+        cache_dir: folder of the caches.
+        configuration: of the project and the user.
+        use: takes a lease of the cache on an environment.
+        hash_of: SHA-256 of a file's content.
+        offline: nothing is installed.
+    """
+    environments = Environments(cache_dir / "toolchains" / "envs", Installer(), offline=offline, use=use, news=_say)
+    return Place(environments, configuration.nightly_links, hash_of, os.environ.get("PATH", ""))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain:
@@ -57,7 +109,7 @@ def find_toolchain(compiler: Choice, runtime: Choice, place: Place) -> Toolchain
         UsageError: a choice means nothing here.
     """
     if compiler == runtime and compiler.kind is ChoiceKind.INSTALLED:
-        return place.installed()
+        return find_installed()
     return Toolchain(_compiler(compiler, place), _runtime(runtime, place))
 
 
@@ -67,7 +119,7 @@ def _compiler(choice: Choice, place: Place) -> Compiler:
         return compiler_of(tree, place.hash_of, place.environments.folder.with_name("bindings"))
     if python is not None:
         return compiler_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    return place.installed().compiler
+    return find_installed().compiler
 
 
 def _runtime(choice: Choice, place: Place) -> Runtime:
@@ -76,7 +128,7 @@ def _runtime(choice: Choice, place: Place) -> Runtime:
         return runtime_of(tree, place.hash_of)
     if python is not None:
         return runtime_on([str(path) for path in site_packages_of(python)], str(python), _name(choice))
-    return place.installed().runtime
+    return find_installed().runtime
 
 
 def _name(choice: Choice) -> str:
@@ -197,15 +249,11 @@ def _newest(choice: Choice, place: Place, sources: Sources) -> Version:
     environments = place.environments
     wanted = choice.range if choice.range is not None else SpecifierSet()
     if environments.offline:
-        found = [
-            Version(item.compiler)
-            for path, item, _ in environments.all()
-            if item is not None and path == environments.path_of(item.label) and item.label == item.compiler
-        ]
+        found = environments.versions()
         here = [version for version in found if choice.range is not None or version.is_prerelease]
         fitting = list(wanted.filter(here, prereleases=None if choice.range is not None else True))
         if not fitting:
-            have = ", ".join(map(str, sorted(found))) or "none"
+            have = ", ".join(map(str, found)) or "none"
             raise ToolchainError(
                 f"no IREE in the cache is {choice.text}, and this is offline: installed are {have}",
                 f"Install one where there is a network: gauntlet toolchain.install '{choice.text}'",

@@ -1,15 +1,26 @@
-"""The flags that a tool knows, read from its own help, and how flags are spelled on a command line."""
+"""The flags that a tool knows, and how flags are spelled on a command line.
+
+A tool's flags are read from its own help; it is asked once for each identity, and the answer is kept.
+"""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 
 # An option of LLVM's command line library: `  --flag=<value>`, `  --flag[=<value>]`, `  -o <file>` or
@@ -19,6 +30,13 @@ _COMPILER_OPTION = re.compile(r"^ {2,8}--?(?P<name>\w[\w.+-]*)(?P<value>[= ](?=<
 _RUNTIME_FLAG = re.compile(r"^(?:# )?--(?P<name>\w+)(?P<value>=(?!(?:true|false)$).*)?(?:=.*)?$")
 # Google Benchmark's own usage text: `[--benchmark_filter=<regex>]`.
 _BENCHMARK_FLAG = re.compile(r"\[--(?P<name>\w+)=(?P<switch>\{true\|false\})?")
+# To be raised whenever the parsers change what they find.
+_FORMAT = 1
+_TIMEOUT_SECONDS = 60.0
+# What makes a tool list all of its flags.
+HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
+# Flags that every release has: help in which they are missing was not understood.
+_LANDMARKS = {COMPILE: "iree-hal-target-backends", RUN_MODULE: "module", BENCHMARK_MODULE: "module"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +136,98 @@ def parse_runtime_help(text: str) -> FlagSet:
         if not flag["switch"]:
             valued.add(flag["name"])
     return FlagSet(frozenset(names), frozenset(valued))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFlags:
+    """The flags of the three tools."""
+
+    compile: FlagSet
+    run_module: FlagSet
+    benchmark_module: FlagSet
+
+    def of(self, tool: str) -> FlagSet:
+        """The flags of a tool by its name (`iree-compile`); KeyError for another name."""
+        return {COMPILE: self.compile, RUN_MODULE: self.run_module, BENCHMARK_MODULE: self.benchmark_module}[tool]
+
+
+def known_flags(toolchain: Toolchain, cache_dir: Path) -> KnownFlags:
+    """The flags that a toolchain's tools know.
+
+    They are kept in `<cache_dir>/toolchains/<identity>.json`, a file for the compiler and one for the
+    runtime. A file that is damaged is made again; a cache that cannot be written costs the question again
+    in the next process, and nothing else.
+
+    Raises:
+        ToolchainError: where a tool does not answer, or with something that is no list of flags.
+    """
+    compiler = _kept(cache_dir, toolchain, toolchain.compiler.identity, (COMPILE,))
+    runtime = _kept(cache_dir, toolchain, toolchain.runtime.identity, (RUN_MODULE, BENCHMARK_MODULE))
+    return KnownFlags(compiler[COMPILE], runtime[RUN_MODULE], runtime[BENCHMARK_MODULE])
+
+
+def flag_complaints(toolchain: Toolchain, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """What the compiler itself says against flags and their values; nothing is compiled (0.1 s).
+
+    It also knows the few flags that no help lists. A flag that ends the program (`--help`) hides what
+    follows it.
+
+    Raises:
+        ToolchainError: where the compiler does not answer.
+    """
+    # --version makes it parse the command line, then print and leave, whatever the line was like.
+    answer = ask([toolchain.compiler.compile, *flags, "--version"], timeout=_TIMEOUT_SECONDS)
+    return tuple(
+        line.removeprefix(f"{COMPILE}: ").split("  Try: ")[0]
+        for line in answer.stderr.splitlines()
+        if line.startswith(f"{COMPILE}: ") and "Did you mean" not in line
+    )
+
+
+def _ask_tool(toolchain: Toolchain, tool: str) -> FlagSet:
+    path, question = toolchain.tool(tool), HELP[tool]
+    answer = ask([path, question], timeout=_TIMEOUT_SECONDS)
+    found = (parse_compiler_help if tool == COMPILE else parse_runtime_help)(answer.stdout)
+    if answer.exit_code != 0 or _LANDMARKS[tool] not in found.names:
+        last = (answer.stderr.strip().splitlines() or ["no error message"])[-1]
+        raise ToolchainError(
+            f"{path} {question} did not list its flags (exit code {answer.exit_code}): {last}",
+            "run it by hand; reinstall the toolchain where it does not start",
+        )
+    return found
+
+
+def _kept(cache_dir: Path, toolchain: Toolchain, identity: str, tools: tuple[str, ...]) -> dict[str, FlagSet]:
+    """What the file of an identity holds, or what the tools say where it holds nothing that can be used."""
+    path = cache_dir / "toolchains" / f"{identity}.json"
+    kept = _read(path, tools)
+    if kept is not None:
+        return kept
+    made = {tool: _ask_tool(toolchain, tool) for tool in tools}
+    body = {tool: {"names": sorted(f.names), "valued": sorted(f.valued)} for tool, f in made.items()}
+    document = {"format": _FORMAT, "sha256": _digest(body), "tools": body}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(document))
+    except OSError:
+        # A cache that is read-only or full: the answer is as good without being kept.
+        return made
+    return made
+
+
+def _read(path: Path, tools: tuple[str, ...]) -> dict[str, FlagSet] | None:
+    """The kept flags; None where there are none, or they are damaged or of another format."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        return None
+    body = document.get("tools")
+    if not isinstance(body, dict) or sorted(body) != sorted(tools) or document.get("sha256") != _digest(body):
+        return None
+    return {tool: FlagSet(frozenset(body[tool]["names"]), frozenset(body[tool]["valued"])) for tool in tools}
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

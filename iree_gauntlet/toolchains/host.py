@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.short_process import ask
 from iree_gauntlet.toolchains.flags import split_flags
-from iree_gauntlet.toolchains.probe import ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,16 +37,9 @@ _TIMEOUT_SECONDS = 30.0
 # Fields of /proc/cpuinfo from which LLVM's host detection, or the same facts, follow: x86, Arm, RISC-V,
 # Power. Left out are those that differ between equal machines (frequency, microcode, bogomips).
 _KIND = (
-    "vendor_id",
-    "cpu family",
-    "model",
-    "CPU implementer",
-    "CPU architecture",
-    "CPU variant",
-    "CPU part",
-    "mvendorid",
-    "marchid",
-    "uarch",
+    *("vendor_id", "cpu family", "model"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part"),
+    *("mvendorid", "marchid", "uarch"),
     "cpu",
 )
 _FEATURES = ("flags", "Features", "isa", "features")

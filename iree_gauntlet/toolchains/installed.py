@@ -1,22 +1,29 @@
-"""The IREE wheels of a Python environment, found without importing them or starting anything."""
+"""The IREE wheels of a Python environment, found without importing them or starting anything.
+
+An unpacked wheel on a search path tells its files, versions and identity; nothing of it is run.
+"""
 
 from __future__ import annotations
 
+import ast
+import csv
 import os
+import platform
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Compiler, Runtime, Toolchain
-from iree_gauntlet.toolchains.wheels import (
-    COMPILER_WHEEL,
-    RUNTIME_WHEEL,
-    executable_of,
-    find_wheel,
-    optional_executable_of,
+from iree_gauntlet.toolchains.toolchain import (
+    BENCHMARK_MODULE,
+    COMPILE,
+    RUN_MODULE,
+    Compiler,
+    Runtime,
+    Toolchain,
+    identity_of,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +32,169 @@ if TYPE_CHECKING:
 
 # Run as a module, it imports ONNX programs.
 IMPORTER = "iree.compiler.tools.import_onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class WheelKind:
+    """What one of IREE's two wheels looks like.
+
+    Attributes:
+        distribution: its name in a package index.
+        noun: its name for people.
+        version_file: file with VERSION and REVISIONS, inside the wheel.
+        tools: folder of its native programs, inside the wheel.
+        identifying: how the names of the files inside `tools` start whose content makes its behaviour;
+            Python's own binding libraries are left out, as they differ between Pythons for one compiler.
+    """
+
+    distribution: str
+    noun: str
+    version_file: str
+    tools: str
+    identifying: tuple[str, ...]
+
+
+COMPILER_WHEEL = WheelKind(
+    distribution="iree-base-compiler",
+    noun="compiler",
+    version_file="iree/compiler/version.py",
+    tools="iree/compiler/_mlir_libs",
+    # The platform libraries are the device bitcode that is linked into ROCm code.
+    identifying=("iree-", "libIREECompiler", "IREECompiler", "iree_platform_libs/"),
+)
+RUNTIME_WHEEL = WheelKind(
+    distribution="iree-base-runtime",
+    noun="runtime",
+    version_file="iree/_runtime_libs/version.py",
+    tools="iree/_runtime_libs",
+    identifying=("iree-run-module", "iree-benchmark-module"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One of IREE's wheels as it lies unpacked.
+
+    Attributes:
+        kind: which of the two.
+        root: the folder on the search path that it was unpacked into.
+        release: version of the wheel (`3.13.0`).
+        version: what it calls itself inside (`3.13.0rc20261016`).
+        commit: IREE's commit; empty where the wheel does not say.
+        identity: hex digest over platform, version, commit and the recorded content of its programs.
+    """
+
+    kind: WheelKind
+    root: Path
+    release: str
+    version: str
+    commit: str
+    identity: str
+
+
+def find_wheel(kind: WheelKind, search_path: Sequence[str], python: str) -> Wheel:
+    """The wheel that an import would use: the first one on the search path.
+
+    The identity takes the content from the wheel's own RECORD, so nothing large is read. Of a change made
+    after installation it sees a different size, not a different content of the same size.
+
+    Args:
+        kind: which wheel.
+        search_path: folders as in `sys.path`.
+        python: the interpreter that they belong to, for messages.
+
+    Raises:
+        ToolchainError: where it is not there, or is not an installed wheel.
+    """
+    root = next((f for p in search_path if ((f := Path(p).absolute()) / kind.version_file).is_file()), None)
+    install = f"{python} -m pip install {kind.distribution}"
+    if root is None:
+        raise ToolchainError(
+            f"no IREE {kind.noun} in {python}: {kind.version_file} is not on its path", f"install: {install}"
+        )
+    distribution = next(iter(Distribution.discover(name=kind.distribution, path=[str(root)])), None)
+    if distribution is None or not distribution.version:
+        raise ToolchainError(
+            f"the IREE {kind.noun} in {root} was not installed from a wheel: it has no package metadata",
+            f"take it from the path, or install the wheel: {install}",
+        )
+    version, commit = _version_of(root / kind.version_file, install)
+    ingredients = [
+        ("platform", f"{platform.system()}-{platform.machine()}"),
+        ("version", version),
+        ("release", distribution.version),
+        ("commit", commit),
+        *_content_of(kind, root, distribution.read_text("RECORD")),
+    ]
+    return Wheel(kind, root, distribution.version, version, commit, identity_of(ingredients))
+
+
+def _optional_executable_of(wheel: Wheel, name: str) -> str:
+    """Path of a native program that a wheel may lack; empty where it does."""
+    path = wheel.root / wheel.kind.tools / name
+    return str(path) if path.is_file() and os.access(path, os.X_OK) else ""
+
+
+def _executable_of(wheel: Wheel, name: str, python: str) -> str:
+    """Path of a native program of a wheel.
+
+    Raises:
+        ToolchainError: where it is missing or may not be executed.
+    """
+    path = wheel.root / wheel.kind.tools / name
+    reinstall = f"{python} -m pip install --force-reinstall --no-deps {wheel.kind.distribution}=={wheel.release}"
+    if not path.is_file():
+        raise ToolchainError(
+            f"{name} is missing from the IREE {wheel.kind.noun} {wheel.release}: {path} does not exist",
+            f"the installation is damaged; repair it: {reinstall}",
+        )
+    if not os.access(path, os.X_OK):
+        raise ToolchainError(
+            f"{name} of the IREE {wheel.kind.noun} {wheel.release} may not be executed: {path}",
+            f"chmod +x {path}, or see that its file system is not mounted noexec, or reinstall: {reinstall}",
+        )
+    return str(path)
+
+
+def _version_of(path: Path, install: str) -> tuple[str, str]:
+    """VERSION and IREE's revision of a generated `version.py`, which is parsed, never executed."""
+    values: dict[str, object] = {}
+    try:
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values[node.targets[0].id] = ast.literal_eval(node.value)
+    except (OSError, SyntaxError, ValueError) as problem:
+        raise ToolchainError(f"{path} cannot be read: {problem}", f"reinstall: {install}") from problem
+    version, revisions = values.get("VERSION"), values.get("REVISIONS")
+    if not isinstance(version, str) or not version:
+        raise ToolchainError(f"{path} has no VERSION", f"reinstall: {install}")
+    commit = revisions.get("IREE") if isinstance(revisions, dict) else None
+    return version, commit if isinstance(commit, str) else ""
+
+
+def _content_of(kind: WheelKind, root: Path, record: str | None) -> list[tuple[str, str]]:
+    """Name, recorded hash and actual size of each identifying file.
+
+    RECORD is the format of PEP 376 and 427: path, `sha256=` and the urlsafe base64 digest, size.
+    Installers that leave it out (system packages) give names, sizes and times of change instead.
+    """
+    content: list[tuple[str, str]] = []
+    if record is None:
+        for path in sorted((root / kind.tools).rglob("*")):
+            name = path.relative_to(root / kind.tools).as_posix()
+            if name.startswith(kind.identifying) and path.is_file():
+                status = path.stat()
+                content.append((f"file {name}", f"{status.st_size} {status.st_mtime_ns}"))
+        return content
+    for row in csv.reader(record.splitlines()):
+        if len(row) < 2 or not PurePosixPath(row[0]).is_relative_to(kind.tools):
+            continue
+        name = PurePosixPath(row[0]).relative_to(kind.tools).as_posix()
+        if name.startswith(kind.identifying):
+            path = root / row[0]
+            size = str(path.stat().st_size) if path.exists() else "missing"
+            content.append((f"file {name}", f"{row[1]} {size}"))
+    return content
 
 
 def find_installed(python: str | None = None) -> Toolchain:
@@ -61,8 +231,6 @@ def site_packages_of(python: Path) -> list[Path]:
             f"{python} belongs to no virtual environment: {prefix / 'pyvenv.cfg'} does not exist",
             f"make one and install IREE there: {python} -m venv <folder>",
         )
-    if os.name == "nt":
-        return [prefix / "Lib" / "site-packages"]
     return sorted(prefix.glob("lib*/python3.*/site-packages"))
 
 
@@ -82,14 +250,14 @@ def compiler_on(search_path: Sequence[str], python: str, source: str) -> Compile
     return Compiler(
         source=f"{source}: {wheel.root}",
         python=python,
-        compile=executable_of(wheel, COMPILE, python),
+        compile=_executable_of(wheel, COMPILE, python),
         import_onnx=(python, "-m", IMPORTER),
         onnx_version=onnx.version if onnx is not None else "",
         version=wheel.version,
         release=wheel.release,
         commit=wheel.commit,
         identity=wheel.identity,
-        ir_tool=optional_executable_of(wheel, "iree-opt"),
+        ir_tool=_optional_executable_of(wheel, "iree-opt"),
     )
 
 
@@ -98,8 +266,8 @@ def runtime_on(search_path: Sequence[str], python: str, source: str) -> Runtime:
     wheel = find_wheel(RUNTIME_WHEEL, search_path, python)
     return Runtime(
         source=f"{source}: {wheel.root}",
-        run_module=executable_of(wheel, RUN_MODULE, python),
-        benchmark_module=executable_of(wheel, BENCHMARK_MODULE, python),
+        run_module=_executable_of(wheel, RUN_MODULE, python),
+        benchmark_module=_executable_of(wheel, BENCHMARK_MODULE, python),
         version=wheel.version,
         release=wheel.release,
         commit=wheel.commit,

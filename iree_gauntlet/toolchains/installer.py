@@ -18,7 +18,7 @@ from packaging.version import Version
 from uv import find_uv_bin
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.system.short_process import Answer, run_short
+from iree_gauntlet.system.short_process import Answer, last_words, run_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,6 +164,4 @@ def _unanswered(requirement: str, answer: Answer) -> ToolchainError:
 
 
 def _tail(output: str) -> str:
-    lines = ["".join(letter for letter in line if letter.isprintable()) for line in output.splitlines()]
-    said = [line for line in lines if line.strip()]
-    return "\n  ".join(("uv said:", *(f"  {line}" for line in said[-_TAIL_LINES:])))
+    return last_words("uv", output, _TAIL_LINES)

@@ -18,56 +18,55 @@ BENCHMARK_MODULE = "iree-benchmark-module"
 UNKNOWN_VERSION = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """A compiler and what belongs to it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What compilers and runtimes have in common.
 
     Attributes:
         source: where it comes from, for people (`installed: <site-packages>`).
+        version: what it calls itself (`3.13.0rc20261016`).
+        release: the release that was installed (`3.13.0`); goldens are written for releases.
+        commit: IREE's commit that it was built from; empty where unknown.
+        identity: hex digest that changes where its output or behaviour may change.
+    """
+
+    source: str
+    version: str
+    release: str
+    commit: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler(Part):
+    """A compiler and what belongs to it.
+
+    Attributes:
         python: the interpreter that imports ONNX programs; empty where there is none (a build without bindings).
         compile: path of the native `iree-compile`.
         import_onnx: argument vector that starts the ONNX importer; it works only where `onnx_version` is set.
         onnx_version: version of the onnx package in that Python; empty where it is not installed.
-        version: what it calls itself (`3.13.0rc20261016`).
-        release: the release that was installed (`3.13.0`); goldens are written for releases.
-        commit: IREE's commit that it was built from; empty where unknown.
-        identity: hex digest that changes where its output may change.
         ir_tool: path of the native `iree-opt`; empty where there is none.
     """
 
-    source: str
     python: str
     compile: str
     import_onnx: tuple[str, ...]
     onnx_version: str
-    version: str
-    release: str
-    commit: str
-    identity: str
-    ir_tool: str = ""
+    ir_tool: str
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime(Part):
     """A runtime.
 
     Attributes:
-        source: where it comes from, for people.
         run_module: path of the native `iree-run-module`.
         benchmark_module: path of the native `iree-benchmark-module`.
-        version: what it calls itself.
-        release: the release that was installed.
-        commit: IREE's commit that it was built from; empty where unknown.
-        identity: hex digest that changes where its behaviour may change.
     """
 
-    source: str
     run_module: str
     benchmark_module: str
-    version: str
-    release: str
-    commit: str
-    identity: str
 
 
 @dataclass(frozen=True, slots=True)

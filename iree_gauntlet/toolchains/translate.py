@@ -6,33 +6,26 @@ are reported, never dropped: a spec that asks for something must not silently ge
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.toolchains.flag_releases import COMPARED_RELEASES, releases_with
-from iree_gauntlet.toolchains.flags import Flag, FlagSet, split_flags
+from iree_gauntlet.toolchains.flags import HELP, Flag, FlagSet, split_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
-_HELP = {COMPILE: "--help-list-hidden", RUN_MODULE: "--help", BENCHMARK_MODULE: "--help"}
+FLAG_RELEASES = Path(__file__).with_name("flag_releases.toml")
+
 # The ROCm backend's flags were named after HIP, its driver.
 _ROCM = (
-    "bc-dir",
-    "denormal-fp-math-f32",
-    "emit-debug-info",
-    "enable-register-spill-warning",
-    "enable-tensor-ukernels",
-    "enable-ukernels",
-    "encoding-layout-resolver",
-    "llvm-global-isel",
-    "llvm-slp-vec",
-    "specialize-dispatches",
-    "target",
-    "target-features",
-    "waves-per-eu",
+    *("bc-dir", "denormal-fp-math-f32", "emit-debug-info", "enable-register-spill-warning", "enable-tensor-ukernels"),
+    *("enable-ukernels", "encoding-layout-resolver", "llvm-global-isel", "llvm-slp-vec", "specialize-dispatches"),
+    *("target", "target-features", "waves-per-eu"),
 )
 _TRUE = ("", "true", "1")
 _FALSE = ("false", "0")
@@ -103,6 +96,41 @@ RENAMED: tuple[Rename, ...] = (
     ),
     Rename("device_profiling_file", "device_profiling_output", tools=(RUN_MODULE, BENCHMARK_MODULE)),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FlagReleases:
+    """Which releases have the flags that not all of them have.
+
+    Attributes:
+        compared: the releases that were compared, the oldest first.
+        having: by tool and flag, which of them have it.
+    """
+
+    compared: tuple[str, ...]
+    having: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+    def with_flag(self, tool: str, flag: str) -> tuple[str, ...]:
+        """The compared releases whose tool has a flag, by its name without dashes; none for one that is not listed."""
+        return self.having[tool].get(flag, ())
+
+
+@functools.cache
+def flag_releases() -> FlagReleases:
+    """What `flag_releases.toml` says, read once."""
+    document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
+    compared = tuple(document.pop("compared"))
+    tables = {
+        name: {
+            flag: tuple(release for release, has in zip(compared, pattern, strict=True) if has == "x")
+            for pattern, flags in rows.items()
+            for flag in flags
+        }
+        for name, rows in document.items()
+    }
+    runtime = tables["runtime"]
+    having = {COMPILE: tables["compile"], RUN_MODULE: runtime, BENCHMARK_MODULE: runtime | tables["benchmark"]}
+    return FlagReleases(compared, having)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +297,11 @@ def _mapped(flag: Flag, values: Iterable[tuple[str, str]], name: str) -> str | N
 
 def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> str:
     """What to do about a flag that is known under no name."""
-    having = releases_with(tool, flag.name)
+    releases = flag_releases()
+    having = releases.with_flag(tool, flag.name)
     if having and not any(flag.name in (rename.old, rename.new) for rename in renames):
-        lacking = [release for release in COMPARED_RELEASES if release not in having]
-        newest = having[-1] == COMPARED_RELEASES[-1]
+        lacking = [release for release in releases.compared if release not in having]
+        newest = having[-1] == releases.compared[-1]
         advice = "use one of those that have it" if newest else "nothing took its place: remove it from the spec"
         return f"{_listed(having)} {_have(having)} it, {_listed(lacking)} {_have(lacking)} not; {advice}"
     for rename in renames:
@@ -280,7 +309,7 @@ def _hint(flag: Flag, renames: Sequence[Rename], known: FlagSet, tool: str) -> s
             other = rename.new if flag.name == rename.old else rename.old
             return f"its other name, --{other}, is not known either ({rename.when})"
     nearest = known.nearest(flag.name)
-    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {_HELP[tool]}"
+    return f"did you mean --{nearest}?" if nearest else f"see all flags: {tool} {HELP[tool]}"
 
 
 def _listed(releases: Sequence[str]) -> str:

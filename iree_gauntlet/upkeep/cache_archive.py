@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -23,7 +21,7 @@ from iree_gauntlet.artifacts.archive import (
     member,
 )
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import disk_errors, human_bytes, require_space
+from iree_gauntlet.artifacts.publishing import disk_errors, publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
@@ -34,6 +32,7 @@ from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.settings import runs_folder
@@ -90,13 +89,13 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
         # Now that every program is known, the modules' keys are known.
         keys = _module_keys(_planned(selection, machine))
     files = [Packed(PackedKind.ARTIFACT, local_name(item.url), item.url, item.sha256, item.bytes) for item in fetched]
-    contents: list[Callable[[], Iterator[bytes]]] = [_reading(item.path) for item in fetched]
+    contents: list[Callable[[], Iterator[bytes]]] = [partial(_blocks, item.path) for item in fetched]
     leases = Leases(machine.cache_dir)
     with refusals_explained(machine.cache_dir):
         for key in keys:
             folder = machine.modules.folder_of(key)
             leases.use(folder)
-            content = _packing(folder, key)
+            content = partial(_packed_module, folder, key)
             digest = hashlib.sha256()
             for block in content():
                 digest.update(block)
@@ -104,7 +103,7 @@ def export_cache(request: RunRequest, archive: str) -> ExitCode:
             contents.append(content)
         size = _write(output, selection.name, files, contents)
     made = sum(step.stage in (Stage.IMPORT, Stage.COMPILE) for step in steps)
-    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {human_bytes(size)}")
+    write_line(f"{output}: {len(fetched)} artifacts and {len(keys)} modules, {byte_size(size)}")
     if made > len(keys):
         why = "" if machine.toolchain else "; there is no IREE here to tell which modules it needs"
         write_line(f"{made - len(keys)} of {made} imports and compiles are not in the cache: made there{why}")
@@ -163,42 +162,38 @@ def _module_keys(steps: Sequence[Step]) -> list[str]:
     return list(dict.fromkeys(step.cache.key for step in steps if step.stage in stages and step.cache.hit))
 
 
-def _reading(path: Path) -> Callable[[], Iterator[bytes]]:
-    def content() -> Iterator[bytes]:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
-
-    return content
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
-def _packing(folder: Path, key: str) -> Callable[[], Iterator[bytes]]:
-    def content() -> Iterator[bytes]:
-        try:
-            yield from pack(folder, key)
-        except DamageError as error:
-            what = f"module {key[:12]} in {folder}: {error}"
-            raise GauntletError(what, "`cache.verify` repairs the cache; then export again.") from error
-
-    return content
+def _packed_module(folder: Path, key: str) -> Iterator[bytes]:
+    try:
+        yield from pack(folder, key)
+    except DamageError as error:
+        what = f"module {key[:12]} in {folder}: {error}"
+        raise GauntletError(what, "`cache.verify` repairs the cache; then export again.") from error
 
 
 def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence[Callable[[], Iterator[bytes]]]) -> int:
     """Writes the archive; its size in bytes."""
     manifest = manifest_bytes(files, suite, __version__)
     total = archive_bytes([len(manifest), *(file.size for file in files)])
+    target = output.absolute()
     with (
-        _replacing(output) as stream,
+        publishing(target, str(output)) as temporary,
+        temporary.open("xb") as stream,
         open_progress(sys.stderr) as progress,
     ):
         progress.work("packing", total)
-        require_space(output.absolute().parent, str(output), total)
+        require_space(target.parent, str(output), total)
         for block in member(MANIFEST_FILE, len(manifest), [manifest]):
             stream.write(block)
         for index, (file, content) in enumerate(zip(files, contents, strict=True)):
             digest = hashlib.sha256()
             try:
-                for block in member(member_name(index), file.size, _hashed(content(), digest)):
+                for block in member(member_name(index), file.size, _watched(content(), digest.update)):
                     stream.write(block)
                     progress.advance(len(block))
             except DamagedArchiveError as error:
@@ -206,6 +201,7 @@ def _write(output: Path, suite: str, files: Sequence[Packed], contents: Sequence
             if digest.hexdigest() != file.sha256:
                 raise _changed(file)
         stream.write(END)
+    sync_folder(target.parent)
     return total
 
 
@@ -214,38 +210,26 @@ def _changed(file: Packed) -> GauntletError:
     return GauntletError(what, "`cache.verify` finds and repairs what is damaged.")
 
 
-def _hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+def _watched(blocks: Iterator[bytes], *watch: Callable[[bytes], None]) -> Iterator[bytes]:
     for block in blocks:
-        digest.update(block)
+        for tell in watch:
+            tell(block)
         yield block
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of another when all of it is written; nothing stays where the body raises."""
-    temporary = path.absolute().parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with disk_errors(temporary.parent, str(path)), temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-        sync_folder(temporary.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(slots=True)
 class _Import:
     """The import of one archive."""
 
-    archive: Path
-    stream: BinaryIO
-    place: CachePlace
-    problems: list[str] = field(default_factory=list)
-    arrived: list[Packed] = field(default_factory=list)
-    present: list[Packed] = field(default_factory=list)
-    reached: int = 0
+    def __init__(self, archive: Path, stream: BinaryIO, place: CachePlace) -> None:
+        self.archive = archive
+        self.stream = stream
+        self.place = place
+        self.store = place.store(Progress(), offline=True)
+        self.modules = ModuleCache(place.root)
+        self.problems: list[str] = []
+        self.arrived: list[Packed] = []
+        self.present: list[Packed] = []
+        self.reached = 0
 
     def run(self) -> ExitCode:
         reader = ArchiveReader(self.stream)
@@ -283,36 +267,27 @@ class _Import:
             )
             what = f"it ends after {self.archive.stat().st_size:,} of {whole:,} bytes, {place}"
         right = [file for file in files[: self.reached] if file in self.arrived or file in self.present]
-        size = human_bytes(sum(file.size for file in right))
+        size = byte_size(sum(file.size for file in right))
         return f"{what}; {len(right)} of {len(files)} files ({size}) arrived and are right"
 
     def _unpack(self, reader: ArchiveReader, files: Sequence[Packed], progress: Painter) -> None:
         self.place.root.mkdir(parents=True, exist_ok=True)
-        store, modules = self.place.store(progress, offline=True), ModuleCache(self.place.root)
-        wanted = [self._is_wanted(file, store, modules) for file in files]
+        wanted = list(map(self._is_wanted, files))
         needed = sum(file.size for file, want in zip(files, wanted, strict=True) if want)
         # Not more than the archive can have: its manifest may be a lie.
         require_space(self.place.root, str(self.archive), min(needed, self.archive.stat().st_size))
         for index, (file, want) in enumerate(zip(files, wanted, strict=True)):
             name = member_name(index)
-            if not want:
+            if want:
+                self._take(file, _watched(reader.member(name, file.size), lambda block: progress.advance(len(block))))
+            else:
                 reader.skip(name, file.size, self.stream)
                 progress.advance(file.size)
-                self.reached = index + 1
-                continue
-            digest = hashlib.sha256()
-            blocks = _advancing(_hashed(reader.member(name, file.size), digest), progress)
-            take = self._artifact if file.kind is PackedKind.ARTIFACT else self._module
-            problem = take(file, blocks, digest, store, modules)
-            if problem:
-                self.problems.append(problem)
-            else:
-                self.arrived.append(file)
             self.reached = index + 1
 
-    def _is_wanted(self, file: Packed, store: ArtifactStore, modules: ModuleCache) -> bool:
+    def _is_wanted(self, file: Packed) -> bool:
         if file.kind is PackedKind.MODULE:
-            wanted = modules.lookup(file.name).entry is None
+            wanted = self.modules.lookup(file.name).entry is None
         else:
             kind, pin = self.place.pins.of(file.name)
             if pin is not None and pin.sha256 != file.sha256:
@@ -320,14 +295,21 @@ class _Import:
                 said = f"{file.url}: the archive has sha256 {file.sha256}, {path} says {pin.sha256}"
                 self.problems.append(f"{said}; nothing was replaced")
                 return False
-            wanted = store.verified.known(store.path(file.url)) != file.sha256
+            wanted = self.store.verified.known(self.store.path(file.url)) != file.sha256
         if not wanted:
             self.present.append(file)
         return wanted
 
-    def _artifact(
-        self, file: Packed, blocks: Iterator[bytes], digest: Any, store: ArtifactStore, _modules: ModuleCache
-    ) -> str:
+    def _take(self, file: Packed, content: Iterator[bytes]) -> None:
+        digest = hashlib.sha256()
+        take = self._artifact if file.kind is PackedKind.ARTIFACT else self._module
+        problem = take(file, _watched(content, digest.update), digest)
+        if problem:
+            self.problems.append(problem)
+        else:
+            self.arrived.append(file)
+
+    def _artifact(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts an artifact into the store; what is wrong, empty for nothing."""
         temporary = self.place.root / f".import-{secrets.token_hex(8)}.part"
         try:
@@ -337,20 +319,18 @@ class _Import:
             if digest.hexdigest() != file.sha256:
                 return f"{file.url}: {_differs(file, digest)}"
             try:
-                store.adopt(file.url, temporary, file.sha256, Progress())
+                self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
                 return error.what
             # Another file, of a hash that nobody has pinned, may have been there.
-            held = store.known_hash(file.url)
+            held = self.store.known_hash(file.url)
             return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _module(
-        self, file: Packed, blocks: Iterator[bytes], digest: Any, _store: ArtifactStore, modules: ModuleCache
-    ) -> str:
+    def _module(self, file: Packed, blocks: Iterator[bytes], digest: Any) -> str:
         """Puts a module into the cache; what is wrong, empty for nothing."""
-        with modules.incoming(file.name) as folder:
+        with self.modules.incoming(file.name) as folder:
             try:
                 hashes = unpack(Blocks(blocks), file.name, folder, size=file.size)
             except DamageError as error:
@@ -360,7 +340,7 @@ class _Import:
                 return f"module {file.name[:12]}: {error}"
             if digest.hexdigest() != file.sha256:
                 return f"module {file.name[:12]}: {_differs(file, digest)}"
-            published = modules.adopt(folder, file.name, hashes)
+            published = self.modules.adopt(folder, file.name, hashes)
         return "" if published.entry else f"module {file.name[:12]}: {published.note}"
 
 
@@ -368,13 +348,7 @@ def _differs(file: Packed, digest: Any) -> str:
     return f"its content has sha256 {digest.hexdigest()}, the archive's {MANIFEST_FILE} says {file.sha256}; not taken"
 
 
-def _advancing(blocks: Iterator[bytes], progress: Painter) -> Iterator[bytes]:
-    for block in blocks:
-        progress.advance(len(block))
-        yield block
-
-
 def _count(files: Sequence[Packed]) -> str:
     artifacts = sum(file.kind is PackedKind.ARTIFACT for file in files)
-    size = human_bytes(sum(file.size for file in files))
+    size = byte_size(sum(file.size for file in files))
     return f"{artifacts} artifacts and {len(files) - artifacts} modules ({size})"

@@ -1,32 +1,55 @@
-"""`cache.gc`: what was not used for long, or does not fit, goes."""
+"""`cache.gc`: what was not used for long, or does not fit, goes, the least recently used first.
+
+Nothing goes that a living process uses (see `leases`) or is fetching. A file goes by one unlink; a folder by one
+rename, and is deleted then: a reader sees it whole or not at all, and makes it again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.garbage import (
-    Collection,
-    Limits,
-    Users,
-    collect,
-    leftovers,
-    parse_age,
-    parse_bytes,
-    plan_collection,
-    remove_leftovers,
-)
-from iree_gauntlet.artifacts.inventory import Item, take_inventory
-from iree_gauntlet.artifacts.publishing import human_bytes
-from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.artifacts.hashing import VerifiedHashes
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
+from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.errors import ArtifactError, ExitCode, UsageError
+from iree_gauntlet.figures import byte_size, counted
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from iree_gauntlet.upkeep.upkeep_requests import CollectRequest
+
+
+_KINDS = frozenset({ItemKind.ARTIFACT, ItemKind.UNFINISHED, ItemKind.MODULE, ItemKind.WHEEL})
+# What is being written has no lock of its own everywhere: nothing is written for this long without a change.
+_LEFTOVER_SECONDS = 86400.0
+_LOCK_SECONDS = 3600.0
+_QUANTITY = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*\Z")
+_BYTES = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def collect_garbage(asked: CollectRequest) -> ExitCode:
@@ -52,12 +75,12 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
     planned = plan_collection(take_inventory(place.root, place.pins), limits, now, users.uses)
     dead = leftovers(place.root, place.leases, now)
     if planned.goes:
-        rows = [(human_bytes(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
+        rows = [(byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
     if not delete:
         _summary("would go", planned.goes, planned)
         if dead:
-            sys.stdout.write(f"and {_counted(dead)} of processes that have ended\n")
+            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
         if planned.goes or dead:
             sys.stdout.write("nothing was deleted: add --delete\n")
     else:
@@ -71,10 +94,10 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
         if kept:
             sys.stdout.write(f"{kept} items stay: they have been used, or went otherwise, since this began\n")
         if dead:
-            sys.stdout.write(f"and {_counted(dead)} of processes that have ended\n")
+            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
     if limits.bytes is not None and planned.after > limits.bytes:
         sys.stdout.write(
-            f"note: {human_bytes(planned.after)} stay, more than {human_bytes(limits.bytes)}: "
+            f"note: {byte_size(planned.after)} stay, more than {byte_size(limits.bytes)}: "
             "the rest is in use, or is not what is collected\n"
         )
     return ExitCode.OK
@@ -82,15 +105,261 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
 
 def _summary(verb: str, goes: Sequence[Item], planned: Collection) -> None:
     size, linked = sum(item.bytes for item in goes), sum(item.shared_bytes for item in goes)
-    count = f"{len(goes)} item{'' if len(goes) == 1 else 's'}"
-    text = f"{verb}: {count}, {human_bytes(size)} of {human_bytes(planned.before)}"
+    text = f"{verb}: {counted(len(goes), 'item')}, {byte_size(size)} of {byte_size(planned.before)}"
     if linked:
-        text += f" ({human_bytes(linked)} of it stay on the disk: folders of runs hold the same files)"
+        text += f" ({byte_size(linked)} of it stay on the disk: folders of runs hold the same files)"
     sys.stdout.write(f"{text}\n")
     if planned.spared:
         size = sum(item.bytes for item in planned.spared)
-        sys.stdout.write(f"in use by other processes, so they stay: {len(planned.spared)}, {human_bytes(size)}\n")
+        sys.stdout.write(f"in use by other processes, so they stay: {len(planned.spared)}, {byte_size(size)}\n")
 
 
-def _counted(dead: Sequence[object]) -> str:
-    return f"{len(dead)} leftover{'' if len(dead) == 1 else 's'}"
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What goes.
+
+    Attributes:
+        goes: in the order of going.
+        spared: what would go if nobody used it.
+        before: bytes of the cache.
+        after: bytes of the cache without what goes.
+    """
+
+    goes: tuple[Item, ...]
+    spared: tuple[Item, ...]
+    before: int
+    after: int
+
+
+def plan_collection(items: Iterable[Item], limits: Limits, now: float, used: Callable[[Item], bool]) -> Collection:
+    """Decide what goes: all that was not used for long enough, then the least recently used until the rest fits.
+
+    Args:
+        items: the whole cache.
+        limits: what may stay.
+        now: seconds since 1970.
+        used: whether an item must stay.
+    """
+    everything = list(items)
+    before = after = sum(item.bytes for item in everything)
+    goes: list[Item] = []
+    spared: list[Item] = []
+    for item in sorted(everything, key=lambda item: (item.last_use, item.path)):
+        if item.kind not in _KINDS:
+            continue
+        too_old = limits.age is not None and now - item.last_use > limits.age
+        too_much = limits.bytes is not None and after > limits.bytes
+        if not too_old and not too_much:
+            continue
+        if used(item):
+            spared.append(item)
+            continue
+        goes.append(item)
+        after -= item.bytes
+    return Collection(tuple(goes), tuple(spared), before, after)
+
+
+class Users:
+    """Tells whether someone uses an item, as of when this was made.
+
+    Args:
+        root: the cache's folder.
+        leases: of the cache.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, root: Path, leases: Leases, now: float) -> None:
+        self._root = root
+        self._now = now
+        self._paths = leases.in_use()
+        # An entry may be leased by its folder or by a file in it.
+        self._folders = {parent.as_posix() for path in self._paths for parent in Path(path).parents}
+
+    def uses(self, item: Item) -> bool:
+        """Whether a living process uses it, or is fetching it."""
+        if item.path in self._paths or item.path in self._folders:
+            return True
+        return item.kind is ItemKind.UNFINISHED and self._fetching(item)
+
+    def _fetching(self, item: Item) -> bool:
+        if _held(_lock(self._root, item)):
+            return True
+        try:
+            return f"artifacts/{local_name(item.name)}" in self._paths
+        except ArtifactError:
+            # Its URL is not written yet, or was lost.
+            return self._now - item.last_use < _LEFTOVER_SECONDS
+
+
+def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
+    """Take away what was planned, but what has been used since; what has gone.
+
+    Raises:
+        GauntletError: another collection does not end.
+        OSError: something cannot be removed.
+    """
+    wanted = list(planned)
+
+    def goes(item: Item) -> bool:
+        used = users.uses(item) or _last_use(root, item, verified) > item.last_use
+        return not used and _take(root, item, aside)
+
+    with contextlib.ExitStack() as afterwards:
+        # On the file system of the modules, so that one goes there by a rename; deleted after the lock is given back.
+        aside = root / "modules" / "making"
+        if any(item.kind is ItemKind.MODULE for item in wanted):
+            aside.mkdir(parents=True, exist_ok=True)
+            temporary = tempfile.TemporaryDirectory(prefix="collected-", dir=aside, ignore_cleanup_errors=True)
+            aside = Path(afterwards.enter_context(temporary))
+        with leases.collecting():
+            users = Users(root, leases, time.time())
+            verified = VerifiedHashes(root / "verified")
+            return [item for item in wanted if goes(item)]
+
+
+def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
+    """What the dead have left: files and folders that nobody will ever read again."""
+    found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
+    for path in _candidates(root):
+        age = now - _changed(path)
+        if path.suffix == ".lock":
+            if age > _LOCK_SECONDS and not _held(path):
+                found.append(path)
+        elif age > _LEFTOVER_SECONDS:
+            found.append(path)
+    return found
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove what `leftovers` has found; a lock that someone has taken since stays.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    for path in paths:
+        if path.suffix == ".lock":
+            descriptor = lock_or_none(path)
+            if descriptor is not None:
+                # Removed while it is held: who waits for it sees that it is gone, and makes it again.
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _take(root: Path, item: Item, aside: Path) -> bool:
+    """Whether the item was taken away by us."""
+    path = root / item.path
+    try:
+        if item.kind is ItemKind.MODULE:
+            path.rename(aside / path.name)
+        elif item.kind is ItemKind.UNFINISHED:
+            with _unfetched(root, item) as free:
+                if free:
+                    shutil.rmtree(path)
+                return free
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _unfetched(root: Path, item: Item) -> Iterator[bool]:
+    """Whether nobody fetches it; nobody begins to meanwhile."""
+    lock = _lock(root, item)
+    descriptor = lock_or_none(lock)
+    try:
+        yield descriptor is not None or not lock.exists()
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(root: Path, item: Item) -> Path:
+    """The lock that is held while a file is fetched: it is called as the folder that the file comes in by."""
+    return root / "locks" / f"{Path(item.path).name}.lock"
+
+
+def _last_use(root: Path, item: Item, verified: VerifiedHashes) -> float:
+    """When an item was last used, by what tells it at once; 0 where nothing does."""
+    if item.kind is ItemKind.ARTIFACT:
+        return verified.last_use(root / item.path) or 0.0
+    if item.kind is ItemKind.MODULE:
+        return _changed(root / item.path / "entry.json")
+    return 0.0
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    yield from (root / "modules" / "making").glob("*")
+    yield from (root / "refreshing").glob("*")
+    yield from (root / "wheels").glob("*/*/.pip-*")
+    yield from (path for path in (root / "artifacts").rglob(".*") if path.is_file())
+    for pattern in (".*.tmp", ".*.part"):
+        yield from root.glob(pattern)
+
+
+def _changed(path: Path) -> float:
+    """When it was changed, or anything in it; 0 where it is gone."""
+    times = [0.0]
+    for place in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):
+            times.append(place.lstat().st_mtime)
+    return max(times)
+
+
+def _held(lock: Path) -> bool:
+    """Whether someone holds a lock."""
+    if not lock.exists():
+        return False
+    descriptor = lock_or_none(lock, shared=True)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may stay in a cache.
+
+    Attributes:
+        age: seconds since the last use; None for any.
+        bytes: of everything together; None for any.
+    """
+
+    age: float | None = None
+    bytes: int | None = None
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of a size with its unit; powers of 1000, or of 1024 with an `i`; units in either case.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number, factor = _parsed(text, _BYTES, option, "50GB")
+    return int(number * factor)
+
+
+def parse_age(text: str, option: str) -> float:
+    """Seconds of an age in hours, days or weeks.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number, factor = _parsed(text, _SECONDS, option, "30d")
+    return float(number * factor)
+
+
+def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tuple[Decimal, int]:
+    match = _QUANTITY.match(text)
+    by_lower = {unit.lower(): factor for unit, factor in units.items()}
+    factor = by_lower.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(
+            f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
+        )
+    return Decimal(match[1]), factor

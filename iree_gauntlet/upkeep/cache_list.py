@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from iree_gauntlet.artifacts.inventory import Item, ItemKind, lock_of, take_inventory
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.artifacts.sources import FileSource, PypiSource, RandomSource, Source, local_name, parse_source
 from iree_gauntlet.errors import ArtifactError, ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.reports.output import print_table
 from iree_gauntlet.upkeep.cache_place import CachePlace, age_text, open_cache, refusals_explained
@@ -127,7 +127,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
     if not present and not isinstance(source, FileSource):
         folder = f"incoming/{lock_of(place.root, url).stem}"
         begun = [item for item in take_inventory(place.root, place.pins) if item.path == folder and item.present]
-        lines[1:1] = [f"{human_bytes(item.present)} of it have arrived: the next fetch continues" for item in begun]
+        lines[1:1] = [f"{byte_size(item.present)} of it have arrived: the next fetch continues" for item in begun]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK if present else ExitCode.ERROR
 
@@ -150,9 +150,9 @@ def _row(item: Item, now: float) -> tuple[str, ...]:
     verified = {True: "yes", False: "no", None: ""}[item.verified]
     name = item.name
     if item.kind is ItemKind.UNFINISHED:
-        of = f" of {human_bytes(item.total)}" if item.total else ""
-        name += f" ({human_bytes(item.present)}{of} arrived)"
-    return human_bytes(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
+        of = f" of {byte_size(item.total)}" if item.total else ""
+        name += f" ({byte_size(item.present)}{of} arrived)"
+    return byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.pin, verified, name
 
 
 def _totals(items: Sequence[Item]) -> str:
@@ -160,5 +160,5 @@ def _totals(items: Sequence[Item]) -> str:
     for kind in ItemKind:
         found = [item for item in items if item.kind is kind]
         if found:
-            by_kind.append(f"{kind} {human_bytes(sum(item.bytes for item in found))} ({len(found)})")
-    return f"{human_bytes(sum(item.bytes for item in items))}: {', '.join(by_kind)}"
+            by_kind.append(f"{kind} {byte_size(sum(item.bytes for item in found))} ({len(found)})")
+    return f"{byte_size(sum(item.bytes for item in items))}: {', '.join(by_kind)}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.inventory import lock_of
-from iree_gauntlet.artifacts.locking import locked
+from iree_gauntlet.artifacts.publishing import locked
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import FileSource, RandomSource, local_name, parse_source
 from iree_gauntlet.artifacts.store import ArtifactStore

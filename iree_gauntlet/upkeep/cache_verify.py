@@ -1,21 +1,29 @@
-"""`cache.verify`: everything is hashed again; what is damaged is fetched again, or goes to be made again."""
+"""`cache.verify`: everything is hashed again; what is damaged is fetched again, or goes to be made again.
+
+An artifact is compared with its pin; one without a pin with what it was when it was last hashed. A wheel carries
+checksums of its own (CRC-32 of each member, PEP 427 and the ZIP format).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory
-from iree_gauntlet.artifacts.publishing import human_bytes
-from iree_gauntlet.artifacts.verification import Condition, Finding, check_artifact, check_wheel
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, Pins, take_inventory, url_of
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ExitCode, GauntletError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import open_progress, write_line
 from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_explained
 
@@ -29,6 +37,9 @@ if TYPE_CHECKING:
 _CHECKED = frozenset({ItemKind.ARTIFACT, ItemKind.MODULE, ItemKind.WHEEL})
 # Hashing leaves Python's lock alone, so that threads help; beyond a few the disk is what one waits for.
 _MOST_THREADS = 4
+# A hash of a file that was changed this shortly before may be that of a file still being written.
+_SETTLED_SECONDS = 1.0
+_WHEEL_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
 
 
 def verify(asked: VerifyRequest) -> ExitCode:
@@ -69,8 +80,8 @@ def _check(place: CachePlace, items: Sequence[Item], progress: Painter) -> Itera
         if item.kind is ItemKind.MODULE:
             return _check_module(place.root, item, progress.advance)
         if item.kind is ItemKind.WHEEL:
-            return check_wheel(path, item, progress.advance)
-        return check_artifact(path, item, place.pins, verified, progress.advance)
+            return _check_wheel(path, item, progress.advance)
+        return _check_artifact(path, item, place.pins, verified, progress.advance)
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         try:
@@ -105,13 +116,13 @@ def _repair(place: CachePlace, finding: Finding, progress: Painter, *, offline: 
     except GauntletError as error:
         write_line(f"not repaired: {item.name}: {error.what}")
         return False
-    write_line(f"fetched again: {item.name} ({human_bytes(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
+    write_line(f"fetched again: {item.name} ({byte_size(fetched.bytes)}, sha256 {fetched.sha256[:12]}…)")
     return True
 
 
 def _summary(findings: Sequence[Finding], repaired: int, seconds: float) -> None:
     counts = {condition: sum(finding.condition is condition for finding in findings) for condition in Condition}
-    size = human_bytes(sum(finding.item.bytes for finding in findings))
+    size = byte_size(sum(finding.item.bytes for finding in findings))
     damaged = counts[Condition.DAMAGED]
     text = f"verified {len(findings)} items, {size} in {seconds:.1f} s: {counts[Condition.GOOD]} good"
     if damaged:
@@ -146,3 +157,87 @@ def _check_module(root: Path, item: Item, read: Callable[[int], None]) -> Findin
     except DamageError as error:
         return Finding(item, Condition.DAMAGED, str(error))
     return Finding(item, Condition.GOOD)
+
+
+class Condition(StrEnum):
+    """What became of an item that was checked."""
+
+    GOOD = "good"
+    DAMAGED = "damaged"
+    UNKNOWN = "unknown"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of checking an item.
+
+    Attributes:
+        item: what was checked.
+        condition: what it is in.
+        what: what is wrong with it, or why nobody knows; empty where it is good.
+        url: of an artifact, as far as it is known.
+    """
+
+    item: Item
+    condition: Condition
+    what: str = ""
+    url: str = ""
+
+
+def _check_artifact(
+    path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
+) -> Finding:
+    """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
+    source, entry = pins.of(item.name)
+    expected = entry.sha256 if entry else verified.last(path)
+    said_by = str((pins.registry if source == "registry" else pins.learnt).path) if source else "when it was fetched"
+    url = url_of(item.name, entry)
+    for _ in range(2):
+        try:
+            before = path.stat()
+            sha256 = hash_watched(path, read)["sha256"]
+            after = path.stat()
+        except FileNotFoundError:
+            return Finding(item, Condition.GONE)
+        except OSError as error:
+            return Finding(item, Condition.DAMAGED, f"cannot be read: {error.strerror}", url)
+        unchanged = _identity(before) == _identity(after)
+        if unchanged:
+            break
+        # It was fetched again meanwhile.
+    if not expected:
+        return Finding(item, Condition.UNKNOWN, "no record says what it should be", url)
+    if sha256 != expected:
+        verified.doubt(path)
+        what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({said_by})"
+        return Finding(item, Condition.DAMAGED, what, url)
+    if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
+        verified.remember(path, sha256)
+        # To be checked is not to be used.
+        verified.touch(path, item.last_use)
+    return Finding(item, Condition.GOOD)
+
+
+def _check_wheel(path: Path, item: Item, read: Callable[[int], None]) -> Finding:
+    """Check a wheel by its own checksums."""
+    try:
+        before = path.stat()
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+        with contextlib.suppress(PermissionError):  # another owner's
+            # To be checked is not to be used.
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    except FileNotFoundError:
+        return Finding(item, Condition.GONE)
+    except _WHEEL_DAMAGE as error:
+        return Finding(item, Condition.DAMAGED, str(error) or type(error).__name__)
+    finally:
+        read(item.bytes)
+    if member:
+        return Finding(item, Condition.DAMAGED, f"the checksum of {member} does not match")
+    return Finding(item, Condition.GOOD)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -16,6 +16,7 @@ from iree_gauntlet.engine.recording import Recorded, output_folder, record_outpu
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.engine.workspace import select
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
@@ -77,7 +78,7 @@ def sensitivity(request: RunRequest, *, write: bool) -> ExitCode:
             )
             lost = sorted((item for item in effects if 0 < item.effect <= 1), key=lambda item: item.effect)
             for item in lost[:_MOST_SHOWN]:
-                size = f"{item.elements} value{'' if item.elements == 1 else 's'}"
+                size = counted(item.elements, "value")
                 sys.stdout.write(f"  not seen: {item.name} ({size}): {item.effect:.2g} of the tolerance\n")
             if len(lost) > _MOST_SHOWN:
                 sys.stdout.write(f"  and {len(lost) - _MOST_SHOWN} more\n")

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
-from iree_gauntlet.artifacts.publishing import human_bytes
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
+from iree_gauntlet.figures import byte_size
 from iree_gauntlet.reports.output import print_table
-from iree_gauntlet.settings import cache_folder, made_cache_folder, project_folder
+from iree_gauntlet.settings import Configuration, cache_folder, made_cache_folder, project_folder
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
+from iree_gauntlet.toolchains.find import Place, chosen, environment_for, find_toolchain, toolchain_place
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Compiler, Runtime, Toolchain
-from iree_gauntlet.toolchains.toolchain_place import chosen, toolchain_place
+from iree_gauntlet.toolchains.toolchain import UNKNOWN_VERSION, Part, Toolchain
 from iree_gauntlet.upkeep.cache_place import age_text
 
 if TYPE_CHECKING:
@@ -45,17 +44,17 @@ def install(versions: str, cache_dir: str, *, offline: bool) -> ExitCode:
         ToolchainError: one is not available; those before it stay.
     """
     choices = [_installable(text) for text in _names(versions, "install")]
-    place, _leases = _open(cache_dir, offline=offline)
+    place = open_place(cache_dir, _configuration(), offline=offline)
     for choice in choices:
         found = environment_for(choice, place)
-        sys.stdout.write(f"{_title(found)}: {found.path} ({human_bytes(found.bytes)})\n")
+        sys.stdout.write(f"{_title(found)}: {found.path} ({byte_size(found.bytes)})\n")
         sys.stdout.flush()
     return ExitCode.OK
 
 
 def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     """Prints what is installed here, and every environment of the cache with its size and last use."""
-    place, _leases = _open(cache_dir, offline=True)
+    place = open_place(cache_dir, _configuration(), offline=True)
     here: Toolchain | None = None
     missing: ToolchainError | None = None
     try:
@@ -79,7 +78,7 @@ def list_toolchains(cache_dir: str, *, as_json: bool) -> ExitCode:
     now = time.time()
     table = [("VERSION", "SIZE", "LAST USE", "PATH")]
     table += [
-        (_title(found), human_bytes(found.bytes), age_text(now - found.last_use), str(path))
+        (_title(found), byte_size(found.bytes), age_text(now - found.last_use), str(path))
         if found is not None
         else (path.name, "", "", f"{path} {why}: it is made again when it is needed")
         for path, found, why in rows
@@ -98,7 +97,7 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
         ToolchainError: it is not there.
         UsageError: the value names no IREE.
     """
-    place, _leases = _open(request.cache_dir, offline=True)
+    place = open_place(request.cache_dir, _configuration(), offline=True)
     found = find_toolchain(*chosen(request, os.environ), place)
     if as_json:
         sys.stdout.write(json.dumps(_flat(found), indent=2) + "\n")
@@ -106,11 +105,11 @@ def show(request: ToolchainRequest, *, as_json: bool) -> ExitCode:
     compiler, runtime = found.compiler, found.runtime
     rows = (
         ("source", found.source),
-        ("compiler", _version_text(compiler)),
+        ("compiler", version_text(compiler)),
         ("  identity", compiler.identity),
         ("  iree-compile", compiler.compile),
         ("  iree-opt", compiler.ir_tool or "none"),
-        ("runtime", _version_text(runtime)),
+        ("runtime", version_text(runtime)),
         ("  identity", runtime.identity),
         ("  iree-run-module", runtime.run_module),
         ("  iree-benchmark-module", runtime.benchmark_module),
@@ -131,8 +130,9 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
         ToolchainError: one is in use, or cannot be deleted.
     """
     names = _names(versions, "remove")
-    place, leases = _open(cache_dir, offline=True)
+    place = open_place(cache_dir, _configuration(), offline=True)
     root = cache_folder(cache_dir)
+    leases = Leases(root)
     chosen_paths = [_removable(name, place) for name in names]
     for path, label, size in chosen_paths:
         relative = path.relative_to(root).as_posix()
@@ -140,17 +140,25 @@ def remove(versions: str, cache_dir: str) -> ExitCode:
             if relative in leases.in_use():
                 raise ToolchainError(f"{path} is in use by a running process", "Remove it when that has ended.")
             place.environments.remove(path, label)
-        sys.stdout.write(f"removed {label} ({human_bytes(size)})\n")
+        sys.stdout.write(f"removed {label} ({byte_size(size)})\n")
     return ExitCode.OK
 
 
-def _open(cache_dir: str, *, offline: bool) -> tuple[Place, Leases]:
-    """The place, and the leases that must live as long as what is found in it is used."""
+def open_place(cache_dir: str, configuration: Configuration, *, offline: bool) -> Place:
+    """Where toolchains are looked for; what is found there is in use for as long as this lives.
+
+    Args:
+        cache_dir: folder of the cache; empty for the project's.
+        configuration: of the project and the user.
+        offline: nothing is installed.
+    """
     root = (cache_folder if offline else made_cache_folder)(cache_dir)
-    leases = Leases(root)
     hashes = VerifiedHashes(root / "verified")
-    configuration = read_configuration(project_folder(), os.environ)
-    return toolchain_place(root, configuration, leases.use, hashes.sha256, find_installed, offline=offline), leases
+    return toolchain_place(root, configuration, Leases(root).use, hashes.sha256, offline=offline)
+
+
+def _configuration() -> Configuration:
+    return read_configuration(project_folder(), os.environ)
 
 
 def _names(text: str, task: str) -> list[str]:
@@ -201,9 +209,10 @@ def _listed(found: Environment) -> dict[str, Any]:
     }
 
 
-def _version_text(part: Compiler | Runtime) -> str:
+def version_text(part: Part, digits: int | None = None) -> str:
+    """Release, what it calls itself where that differs, and the commit, of which so many digits are shown."""
     says = "" if part.version == part.release else f" ({part.version})"
-    return f"{part.release}{says}{f' @ {part.commit}' if part.commit else ', commit unknown'}"
+    return f"{part.release}{says}{f' @ {part.commit[:digits]}' if part.commit else ', commit unknown'}"
 
 
 def _flat(toolchain: Toolchain) -> dict[str, Any]:

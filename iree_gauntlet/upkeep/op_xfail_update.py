@@ -15,6 +15,7 @@ from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
 from iree_gauntlet.engine.modules.batches import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.goldens.goldens import release_of
 from iree_gauntlet.records.earlier_runs import Asked, asked_for
@@ -114,7 +115,7 @@ def _steady(
     run: Path, record: JournalRecord, candidates: Mapping[str, _Candidate], count: int, request: RunRequest
 ) -> dict[str, _Candidate]:
     """Those that come out the same every time; the others are reported."""
-    words = f"{len(candidates)} case{'s' if len(candidates) > 1 else ''}, {count} time{'s' if count > 1 else ''}"
+    words = f"{counted(len(candidates), 'case')}, {counted(count, 'time')}"
     sys.stderr.write(f"running again what came out otherwise than expected: {words} (--rerun 0 trusts the run)\n")
     # A module from the cache says nothing about a compile, and one that was in question is not needed for the others.
     parts = {

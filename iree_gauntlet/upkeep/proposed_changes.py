@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.figures import counted
 from iree_gauntlet.settings import shown
 from iree_gauntlet.system.atomic import write_atomic
 
@@ -62,6 +63,6 @@ def hand_out(changes: Sequence[FileChange], output: str, *, write: bool) -> None
     if write:
         for change in changes:
             write_atomic(change.path, change.after.encode())
-        sys.stderr.write(f"changed {len(changes)} file{'s' if len(changes) != 1 else ''}\n")
+        sys.stderr.write(f"changed {counted(len(changes), 'file')}\n")
     elif not output:
         sys.stderr.write("nothing was written: --write changes the files, --output FILE keeps the diff for later\n")

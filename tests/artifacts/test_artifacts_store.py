@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.artifacts.locking import locked
+from iree_gauntlet.artifacts.publishing import locked
 from iree_gauntlet.artifacts.registry_file import Entry, Registry
 from iree_gauntlet.artifacts.sources import local_name
 from iree_gauntlet.artifacts.store import ArtifactStore

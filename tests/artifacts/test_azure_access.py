@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iree_gauntlet.artifacts.azure_access import azure_access, azure_blob
+from iree_gauntlet.artifacts.object_stores import azure_access, azure_blob
 from iree_gauntlet.artifacts.remotes import remotes_of
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.settings import Configuration, StoreOptions

@@ -58,10 +58,10 @@ _RUNS = """
 import os, sys
 from pathlib import Path
 import pooch, requests
-from iree_gauntlet.artifacts import locking
 from iree_gauntlet.artifacts.http_remote import HttpRemote
+from iree_gauntlet.system import file_lock
 from tests.support.download_checks import OnNote, store
-vars(locking)["_PATIENCE_SECONDS"] = 0.01
+vars(file_lock)["_PATIENCE_SECONDS"] = 0.01
 def say(*words):
     os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 for _ in range(8):

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.parameters.collect import _references_through_tool, collect_parameters
-from iree_gauntlet.artifacts.parameters.mlir_bytecode import (
+from iree_gauntlet.artifacts.parameters.collect import (
     MAGIC,
     UnknownEncodingError,
     _Reader,
+    _references_through_tool,
+    collect_parameters,
     references_in_bytecode,
 )
 from iree_gauntlet.artifacts.parameters.parameter import ParameterError

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
-from iree_gauntlet.artifacts.parameters.mlir_text import references_in_text
+from iree_gauntlet.artifacts.parameters.mlir_text import Reference, references_in_text
 from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, parameters_in_scope
-from iree_gauntlet.artifacts.parameters.reference import Reference
 
 if TYPE_CHECKING:
     from pathlib import Path

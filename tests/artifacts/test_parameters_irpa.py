@@ -16,8 +16,7 @@ import pytest
 
 from iree_gauntlet.artifacts.parameters.collect import collect_parameters
 from iree_gauntlet.artifacts.parameters.irpa import write_archive
-from iree_gauntlet.artifacts.parameters.names import archive_name
-from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError
+from iree_gauntlet.artifacts.parameters.parameter import Parameter, ParameterError, archive_name
 from iree_gauntlet.artifacts.parameters.values import RandomContent, SplatContent, random_bytes
 from iree_gauntlet.errors import ArtifactError
 

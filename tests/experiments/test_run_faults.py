@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.engine import workbench
 from iree_gauntlet.engine.rounds.machine_lock import MachineLocks, lock_folder
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.records import run_folder
 from iree_gauntlet.records.event_log import Journal
+from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
 from tests.support.artifact_server import Request, Server, serving, whole
 from tests.support.command_line import LIMIT_SECONDS
@@ -189,7 +189,7 @@ def test_without_iree_nothing_runs_and_pip_is_named(project: Project, monkeypatc
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").touch()
     (environment / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.setattr(workbench, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
+    monkeypatch.setattr(find, "find_installed", lambda: find_installed(str(environment / "bin" / "python")))
     done = project.gauntlet("run")
     assert done.code == 3
     assert "pip install" in done.err

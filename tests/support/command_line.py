@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from iree_gauntlet.engine import workbench
 from iree_gauntlet.tasks import program
+from iree_gauntlet.toolchains import find
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.toolchain import Toolchain
 
@@ -32,12 +32,12 @@ MAIN = "from iree_gauntlet.tasks.program import main; main()"
 _PATCHED = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from iree_gauntlet.engine import workbench
+from iree_gauntlet.toolchains import find
 from iree_gauntlet.tasks.program import main
 from tests.support.command_line import with_fields
-found = workbench.find_installed()
+found = find.find_installed()
 changes = dict(pair.split("=", 1) for pair in sys.argv.pop(1).split(";"))
-workbench.find_installed = lambda: with_fields(found, changes)
+find.find_installed = lambda: with_fields(found, changes)
 main()
 """
 
@@ -80,7 +80,7 @@ def run_here(
         stack.enter_context(mock.patch.object(sys, "stdin", stack.enter_context(Path(os.devnull).open())))
         if toolchain:
             found = with_fields(find_installed(), toolchain)
-            stack.enter_context(mock.patch.object(workbench, "find_installed", return_value=found))
+            stack.enter_context(mock.patch.object(find, "find_installed", return_value=found))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         code = _exit_code(package)

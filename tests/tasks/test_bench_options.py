@@ -24,8 +24,7 @@ from iree_gauntlet.bench.front import build_parser, parse
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.option import Option
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
-from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
-from iree_gauntlet.toolchains.known_flags import KnownFlags
+from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, parse_compiler_help
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:

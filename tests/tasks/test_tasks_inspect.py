@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.engine import workbench
 from iree_gauntlet.errors import ToolchainError
 from iree_gauntlet.tasks.program import _Gauntlet, namespace
+from iree_gauntlet.toolchains import find
+from iree_gauntlet.toolchains.flags import known_flags
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.known_flags import known_flags
 from tests.support.spec_trees import BENCHMARK, FIRST, SECOND, write_tree
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def without_iree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workbench, "find_installed", absent)
+    monkeypatch.setattr(find, "find_installed", absent)
 
 
 class Result:

@@ -85,7 +85,7 @@ def link_bindings(root: Path) -> None:
 
 def place_of(folder: Path, search_path: str = "") -> Place:
     environments = Environments(folder / "envs", Installer(), offline=True, use=lambda _: None, news=lambda _: None)
-    return Place(find_installed, environments, "", hash_file, search_path)
+    return Place(environments, "", hash_file, search_path)
 
 
 @pytest.mark.parametrize("tools", ["tools", "iree/tools", "bin"])

@@ -12,7 +12,7 @@ from iree_gauntlet.errors import UsageError
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.tasks.program import _several_in_one
 from iree_gauntlet.toolchains.choice import ChoiceKind, parse_choice
-from iree_gauntlet.toolchains.toolchain_place import chosen
+from iree_gauntlet.toolchains.find import chosen
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.short_process import ask
+from iree_gauntlet.tasks import doctor
+from iree_gauntlet.tasks.doctor import Finding, diagnose
 from iree_gauntlet.toolchains import devices as devices_module
-from iree_gauntlet.toolchains import findings as doctor
 from iree_gauntlet.toolchains.devices import compile_backends, device_available, devices, drivers
-from iree_gauntlet.toolchains.findings import Finding, diagnose
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.probe import ask
 from iree_gauntlet.toolchains.toolchain import Toolchain
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.hanging import HANG, growing_times, marked_hang

@@ -20,7 +20,6 @@ from iree_gauntlet.system import file_lock
 from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.environments import SEAL, Environments
 from iree_gauntlet.toolchains.find import Place, environment_for, find_toolchain
-from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.toolchains.installer import Installer, Sources
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.iree_wheels import release_wheels, write_wheel
@@ -41,7 +40,7 @@ folder, wanted, program = sys.argv[1:]
 environments = Environments(
     Path(folder), Installer(program), offline=False, use=lambda path: None, news=lambda text: print(text, flush=True)
 )
-environment_for(parse_choice(wanted), Place(None, environments, "", None, ""))
+environment_for(parse_choice(wanted), Place(environments, "", None, ""))
 """
 
 
@@ -69,7 +68,7 @@ class Releases:
             use=self.used.append,
             news=news or self.news.append,
         )
-        return Place(find_installed, environments, str(self.links), hash_file, "")
+        return Place(environments, str(self.links), hash_file, "")
 
     def environment(self, wanted: str) -> Path:
         return environment_for(parse_choice(wanted), self.place()).path

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import ToolchainError
-from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help, split_flags
+from iree_gauntlet.toolchains.flags import (
+    FlagSet,
+    KnownFlags,
+    flag_complaints,
+    known_flags,
+    parse_compiler_help,
+    parse_runtime_help,
+    split_flags,
+)
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.known_flags import KnownFlags, flag_complaints, known_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE, Toolchain
 from tests.support.command_line import with_fields
 from tests.support.places import DATA

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.toolchains.flag_releases import _TABLES, COMPARED_RELEASES, releases_with
-from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help, parse_runtime_help
+from iree_gauntlet.toolchains.flags import (
+    FlagSet,
+    KnownFlags,
+    flag_complaints,
+    known_flags,
+    parse_compiler_help,
+    parse_runtime_help,
+)
 from iree_gauntlet.toolchains.installed import find_installed
-from iree_gauntlet.toolchains.known_flags import KnownFlags, flag_complaints, known_flags
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE, COMPILE, RUN_MODULE
-from iree_gauntlet.toolchains.translate import RENAMED, translate
+from iree_gauntlet.toolchains.translate import FLAG_RELEASES, RENAMED, flag_releases, translate
 from tests.support.places import CORPUS, DATA
 
 _DATA = DATA / "toolchains"
@@ -57,33 +63,35 @@ def test_the_tables_agree_with_an_older_release() -> None:
 @pytest.mark.parametrize(("tool", "flags"), [(COMPILE, _OLD), (BENCHMARK_MODULE, _OLD_BENCHMARK)])
 def test_what_an_older_release_has_not(tool: str, flags: FlagSet) -> None:
     # The kept help is an excerpt: it proves what is missing from the tables, not what is missing from the release.
-    known = {name for table in _TABLES[tool] for names in table.values() for name in names.split()}
-    assert all("3.9.0" in releases_with(tool, name) for name in known & flags.names)
+    having = flag_releases().having[tool]
+    assert all("3.9.0" in having[name] for name in having.keys() & flags.names)
 
 
 @pytest.mark.iree
 def test_what_the_installed_release_has_and_has_not(known: KnownFlags) -> None:
-    if find_installed().compiler.release not in COMPARED_RELEASES:
-        pytest.skip("an IREE that was not compared")
     release = find_installed().compiler.release
-    for tool, tables in _TABLES.items():
-        for table in tables:
-            for pattern, names in table.items():
-                has = pattern[COMPARED_RELEASES.index(release)] == "x"
-                assert [name for name in names.split() if (name in known.of(tool).names) != has] == []
+    if release not in flag_releases().compared:
+        pytest.skip("an IREE that was not compared")
+    for tool, having in flag_releases().having.items():
+        names = known.of(tool).names
+        assert [name for name, releases in having.items() if (name in names) != (release in releases)] == []
 
 
 def test_no_flag_is_in_two_rows() -> None:
-    for tables in _TABLES.values():
-        names = [name for table in tables for text in table.values() for name in text.split()]
-        assert len(names) == len(set(names))
-    assert releases_with(BENCHMARK_MODULE, "expected_output") == ("3.12.0", "3.13.0")
-    assert releases_with(RUN_MODULE, "expected_output") == ()
+    document = tomllib.loads(FLAG_RELEASES.read_text(encoding="utf-8"))
+    rows = {
+        name: [flag for flags in document[name].values() for flag in flags] for name in document.keys() - {"compared"}
+    }
+    for flags in (rows["compile"], rows["runtime"] + rows["benchmark"]):
+        assert len(flags) == len(set(flags)) > 1
+    assert flag_releases().with_flag(BENCHMARK_MODULE, "expected_output") == ("3.12.0", "3.13.0")
+    assert flag_releases().with_flag(RUN_MODULE, "expected_output") == ()
 
 
 def test_the_table_knows_every_rename() -> None:
     for rename in RENAMED:
         for tool in rename.tools:
+            releases_with = flag_releases().with_flag
             assert rename.last_old in releases_with(tool, rename.old) or rename.old in _BOTH
             assert rename.first_new in releases_with(tool, rename.new)
             assert rename.last_old not in releases_with(tool, rename.new)

@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.artifacts.garbage import (
+from iree_gauntlet.artifacts.inventory import Item, ItemKind
+from iree_gauntlet.artifacts.leases import Leases, lock_or_none
+from iree_gauntlet.artifacts.sources import local_name
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.upkeep.cache_gc import (
     Limits,
     Users,
     collect,
@@ -23,10 +27,6 @@ from iree_gauntlet.artifacts.garbage import (
     plan_collection,
     remove_leftovers,
 )
-from iree_gauntlet.artifacts.inventory import Item, ItemKind
-from iree_gauntlet.artifacts.leases import Leases, lock_or_none
-from iree_gauntlet.artifacts.sources import local_name
-from iree_gauntlet.errors import UsageError
 from tests.support.cache_builder import DAY, CacheBuilder
 from tests.support.toy_project import Project
 

@@ -19,7 +19,7 @@ from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, gol
 from iree_gauntlet.option import read
 from iree_gauntlet.records.earlier_runs import run_named
 from iree_gauntlet.requests import SelectionRequest
-from iree_gauntlet.upkeep.golden_show import show
+from iree_gauntlet.upkeep.spec_goldens import show
 from iree_gauntlet.upkeep.upkeep_requests import GoldenShowRequest
 from tests.support.command_line import run_here
 from tests.support.journal_builder import JournalBuilder, check, samples

@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Golden, Metric, Origin, Statistic
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.measuring.goldens.golden_proposals import Evidence, Proposal, propose
 from iree_gauntlet.option import read
-from iree_gauntlet.upkeep.golden_update import update
+from iree_gauntlet.upkeep.spec_goldens import update
 from iree_gauntlet.upkeep.upkeep_requests import GoldenUpdateRequest
 from tests.support.journal_builder import JournalBuilder, samples
 from tests.support.unified_diff import apply_diff

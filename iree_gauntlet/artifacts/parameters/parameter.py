@@ -2,10 +2,13 @@
 
 Sub-byte integers are packed as the compiler packs them: `i4` two and `i2` four to a byte, the first value in
 the lowest bits, a last byte that is not full padded. `i1` takes a byte a value.
+
+What archives of synthetic parameters are called, and the version of their making, is known without a program.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = (1 << 63) - 1  # IREE's offsets in files are signed 64-bit numbers
 
 # What ml_dtypes calls the types that NumPy lacks.
-_ML_DTYPES = {
+ML_DTYPES = {
     "bf16": "bfloat16",
     "f8E3M4": "float8_e3m4",
     "f8E4M3": "float8_e4m3",
@@ -33,6 +36,10 @@ _ML_DTYPES = {
 }
 _INTEGER = re.compile(r"(?P<sign>|s|u)i(?P<bits>[0-9]+)")
 _INTEGER_BITS = frozenset({2, 4, 8, 16, 32, 64})
+# A new number disowns every archive that was made before: values of a seed, or the layout, have changed.
+PARAMETERS_FORMAT = 1
+
+_PLAIN_SCOPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ParameterError(GauntletError):
@@ -72,8 +79,8 @@ def element_type(name: str) -> ElementType | None:
     """The element type of this name; None where no values can be made for it."""
     if name == "i1":
         return ElementType(name, Kind.BOOL, 8, "uint8", 0, 1)
-    if name in _ML_DTYPES:
-        return ElementType(name, Kind.FLOAT, 16 if name == "bf16" else 8, _ML_DTYPES[name])
+    if name in ML_DTYPES:
+        return ElementType(name, Kind.FLOAT, 16 if name == "bf16" else 8, ML_DTYPES[name])
     if name in {"f16", "f32", "f64"}:
         return ElementType(name, Kind.FLOAT, int(name[1:]), f"float{name[1:]}")
     match = _INTEGER.fullmatch(name)
@@ -171,3 +178,11 @@ def parameters_in_scope(parameters: Iterable[Parameter], scope: str) -> tuple[Pa
             f"Scopes that have parameters: {scopes}." if scopes else "The program names no parameters at all.",
         )
     return found
+
+
+def archive_name(scope: str) -> str:
+    """A safe file name for the archive of a scope, different for each; it depends on the scope alone."""
+    if _PLAIN_SCOPE.fullmatch(scope):
+        return f"{scope}.irpa"
+    digest = hashlib.sha256(scope.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return f"scope.{digest}.irpa"  # no plain scope has a dot

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from iree_gauntlet.artifacts.parameters.names import PARAMETERS_FORMAT
-from iree_gauntlet.artifacts.parameters.parameter import ElementType, Kind, Parameter, ParameterError
+from iree_gauntlet.artifacts.parameters.parameter import PARAMETERS_FORMAT, ElementType, Kind, Parameter, ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,302 @@
+"""The commands that keep goldens, caches, toolchains and reports, as the command line has them.
+
+What they do is imported when they run: `--list` must be quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+
+from iree_gauntlet.option import Option, options_of, read
+from iree_gauntlet.requests import (
+    DEFAULT_SUITE,
+    Defaults,
+    FormatRequest,
+    NetworkRequest,
+    RunRequest,
+    SelectionRequest,
+    ToolchainRequest,
+)
+from iree_gauntlet.tasks.task_options import CACHE, FORMAT, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.upkeep.upkeep_requests import (
+    CollectRequest,
+    GoldenShowRequest,
+    GoldenUpdateRequest,
+    LockRequest,
+    VerifyRequest,
+    XfailUpdateRequest,
+)
+
+if TYPE_CHECKING:
+    from iree_gauntlet.errors import ExitCode
+
+
+_FETCHING = options_of(NetworkRequest)
+# Of those that run something, what a run that is made again wants to know.
+_AGAIN = ("jobs", "offline", "timeout_compile", "timeout_threshold", "timeout_benchmark")
+
+
+@gauntlet_task("record", (*SELECTION, *CACHE, *_FETCHING))
+def golden_record_task(options: dict[str, Any]) -> ExitCode:
+    """Record expected outputs of ONNX models with onnxruntime, next to their specs, with provenance."""
+    from iree_gauntlet.upkeep.golden_record import record  # noqa: PLC0415
+
+    return record(RunRequest.of(options, Defaults()))
+
+
+@gauntlet_task(
+    "sensitivity",
+    (*SELECTION, *CACHE, *_FETCHING, Option("write", False, "Write the share into the provenance of the outputs.")),
+)
+def golden_sensitivity_task(options: dict[str, Any]) -> ExitCode:
+    """Say which weights of ONNX models the expected outputs could see if they were 1 % wrong.
+
+    Scales each weight by 1.01, one at a time, and runs the model with onnxruntime: whether a spec's tolerance and
+    inputs could tell a wrong result from a right one.
+
+    Example: golden.sensitivity --model dtln --write
+    """
+    from iree_gauntlet.upkeep.golden_record import sensitivity  # noqa: PLC0415
+
+    return sensitivity(RunRequest.of(options, Defaults()), write=options["write"])
+
+
+@gauntlet_task("update", options_of(GoldenUpdateRequest))
+def golden_update_task(options: dict[str, Any]) -> ExitCode:
+    """Propose golden times, dispatch counts and sizes from what runs have measured, as a diff of the specs.
+
+    Figures of failed, unfinished or disturbed measurements do not count, and are reported.
+
+    Examples: golden.update --last 5
+              golden.update --match 'dtln/*' --write
+    """
+    from iree_gauntlet.upkeep.spec_goldens import update  # noqa: PLC0415
+
+    return update(read(GoldenUpdateRequest, options))
+
+
+@gauntlet_task(
+    "update", (*options_of(XfailUpdateRequest), *CACHE, *(option for option in RUNNING if option.name in _AGAIN))
+)
+def xfail_update_task(options: dict[str, Any]) -> ExitCode:
+    """Propose expected failures as a run has found them, as a diff of the suite, or of operator suites' configs.
+
+    What passes now is removed, what fails newly is added with its stage and first diagnostic. Comments and order stay.
+
+    Examples: xfail.update --write
+              xfail.update --run 20261121-051800-custom --rerun 0 --output xfail.patch
+    """
+    from iree_gauntlet.upkeep.xfail_update import update  # noqa: PLC0415
+
+    # Its suite is the one that changes; what is selected, the run says.
+    return update(read(XfailUpdateRequest, options), RunRequest.of(options, Defaults()))
+
+
+@gauntlet_task("show", (*SELECTION, *options_of(GoldenShowRequest)))
+def golden_show_task(options: dict[str, Any]) -> ExitCode:
+    """Show every golden of the selection, with the newest figure that was measured for it.
+
+    Example: golden.show --model 'dtln*' --target cpu
+    """
+    from iree_gauntlet.upkeep.spec_goldens import show  # noqa: PLC0415
+
+    return show(read(SelectionRequest, options), read(GoldenShowRequest, options))
+
+
+@gauntlet_task("list", (*CACHE, *FORMAT, Option("match", "", "Only names that fit this glob, such as '*.irpa'.")))
+def cache_list_task(options: dict[str, Any]) -> ExitCode:
+    """Show what is in the cache, largest first: size, last use, pinned or not, verified or not.
+
+    Example: cache.list --match '*.irpa'
+    """
+    from iree_gauntlet.upkeep.cache_list import list_cache  # noqa: PLC0415
+
+    return list_cache(options["cache_dir"], options["match"], as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task("verify", options_of(VerifyRequest))
+def cache_verify_task(options: dict[str, Any]) -> ExitCode:
+    """Hash everything in the cache again; fetch again what is damaged. Exit code 3 if damage stays."""
+    from iree_gauntlet.upkeep.cache_verify import verify  # noqa: PLC0415
+
+    return verify(read(VerifyRequest, options))
+
+
+@gauntlet_task("gc", options_of(CollectRequest))
+def cache_gc_task(options: dict[str, Any]) -> ExitCode:
+    """Make room: what was not used for long goes, never what a running process uses.
+
+    Example: cache.gc --older-than 30d --max-size 50GB --delete
+    """
+    from iree_gauntlet.upkeep.cache_gc import collect_garbage  # noqa: PLC0415
+
+    return collect_garbage(read(CollectRequest, options))
+
+
+@gauntlet_task("lock", options_of(LockRequest))
+def cache_lock_task(options: dict[str, Any]) -> ExitCode:
+    """Write hashes that were learnt here into cache/registry.txt, to be committed, and show what changes."""
+    from iree_gauntlet.upkeep.cache_lock import lock_hashes  # noqa: PLC0415
+
+    return lock_hashes(read(LockRequest, options))
+
+
+@gauntlet_task(
+    "where",
+    (Option("url", None, "As it stands in a spec."), *CACHE, *FORMAT),
+    positional="url",
+    usage="cache.where URL",
+)
+def cache_where_task(options: dict[str, Any]) -> ExitCode:
+    """Print the local path of a URL's file; exit code 3 if it is not there yet.
+
+    Example: cp "$(gauntlet cache.where https://host/weights.irpa)" .
+    """
+    from iree_gauntlet.upkeep.cache_list import where  # noqa: PLC0415
+
+    return where(options["url"], options["cache_dir"], as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task(
+    "export", (*SELECTION, *TOOLCHAIN, *options_of(NetworkRequest), Option("output", "", "The archive to write."))
+)
+def cache_export_task(options: dict[str, Any]) -> ExitCode:
+    """Pack what the selection needs, modules included, into one archive, for a machine without a network.
+
+    Example: cache.export --suite cpu --output cpu.tar
+    """
+    from iree_gauntlet.upkeep.cache_archive import export_cache  # noqa: PLC0415
+
+    return export_cache(RunRequest.of(options, Defaults(suite=DEFAULT_SUITE)), options["output"])
+
+
+@gauntlet_task(
+    "import",
+    (Option("archive", None, "What `cache.export` has written."), *CACHE),
+    positional="archive",
+    usage="cache.import ARCHIVE",
+)
+def cache_import_task(options: dict[str, Any]) -> ExitCode:
+    """Put what an archive holds into the cache; every file is checked, and nothing else is touched."""
+    from iree_gauntlet.upkeep.cache_archive import import_cache  # noqa: PLC0415
+
+    return import_cache(Path(options["archive"]), options["cache_dir"])
+
+
+@gauntlet_task(
+    "install",
+    (
+        Option("version", None, "Releases, ranges, nightlies or wheels:DIR; several in quotes with `inv`."),
+        *CACHE,
+        *options_of(NetworkRequest, "offline"),
+    ),
+    positional="version",
+    usage="toolchain.install VERSION…",
+)
+def toolchain_install_task(options: dict[str, Any]) -> ExitCode:
+    """Install releases of IREE into the cache, each in an environment of its own.
+
+    Examples: toolchain.install 3.9.0 3.12.0
+              toolchain.install nightly
+              toolchain.install wheels:dist
+    """
+    from iree_gauntlet.upkeep.installed_toolchains import install  # noqa: PLC0415
+
+    return install(options["version"], options["cache_dir"], offline=options["offline"])
+
+
+@gauntlet_task("list", (*CACHE, *FORMAT))
+def toolchain_list_task(options: dict[str, Any]) -> ExitCode:
+    """Show which IREE is installed here, and those in the cache with their size and last use."""
+    from iree_gauntlet.upkeep.installed_toolchains import list_toolchains  # noqa: PLC0415
+
+    return list_toolchains(options["cache_dir"], as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task("show", (*TOOLCHAIN, *FORMAT))
+def toolchain_show_task(options: dict[str, Any]) -> ExitCode:
+    """Show what --iree would use: paths, versions, commits, identities. Installs nothing.
+
+    Example: toolchain.show --iree build:../iree-build
+    """
+    from iree_gauntlet.upkeep.installed_toolchains import show  # noqa: PLC0415
+
+    return show(read(ToolchainRequest, options), as_json=read(FormatRequest, options).as_json)
+
+
+@gauntlet_task(
+    "remove",
+    (Option("version", None, "Versions, or names as `toolchain.list` has them."), *CACHE),
+    positional="version",
+    usage="toolchain.remove VERSION…",
+)
+def toolchain_remove_task(options: dict[str, Any]) -> ExitCode:
+    """Delete releases of IREE from the cache; one that a running process uses stays.
+
+    Example: toolchain.remove 3.9.0
+    """
+    from iree_gauntlet.upkeep.installed_toolchains import remove  # noqa: PLC0415
+
+    return remove(options["version"], options["cache_dir"])
+
+
+@gauntlet_task(
+    "report",
+    (
+        Option(
+            "run", None, "Folder of the run, its name in runs/, or `latest`; several, in quotes with `inv`, to merge."
+        ),
+        Option("merge", "", "Make one run's folder of several runs (the shards of a suite), and its reports."),
+        Option("lenient", False, "Merge runs of different IREEs too."),
+    ),
+    positional="run",
+    usage="report RUN… [--merge DIR]",
+)
+def report_task(options: dict[str, Any]) -> ExitCode:
+    """Make reports again from what was recorded, also of what was killed: of runs, comparisons, matrices, bisections.
+
+    Examples: report latest
+              report runs/20261121-051800-cpu
+              report shard-1 shard-2 shard-3 --merge runs/whole
+    """
+    from iree_gauntlet.tasks.report import report  # noqa: PLC0415
+
+    return report(options["run"], options["merge"], lenient=options["lenient"])
+
+
+@gauntlet_task(
+    "costs",
+    (
+        Option("runs", None, "Folders of runs, or their names in runs/; several in quotes with `inv`."),
+        Option("output", "", "File to write, for --shard-costs (default: standard output)."),
+    ),
+    positional="runs",
+    usage="shard.costs RUN… --output FILE",
+)
+def shard_costs_task(options: dict[str, Any]) -> ExitCode:
+    """Write the seconds that each chain took in some runs (their median), to balance shards by.
+
+    Example: shard.costs runs/20261121-051800-ops runs/20261122-051800-ops --output ops-costs.json
+    """
+    from iree_gauntlet.experiments.shards import record_costs  # noqa: PLC0415
+
+    return record_costs(options["runs"], options["output"])
+
+
+def upkeep_collections() -> tuple[Collection, ...]:
+    """The tasks under their common names; `report` has none."""
+    return (
+        Collection("golden", golden_record_task, golden_sensitivity_task, golden_update_task, golden_show_task),
+        Collection("xfail", xfail_update_task),
+        Collection("shard", shard_costs_task),
+        Collection(
+            "cache", cache_list_task, cache_where_task, cache_verify_task, cache_gc_task, cache_lock_task,
+            cache_export_task, cache_import_task,
+        ),
+        Collection(
+            "toolchain", toolchain_install_task, toolchain_list_task, toolchain_show_task, toolchain_remove_task
+        ),
+    )  # fmt: skip
