@@ -30,7 +30,7 @@ from tests.support.processes import begun_steps, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator
+    from collections.abc import Container, Iterator
     from pathlib import Path
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
@@ -224,8 +224,8 @@ def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
     nothing = MachineState(2, *(None,) * 13)
 
     class Watch(RoundWatch):
-        def ended(self, *, own_cpu_seconds: float, own_pids: Collection[int] = ()) -> RoundState:
-            del own_cpu_seconds, own_pids
+        def ended(self, *, own_cpu_seconds: float) -> RoundState:
+            del own_cpu_seconds
             busy = 0.9 if next(numbers) in disturbed else 0.0
             return RoundState(nothing, nothing, 1.0, CpuUse(2, busy, 0.0, 0.01))
 

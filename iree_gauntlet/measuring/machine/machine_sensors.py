@@ -2,7 +2,8 @@
 
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst
 and Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are
-looked for. What is not shown (a container, another system) is None or empty, never a guess, and never an error.
+looked for; of the real machine where none is named. What is not shown (a container, another system) is None or empty,
+never a guess, and never an error.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import os
 import platform
 import re
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from pathlib import Path
 
 
+_ROOT = Path("/")
+_KIB = 1024
 # Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
@@ -61,6 +64,30 @@ def memory_limits(root: Path) -> list[int]:
     files = [folder / "memory.max" for folder in _cgroup_folders(root)]
     files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
     return [limit for file in files if (limit := _number(file)) is not None and limit > 0]
+
+
+def total_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of memory that the machine has."""
+    fields = _meminfo(root)
+    if fields:
+        return fields.get("MemTotal")
+    return asked_elsewhere(root, lambda: psutil.virtual_memory().total)
+
+
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of memory that can be had without swapping."""
+    fields = _meminfo(root)
+    if fields:
+        return fields.get("MemAvailable", fields.get("MemFree"))
+    return asked_elsewhere(root, lambda: psutil.virtual_memory().available)
+
+
+def used_swap(root: Path = _ROOT) -> int | None:
+    """Bytes of swap in use."""
+    fields = _meminfo(root)
+    if fields:
+        return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
+    return asked_elsewhere(root, lambda: psutil.swap_memory().used)
 
 
 def cpu_model(root: Path) -> str:
@@ -162,6 +189,16 @@ def _cpu_quota(root: Path) -> float | None:
     if quota_v1 and period_v1 and quota_v1 > 0:
         quotas.append(quota_v1 / period_v1)
     return min(quotas, default=None)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            found[name] = int(words[0]) * _KIB
+    return found
 
 
 def _cgroup_folders(root: Path) -> list[Path]:
