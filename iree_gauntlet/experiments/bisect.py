@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shlex
 import sys
-from dataclasses import asdict, replace
+import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimingSettings, timed_blocks
-from iree_gauntlet.experiments.ending import recorded_end
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
+from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.statistics.bisection import Search, Side
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder
-from iree_gauntlet.requests import BisectRequest, FolderRequest, RunRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -64,23 +64,18 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
             "bisect",
             {
                 "bisect": folder.name,
-                "version": __version__,
-                "command": shlex.join((Path(sys.argv[0]).name, *sys.argv[1:])),
-                "cwd": str(Path.cwd()),
+                **begun_by(),
                 "resumed": resumed,
                 "confidence": 1.0 if question.metric in EXACT_METRICS else 1 - DEFAULT_ALPHA,
                 **lock_facts(os.environ),
                 **question.as_dict(),
             },
         )
-        try:
-            with recorded_end(log) as ending, presenter.progress() as progress:
-                _fetch(folder, question.chosen, presenter)
-                with _judge(question, folder, log, progress, presenter) as judge:
-                    search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
-                    ending.code, ending.problem = search.search()
-        finally:
-            presenter.ran(folder, brief=False)
+        with recorded_end(log, folder, presenter) as ending, presenter.progress() as progress:
+            _fetch(folder, question.chosen, presenter)
+            with _judge(question, folder, log, progress, presenter) as judge:
+                search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
+                ending.code, ending.problem = search.search()
     return ending.code
 
 
@@ -88,7 +83,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 def _judge(
     question: Question, folder: Path, log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[Judge]:
-    """What decides on candidates by the question's metric."""
+    """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen = question.chosen
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
@@ -100,8 +95,9 @@ def _judge(
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
-    settings = TimingSettings.of(question.asked, chosen.request.conduct)
-    with timed_blocks(question, folder, settings, log, progress, presenter) as source:
+    with open_session(folder, log, progress) as session, session.interruptible():
+        earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
+        source = TimedBlocks(question, session, earlier, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
@@ -113,8 +109,8 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
         KeyboardInterrupt: it was interrupted.
     """
     run_dir = free_folder(folder / _FETCH_FOLDER)
-    request = replace(chosen.request, folder=FolderRequest(run_dir=str(run_dir)))
-    code = run(replace(chosen, request=request, stages=(Stage.FETCH,)), presenter.to(sys.stderr), brief=True).exit_code
+    fetched = chosen.within(run_dir, stages=(Stage.FETCH,))
+    code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:
@@ -168,8 +164,9 @@ class BisectSearch:
             judged = self._earlier.get(candidate.label)
             if judged is None:
                 self._say(f"{candidate.label} ({word} end) …")
+                began = time.monotonic()
                 judged = self._judge.end(candidate, bad=bad)
-                self._record(candidate, judged)
+                self._record(candidate, judged, began)
             ends[bad] = judged
             if judged.value is None:
                 return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
@@ -215,10 +212,11 @@ class BisectSearch:
         else:
             count = len(state.untried_anywhere)
             self._say(f"trying the other {count} {_plural('candidate', count)} too")
+        began = time.monotonic()
         judged = self._judge.judge(candidate)
         self._compared += judged.value is not None
         self._sides[place] = self._side(judged)
-        self._record(candidate, judged)
+        self._record(candidate, judged, began)
         if judged.bad is None:
             self._say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
         else:
@@ -230,10 +228,10 @@ class BisectSearch:
             return Side.NEITHER
         return Side.NEW if judged.bad == self._question.good_is_older else Side.OLD
 
-    def _record(self, candidate: Candidate, judged: Judged) -> None:
-        fields = {name: _plain(value) for name, value in asdict(judged).items()}
-        fields["seconds"] = round(judged.seconds, 3)
-        self._log.write("judged", {"candidate": candidate.label, **fields, "search": self._found()})
+    def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
+        seconds = round(time.monotonic() - began, 3)
+        fields = {"candidate": candidate.label, **judged.as_dict(), "seconds": seconds, "search": self._found()}
+        self._log.write("judged", fields)
 
     def _found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
@@ -248,11 +246,6 @@ class BisectSearch:
             "over": state.next is None,
             "changes": [[label[before], label[after]] for before, after in state.changes],
         }
-
-
-def _plain(value: Any) -> Any:
-    """As a log takes it: NaN and infinity as text."""
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def _plural(noun: str, count: int) -> str:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, timed
 from iree_gauntlet.engine.session import open_session
-from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.experiments.ending import recorded_end
+from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
-from iree_gauntlet.experiments.sides import Side, prepare_side, unready
+from iree_gauntlet.experiments.sides import Side, prepare_side, rounds_asked, unready
 from iree_gauntlet.experiments.where_slower import explain
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.option import read
-from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
@@ -36,13 +31,15 @@ from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+    from iree_gauntlet.progress import Presenter
 
 
 # What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 # What stays as it was unless a resumed comparison asks for something else: blocks that count stay as they are.
 _MAY_CHANGE = ("disturbed",)
-_LONGEST_REPETITION = 3600.0
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -82,10 +79,7 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
     settings = _settings(asked, request.conduct)
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
-    machines = [
-        open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
-        for name in names
-    ]
+    machines = [chosen.workbench(name) for name in names]
     folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
@@ -93,18 +87,15 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
         kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
         kept["disturbed"] = request.conduct.disturbed
         log.write("comparison", _opening(names, settings, kept, resumed=resumed))
-        try:
-            with recorded_end(log) as ending:
-                sides: list[Side] = []
-                for name, text, machine in zip("AB", names, machines, strict=True):
-                    sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
-                    if sides[-1].interrupted:
-                        ending.code = ExitCode.INTERRUPTED
-                        break
-                else:
-                    ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
-        finally:
-            presenter.ran(folder, brief=False)
+        with recorded_end(log, folder, presenter) as ending:
+            sides: list[Side] = []
+            for name, text, machine in zip("AB", names, machines, strict=True):
+                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
+                if sides[-1].interrupted:
+                    ending.code = ExitCode.INTERRUPTED
+                    break
+            else:
+                ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
     return ending.code
 
 
@@ -199,10 +190,8 @@ def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any
     rules = settings.rules
     return {
         "schema": 1,
-        "version": __version__,
+        **begun_by(),
         "resumed": resumed,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "cwd": str(Path.cwd()),
         "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
         "options": dict(kept),
         "rules": {
@@ -239,8 +228,6 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
         )
     if asked.allow < 0:
         raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
-    if asked.min_time >= _LONGEST_REPETITION:
-        raise UsageError(f"--min-time {asked.min_time:g}: expected less than an hour", "Leave it out for 0.05.")
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
@@ -252,11 +239,4 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
         seed=asked.seed,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    cpus = parse_cpus(asked.cpus, _usable_cpus())
-    return _Settings(asked.metric, rules, RoundSettings(asked.repetitions, asked.min_time, cpus))
-
-
-def _usable_cpus() -> frozenset[int]:
-    # Linux alone can say and pin.
-    affinity = getattr(os, "sched_getaffinity", None)
-    return frozenset(affinity(0)) if affinity else frozenset()
+    return _Settings(asked.metric, rules, rounds_asked(asked))

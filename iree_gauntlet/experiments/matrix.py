@@ -8,28 +8,23 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
-from iree_gauntlet.engine.workbench import Workbench, open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.experiments.experiment_log import begun_by
 from iree_gauntlet.experiments.run import Chosen, choose, run
-from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, matrix_outcome, read_matrix
+from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,
     Defaults,
-    FolderRequest,
     RunRequest,
     SelectionRequest,
     given,
@@ -40,7 +35,10 @@ from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -76,8 +74,7 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
             log.write("matrix", _opening(folder, asked, chosen.selection.name))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
-        presenter.ran(folder, brief=False)
-    return matrix_outcome(folder).exit_code
+        return presenter.ran(folder, brief=False)
 
 
 class _Runs:
@@ -144,8 +141,7 @@ class _Runs:
     def _found(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
-            request = self._with(iree)
-            machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)
+            machine = self._chosen.workbench(iree.text)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
             self._log.write(
@@ -162,9 +158,9 @@ class _Runs:
         folder = self._folder / iree.folder
         begun = is_begun(folder)
         self._log.write("start", {"label": iree.label})
-        request = replace(self._with(iree), folder=FolderRequest(run_dir=str(folder), resume=begun))
+        chosen = self._chosen.within(folder, iree.text)
         try:
-            code = run(replace(self._chosen, request=request), self._presenter, machine=machine, brief=True).exit_code
+            code = run(chosen, self._presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
             self._result(iree, error.exit_code, error)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:
@@ -184,10 +180,6 @@ class _Runs:
             fields |= {"error": problems or error.what, "hint": error.hint}
         self._log.write("result", fields)
 
-    def _with(self, iree: AskedIree) -> RunRequest:
-        request = self._chosen.request
-        return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
-
 
 def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
     """The fields of a `matrix` event."""
@@ -198,10 +190,8 @@ def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
         others |= asdict(part)
     return {
         "matrix": folder.name,
-        "version": __version__,
+        **begun_by(),
         "suite": suite,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "cwd": str(Path.cwd()),
         "irees": irees,
         "selection": asked.kept,
         "defaults": asdict(request.defaults),

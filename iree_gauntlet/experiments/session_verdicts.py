@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
-_CONTROL_BLOCKS = 10
+CONTROL_BLOCKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Rules:
     @property
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
-        return sequential_plan(self.plan.alpha, _CONTROL_BLOCKS)
+        return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
 
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
@@ -291,7 +291,7 @@ class Comparer:
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
             self._taker.take(pair.block(AB, evidence, self._rules.seed), evidence)
-            while len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+            while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
                 self._taker.take(pair.block(CONTROL, evidence, self._rules.seed), evidence)
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:

@@ -13,6 +13,7 @@ from iree_gauntlet.settings import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from iree_gauntlet.errors import ExitCode
     from iree_gauntlet.reports.live.painter import Painter
 
 
@@ -34,7 +35,7 @@ class ConsolePresenter:
         """A line between runs."""
         self._output.write(f"{text}\n")
 
-    def ran(self, folder: Path, *, brief: bool) -> None:
+    def ran(self, folder: Path, *, brief: bool) -> ExitCode:
         """Writes the reports of what was recorded there, and shows its result."""
         reports = write_reports(folder)
         if brief:
@@ -47,6 +48,7 @@ class ConsolePresenter:
         # Last, so that a summary file that cannot be written hides no verdict.
         if not brief:
             reports.append_to_step_summary(os.environ)
+        return reports.exit_code
 
     def to(self, stream: TextIO) -> ConsolePresenter:
         """The same on another stream."""

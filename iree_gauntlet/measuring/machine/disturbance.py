@@ -122,18 +122,13 @@ class RoundState:
         if events is not None and events > limits.throttle_events:
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
             yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is let pass)"
-        first, last = before.frequency_mhz, after.frequency_mhz
+        first, last, drop = before.frequency_mhz, after.frequency_mhz, limits.frequency_drop
         if before.governor != after.governor:
             yield f"the frequency governor changed from {before.governor} to {after.governor}"
-        elif (
-            after.governor == "performance"
-            and first
-            and last is not None
-            and last < first * (1 - limits.frequency_drop)
-        ):
+        elif after.governor == "performance" and first and last is not None and last < first * (1 - drop):
             yield (
-                f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz at its begin"
-                f" ({_percent(limits.frequency_drop)} is let pass)"
+                f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
+                f" at its begin ({_percent(drop)} is let pass)"
             )
 
     def _memory_and_power(self, limits: Limits) -> Iterator[str]:
