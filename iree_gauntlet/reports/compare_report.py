@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
 _TIME_COLUMNS = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -71,16 +70,15 @@ def comparison_reports(folder: Path) -> Reports:
     """
     record = read_comparison(folder)
     document = _comparison_document(record)
-
-    def contents() -> Iterator[str]:
-        yield markdown(document)
-        yield html_page(document)
-        yield _comparison_json(record)
-        yield _comparison_junit(record)
-
+    files = {
+        "comparison.md": lambda: markdown(document),
+        "comparison.html": lambda: html_page(document),
+        "comparison.json": lambda: _comparison_json(record),
+        "junit.xml": lambda: _comparison_junit(record),
+    }
     # One that was cut short has judged nothing.
     code = ExitCode.ERROR if document.exit_code is None else document.exit_code
-    return Reports(_REPORT_NAMES, contents, lambda _: document, code, document.answer)
+    return Reports(files, lambda _: document, code, document.answer)
 
 
 def _comparison_json(record: ComparisonRecord) -> str:
