@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.modules.modules import read_statistics
 from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
-from iree_gauntlet.measuring.profiles.compile_changes import CompileChange, compile_changes
 from iree_gauntlet.measuring.profiles.dispatch_profile import merged
+from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:

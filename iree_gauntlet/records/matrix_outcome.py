@@ -24,9 +24,8 @@ from typing import Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
-from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 
 MATRIX_RECORD = "matrix.jsonl"
 
@@ -291,11 +290,6 @@ class MatrixRecord:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     torn: bool = False
-
-
-def _is_matrix(folder: Path) -> bool:
-    """Whether a folder is that of a matrix."""
-    return (folder / MATRIX_RECORD).is_file()
 
 
 def read_matrix(folder: Path) -> MatrixRecord:

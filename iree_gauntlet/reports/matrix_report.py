@@ -19,11 +19,9 @@ from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole
 from iree_gauntlet.recorded import strict_json
-from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.records.headline import version
-from iree_gauntlet.records.matrix_cells import MatrixCell
+from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
-from iree_gauntlet.records.outcome import BAD_VERDICTS
+from iree_gauntlet.records.outcome import BAD_VERDICTS, version
 from iree_gauntlet.reports.junit import junit_document, schema_document
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
 from iree_gauntlet.reports.render_html import html_page

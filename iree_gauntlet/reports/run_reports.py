@@ -55,8 +55,7 @@ from iree_gauntlet.cases import Metric, Statistic, Verdict
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.recorded import strict_json
 from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
-from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import escape, markdown, table

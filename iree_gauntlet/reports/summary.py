@@ -13,8 +13,7 @@ from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.headline import cache_line, headline, version
-from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome
+from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
 from iree_gauntlet.steps import NOTHING_COMPARED

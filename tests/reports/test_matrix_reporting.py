@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.records.matrix_cells import MatrixCell
+from iree_gauntlet.records.chain_figures import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, matrix_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
