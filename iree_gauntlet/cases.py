@@ -90,6 +90,11 @@ class Metric(StrEnum):
     DISPATCH_COUNT = "dispatch_count"
     BINARY_SIZE_BYTES = "binary_size_bytes"
 
+    @property
+    def unit(self) -> str:
+        """What it is counted in, for people."""
+        return {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}[self]
+
 
 class Statistic(StrEnum):
     """Which figure of the repetitions is held against a golden time."""
@@ -104,6 +109,9 @@ class Origin(Recorded):
 
     file: str
     field: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field}" if self.field else self.file
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,9 +202,8 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
         log: Text = ("full log ", Name(str((folder or Path()) / step.log))) if step.log else ()
-        written: Text = ("written in ", Name(where)) if where else ()
+        written: Text = ("written in ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
 

@@ -16,7 +16,7 @@ from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError
 from iree_gauntlet.figures import milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
+from iree_gauntlet.measuring.goldens.golden_evidence import Standing, Verdict, golden_standings
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest
 from iree_gauntlet.settings import runs_folder

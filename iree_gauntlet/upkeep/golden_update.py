@@ -15,7 +15,7 @@ from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.measuring.goldens.golden_proposals import Proposal, collect_evidence, propose
+from iree_gauntlet.measuring.goldens.golden_evidence import Proposal, collect_evidence, propose
 from iree_gauntlet.records.earlier_runs import newest_run, run_named, runs_of_specs
 from iree_gauntlet.settings import runs_folder
 from iree_gauntlet.upkeep.proposed_changes import FileChange, hand_out

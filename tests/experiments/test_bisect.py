@@ -22,7 +22,6 @@ from iree_gauntlet.experiments.bisect_question import Question
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
 from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
-from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
@@ -37,6 +36,7 @@ from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
+from tests.support.recorded_noise import blocks_from_rounds
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
