@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
         with recorded_end(log, folder, presenter) as ending, presenter.progress() as progress:
             _fetch(folder, question.chosen, presenter)
             with _judge(question, folder, log, progress, presenter) as judge:
-                search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
+                search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
                 ending.code, ending.problem = search.search()
     return ending.code
 
@@ -117,10 +118,11 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
         raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
 
 
+@dataclass(slots=True)
 class BisectSearch:
     """A search under way.
 
-    Args:
+    Attributes:
         question: what is looked for.
         judge: decides on candidates.
         log: where everything goes.
@@ -129,31 +131,21 @@ class BisectSearch:
         every: judge every candidate, also where the search needs none.
     """
 
-    def __init__(
-        self,
-        question: Question,
-        judge: Judge,
-        log: EventLog,
-        say: Callable[[str], None],
-        earlier: Mapping[str, Judged],
-        *,
-        every: bool,
-    ) -> None:
-        self._question = question
-        self._judge = judge
-        self._log = log
-        self._say = say
-        self._earlier = earlier
-        self._every = every
-        self._sides: dict[int, Side] = {}
-        # The bad end with the good one.
-        self._compared = 1
+    question: Question
+    judge: Judge
+    log: EventLog
+    say: Callable[[str], None]
+    earlier: Mapping[str, Judged]
+    every: bool
+    _sides: dict[int, Side] = field(default_factory=dict)
+    # The bad end with the good one.
+    _compared: int = 1
 
     def search(self) -> tuple[ExitCode, str]:
         """The exit code, and what kept it from an answer; empty where nothing did."""
-        question = self._question
+        question = self.question
         row = question.row
-        self._say(
+        self.say(
             f"{question.chain} by {question.metric}: {len(row)} candidates from {row[0].label} "
             f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
             f"({'bad' if question.good_is_older else 'good'})"
@@ -161,26 +153,26 @@ class BisectSearch:
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
-            judged = self._earlier.get(candidate.label)
+            judged = self.earlier.get(candidate.label)
             if judged is None:
-                self._say(f"{candidate.label} ({word} end) …")
+                self.say(f"{candidate.label} ({word} end) …")
                 began = time.monotonic()
-                judged = self._judge.end(candidate, bad=bad)
+                judged = self.judge.end(candidate, bad=bad)
                 self._record(candidate, judged, began)
             ends[bad] = judged
             if judged.value is None:
                 return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
-            self._say(f"{candidate.label} ({word} end): {judged.text}")
-        nothing = self._judge.begin(ends[False], ends[True])
+            self.say(f"{candidate.label} ({word} end): {judged.text}")
+        nothing = self.judge.begin(ends[False], ends[True])
         if nothing:
             return ExitCode.FAILED, nothing
         self._sides = {0: Side.OLD, len(row) - 1: Side.NEW}
         for index, candidate in enumerate(row[1:-1], start=1):
-            judged = self._earlier.get(candidate.label)
+            judged = self.earlier.get(candidate.label)
             if judged is not None:
                 self._sides[index] = self._side(judged)
                 self._compared += 1
-        self._log.write("ends", {"search": self._found()})
+        self.log.write("ends", {"search": self._found()})
         place = self._next()
         while place is not None and not self._spent:
             self._step(place)
@@ -189,56 +181,56 @@ class BisectSearch:
 
     @property
     def _state(self) -> Search:
-        return Search(len(self._question.row), self._sides)
+        return Search(len(self.question.row), self._sides)
 
     @property
     def _spent(self) -> bool:
         """Whether one more comparison could cost the stated confidence."""
-        most = self._judge.most_comparisons
+        most = self.judge.most_comparisons
         return most is not None and self._compared >= most
 
     def _next(self) -> int | None:
         state = self._state
-        if state.next is not None or not self._every:
+        if state.next is not None or not self.every:
             return state.next
         return next(iter(state.untried_anywhere), None)
 
     def _step(self, place: int) -> None:
-        candidate = self._question.row[place]
+        candidate = self.question.row[place]
         state = self._state
         if state.untried:
             count, left = len(state.untried), state.tries_left
-            self._say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
+            self.say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
         else:
             count = len(state.untried_anywhere)
-            self._say(f"trying the other {count} {_plural('candidate', count)} too")
+            self.say(f"trying the other {count} {_plural('candidate', count)} too")
         began = time.monotonic()
-        judged = self._judge.judge(candidate)
+        judged = self.judge.judge(candidate)
         self._compared += judged.value is not None
         self._sides[place] = self._side(judged)
         self._record(candidate, judged, began)
         if judged.bad is None:
-            self._say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
+            self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
         else:
             third = ", a third value" if judged.third else ""
-            self._say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
+            self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
 
     def _side(self, judged: Judged) -> Side:
         if judged.bad is None:
             return Side.NEITHER
-        return Side.NEW if judged.bad == self._question.good_is_older else Side.OLD
+        return Side.NEW if judged.bad == self.question.good_is_older else Side.OLD
 
     def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
         seconds = round(time.monotonic() - began, 3)
         fields = {"candidate": candidate.label, **judged.as_dict(), "seconds": seconds, "search": self._found()}
-        self._log.write("judged", fields)
+        self.log.write("judged", fields)
 
     def _found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
         if not self._sides:
             return {}
         state = self._state
-        label = [candidate.label for candidate in self._question.row]
+        label = [candidate.label for candidate in self.question.row]
         return {
             "last_old": label[state.last_old],
             "first_new": label[state.first_new],
