@@ -22,8 +22,7 @@ from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
 from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.statistics.bisection import Search, Side
-from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
+from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog

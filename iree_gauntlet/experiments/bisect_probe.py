@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
@@ -57,12 +58,14 @@ class Judged(Recorded):
 
 
 class Judge(Protocol):
-    """Decides on candidates, one at a time."""
+    """Decides on candidates, one at a time.
 
-    @property
-    def most_comparisons(self) -> int | None:
-        """How many candidates may be measured, the bad end among them, for the confidence to hold; None for any."""
-        ...
+    Attributes:
+        most_comparisons: how many candidates may be measured, the bad end among them, for the confidence to hold; None
+            for any number.
+    """
+
+    most_comparisons: int | None
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
@@ -153,15 +156,12 @@ class ExactJudge:
         run: runs a candidate.
     """
 
+    most_comparisons: int | None = None
+
     def __init__(self, name: str, run: Callable[[Candidate], Judged]) -> None:
         self._name = name
         self._run = run
         self._good = self._bad = 0.0
-
-    @property
-    def most_comparisons(self) -> None:
-        """Any number."""
-        return
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """What an end gives."""
@@ -197,14 +197,6 @@ def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Judg
         _, reason = _broken(record, chain)
         return Judged(reason=reason or f"the compiler gives no {noun}")
     return Judged(value=float(value[figure]), text=f"{whole(value[figure])} {noun}")
-
-
-def _size(record: JournalRecord, chain: str) -> Judged:
-    return _compiled(record, chain, "binary_size_bytes", "bytes")
-
-
-def _dispatches(record: JournalRecord, chain: str) -> Judged:
-    return _compiled(record, chain, "dispatch_count", "dispatches")
 
 
 def _error(record: JournalRecord, chain: str) -> Judged:
@@ -244,8 +236,8 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
 
 
 EXACT_METRICS: Mapping[str, ExactMetric] = {
-    "size": ExactMetric((Stage.COMPILE,), _size),
-    "dispatches": ExactMetric((Stage.COMPILE,), _dispatches),
+    "size": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="binary_size_bytes", noun="bytes")),
+    "dispatches": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="dispatch_count", noun="dispatches")),
     "error": ExactMetric((Stage.THRESHOLD,), _error),
     "compiles": ExactMetric((Stage.COMPILE,), _passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _passes),

@@ -1,7 +1,7 @@
 """Rounds for a bisect: the good end and a candidate in turn, as `compare` takes them.
 
 Each candidate is compared with the good end in interleaved rounds, until it is clear which end it is like;
-`measuring/statistics/midpoint.py` has the rule and why the whole search keeps to its false-alarm rate.
+`measuring/statistics/bisection.py` has the rule and why the whole search keeps to its false-alarm rate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.experiments.bisect_probe import Judged, candidate_run
 from iree_gauntlet.experiments.session_verdicts import CONTROL_BLOCKS
 from iree_gauntlet.experiments.sides import Side, prepare_side, rounds_asked, unready
+from iree_gauntlet.measuring.statistics.bisection import Placing, middle_of, place
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare
-from iree_gauntlet.measuring.statistics.midpoint import Placing, middle_of, place
 from iree_gauntlet.measuring.statistics.paired import log_ratios
 from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
@@ -186,13 +186,9 @@ class RoundsJudge:
     def __init__(self, source: BlockSource, comparisons: int, alpha: float, max_blocks: int) -> None:
         self._source = source
         self._plan = sequential_plan(alpha / comparisons, max_blocks)
-        self._most = comparisons
+        # As many as the false-alarm rate was shared out over.
+        self.most_comparisons: int | None = comparisons
         self._middle = 0.0
-
-    @property
-    def most_comparisons(self) -> int:
-        """As many as the false-alarm rate was shared out over."""
-        return self._most
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """Ready the good end, or compare the bad one with it."""

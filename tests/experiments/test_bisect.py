@@ -21,7 +21,7 @@ from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
 from iree_gauntlet.experiments.bisect_question import Question
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
-from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
+from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json

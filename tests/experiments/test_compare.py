@@ -20,8 +20,8 @@ from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.rounds import blocks
 from iree_gauntlet.engine.rounds import taken_rounds as rounds
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.machine.cpu_times import CpuUse
 from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
+from iree_gauntlet.measuring.machine.machine_sensors import CpuUse
 from iree_gauntlet.measuring.machine.machine_state import MachineState
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree

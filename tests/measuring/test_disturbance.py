@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.machine.cpu_times import CpuTimes, CpuUse, cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.disturbance import Limits, RoundState, RoundWatch
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
+from iree_gauntlet.measuring.machine.machine_sensors import CpuTimes, CpuUse, cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState
 
 if TYPE_CHECKING:
@@ -212,9 +212,9 @@ def test_shares_are_shares_whatever_the_counters_do(before: list[int], after: li
 
 
 def test_systems_without_proc_are_asked_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from iree_gauntlet.measuring.machine import cpu_times  # noqa: PLC0415
+    from iree_gauntlet.measuring.machine import machine_sensors  # noqa: PLC0415
 
-    found = cpu_times._times_elsewhere()
+    found = machine_sensors._times_elsewhere()
     assert found.keys() == read_cpu_times(tmp_path.parents[-1]).keys()
     assert all(times.work > 0 and times.idle >= 0 for times in found.values())
 

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from iree_gauntlet.engine import operator_suites
-from iree_gauntlet.measuring.machine.cpu_times import read_cpu_times
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.machine.machine_sensors import (
     free_memory,
     load_averages,
     on_battery,
+    read_cpu_times,
     total_memory,
     used_swap,
 )

@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.machine.cpu_times import CpuUse, cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, read_gpus
-from iree_gauntlet.measuring.machine.machine_sensors import cpus_there
+from iree_gauntlet.measuring.machine.machine_sensors import CpuUse, cpu_use, cpus_there, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
 
 if TYPE_CHECKING:

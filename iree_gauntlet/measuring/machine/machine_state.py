@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
-from iree_gauntlet.measuring.machine.cpu_times import cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_sensors import (
     cpu_model,
     cpu_numbers,
     cpu_temperature,
     cpu_texts,
+    cpu_use,
     flag,
     free_memory,
     load_averages,
     memory_limits,
     on_battery,
+    read_cpu_times,
     total_memory,
     turbo,
     usable_cores,
