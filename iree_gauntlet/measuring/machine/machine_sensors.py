@@ -71,7 +71,7 @@ class CpuUse:
     unsure: float
 
 
-def asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
+def _asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
     """What the system says where /proc or /sys says nothing, as on systems that have none; None where it cannot.
 
     Args:
@@ -107,7 +107,7 @@ def total_memory(root: Path = _ROOT) -> int | None:
     fields = _meminfo(root)
     if fields:
         return fields.get("MemTotal")
-    return asked_elsewhere(root, lambda: psutil.virtual_memory().total)
+    return _asked_elsewhere(root, lambda: psutil.virtual_memory().total)
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
@@ -115,7 +115,7 @@ def free_memory(root: Path = _ROOT) -> int | None:
     fields = _meminfo(root)
     if fields:
         return fields.get("MemAvailable", fields.get("MemFree"))
-    return asked_elsewhere(root, lambda: psutil.virtual_memory().available)
+    return _asked_elsewhere(root, lambda: psutil.virtual_memory().available)
 
 
 def used_swap(root: Path = _ROOT) -> int | None:
@@ -123,7 +123,7 @@ def used_swap(root: Path = _ROOT) -> int | None:
     fields = _meminfo(root)
     if fields:
         return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
-    return asked_elsewhere(root, lambda: psutil.swap_memory().used)
+    return _asked_elsewhere(root, lambda: psutil.swap_memory().used)
 
 
 def cpu_model(root: Path) -> str:
@@ -154,7 +154,7 @@ def load_averages(root: Path) -> tuple[float | None, float | None]:
     try:
         return float(words[0]), float(words[1])
     except (IndexError, ValueError):
-        return asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
+        return _asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
 
 
 def on_battery(root: Path) -> bool | None:
@@ -164,7 +164,7 @@ def on_battery(root: Path) -> bool | None:
     """
     supplies = [(read_text(folder / "type"), folder) for folder in _entries(root / "sys/class/power_supply")]
     if not supplies:
-        return asked_elsewhere(root, _on_battery_elsewhere)
+        return _asked_elsewhere(root, _on_battery_elsewhere)
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
@@ -289,7 +289,7 @@ def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
     """
     text = read_text(root / "proc/stat")
     if text is None:
-        return asked_elsewhere(root, _times_elsewhere) or {}
+        return _asked_elsewhere(root, _times_elsewhere) or {}
     found: dict[int, CpuTimes] = {}
     for line in text.splitlines():
         name, *words = line.split() or [""]
