@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +17,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from iree_gauntlet.cases import Statistic
-from iree_gauntlet.measuring.goldens.golden_confirmation import confirm_breach
+from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.comparison_verdict import Comparison, Verdict, compare_log_ratios
 from iree_gauntlet.measuring.statistics.false_discovery import student_quantile
-from iree_gauntlet.measuring.statistics.noise import (
+from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
+from iree_gauntlet.measuring.statistics.rounds import Round
+from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.recorded_noise import (
     Recording,
     blocks_from_rounds,
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
 )
-from iree_gauntlet.measuring.statistics.paired import bootstrap_t_interval, rank_interval, sorted_walsh_averages
-from iree_gauntlet.measuring.statistics.rounds import Round
-from iree_gauntlet.measuring.statistics.sequential import sequential_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -92,6 +92,12 @@ class Metric(StrEnum):
     BINARY_SIZE_BYTES = "binary_size_bytes"
     MAX_ABS_ERROR = "max_abs_error"
 
+    @property
+    def unit(self) -> str:
+        """What it is counted in, for people; empty for an error."""
+        units = {Metric.TIME_MS: "ms", Metric.DISPATCH_COUNT: "dispatches", Metric.BINARY_SIZE_BYTES: "bytes"}
+        return units.get(self, "")
+
 
 class Statistic(StrEnum):
     """Which figure of the repetitions is held against a golden time."""
@@ -106,6 +112,9 @@ class Origin(Recorded):
 
     file: str
     field: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field}" if self.field else self.file
 
 
 @dataclass(frozen=True, slots=True)

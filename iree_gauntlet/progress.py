@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from iree_gauntlet.errors import ExitCode
     from iree_gauntlet.results import Result
 
 
@@ -67,7 +68,7 @@ class Presenter(Protocol):
     def line(self, text: str) -> None:
         """A line between runs."""
 
-    def ran(self, folder: Path, *, brief: bool) -> None:
+    def ran(self, folder: Path, *, brief: bool) -> ExitCode:
         """Writes the reports of what was recorded there, and shows its result; in a line for a part of something."""
 
     def to(self, stream: TextIO) -> Presenter:

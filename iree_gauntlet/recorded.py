@@ -86,3 +86,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
+
+
+def strict_json(value: Any) -> Any:
+    """The same document in what JSON can say; numbers that are whole are written as such."""
+    kind = type(value)
+    if kind is str or kind is bool or kind is int:
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            return f"{value}"
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if kind is dict:
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [strict_json(item) for item in value]
+    return value

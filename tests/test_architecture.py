@@ -225,7 +225,7 @@ def test_listing_brings_pydantic_alone() -> None:
 
 
 def test_numpy_is_brought_by_what_compares_arrays_alone() -> None:
-    assert "numpy" not in imported_by("import iree_gauntlet.experiments.run, iree_gauntlet.reports.presenting")
+    assert "numpy" not in imported_by("import iree_gauntlet.experiments.run, iree_gauntlet.reports.experiment_reports")
 
 
 def test_reading_specs_and_planning_touch_neither_network_nor_processes() -> None:

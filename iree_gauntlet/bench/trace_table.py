@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.document import Cell, Column, Kind, Table
 from iree_gauntlet.figures import milliseconds
-from iree_gauntlet.measuring.profiles.dispatch_names import dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
 
 if TYPE_CHECKING:
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile

@@ -17,7 +17,7 @@ from iree_gauntlet.engine.modules.shared_modules import until_cancelled
 from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
-from iree_gauntlet.measuring.machine.machine_memory import free_memory
+from iree_gauntlet.measuring.machine.machine_sensors import free_memory
 from iree_gauntlet.results import CacheUse, Fetched, Result
 
 if TYPE_CHECKING:

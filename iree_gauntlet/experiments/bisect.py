@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shlex
 import sys
-from dataclasses import asdict, replace
+import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.engine.rounds.blocks import evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import lock_facts
+from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, ExactJudge, Judge, Judged, run_candidate
 from iree_gauntlet.experiments.bisect_question import Question, question_before, question_of
-from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimingSettings, timed_blocks
-from iree_gauntlet.experiments.ending import recorded_end
+from iree_gauntlet.experiments.bisect_timing import RoundsJudge, TimedBlocks
+from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, run
-from iree_gauntlet.measuring.statistics.bisection import Search, Side
-from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
+from iree_gauntlet.journal_format import read_events
+from iree_gauntlet.measuring.statistics.bisection import Search, Side, most_comparisons
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, free_folder, make_folder
-from iree_gauntlet.requests import BisectRequest, FolderRequest, RunRequest
 from iree_gauntlet.settings import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.requests import BisectRequest, RunRequest
     from iree_gauntlet.toolchains.candidates import Candidate
 
 
@@ -64,23 +64,18 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
             "bisect",
             {
                 "bisect": folder.name,
-                "version": __version__,
-                "command": shlex.join((Path(sys.argv[0]).name, *sys.argv[1:])),
-                "cwd": str(Path.cwd()),
+                **begun_by(),
                 "resumed": resumed,
                 "confidence": 1.0 if question.metric in EXACT_METRICS else 1 - DEFAULT_ALPHA,
                 **lock_facts(os.environ),
                 **question.as_dict(),
             },
         )
-        try:
-            with recorded_end(log) as ending, presenter.progress() as progress:
-                _fetch(folder, question.chosen, presenter)
-                with _judge(question, folder, log, progress, presenter) as judge:
-                    search = BisectSearch(question, judge, log, progress.message, earlier, every=question.asked.every)
-                    ending.code, ending.problem = search.search()
-        finally:
-            presenter.ran(folder, brief=False)
+        with recorded_end(log, folder, presenter) as ending, presenter.progress() as progress:
+            _fetch(folder, question.chosen, presenter)
+            with _judge(question, folder, log, progress, presenter) as judge:
+                search = BisectSearch(question, judge, log, progress.message, earlier, question.asked.every)
+                ending.code, ending.problem = search.search()
     return ending.code
 
 
@@ -88,7 +83,7 @@ def bisect(asked: BisectRequest, request: RunRequest, presenter: Presenter) -> E
 def _judge(
     question: Question, folder: Path, log: EventLog, progress: Progress, presenter: Presenter
 ) -> Iterator[Judge]:
-    """What decides on candidates by the question's metric."""
+    """What decides on candidates by the question's metric; Ctrl-C ends what runs for it."""
     chosen = question.chosen
     if question.metric in EXACT_METRICS:
         metric = EXACT_METRICS[question.metric]
@@ -100,8 +95,9 @@ def _judge(
     # With every candidate tried, that many comparisons share the false-alarm rate.
     count = len(question.row)
     comparisons = count - 1 if question.asked.every else most_comparisons(count)
-    settings = TimingSettings.of(question.asked, chosen.request.conduct)
-    with timed_blocks(question, folder, settings, log, progress, presenter) as source:
+    with open_session(folder, log, progress) as session, session.interruptible():
+        earlier = evidence_of(event for _, event in read_events(folder / BISECT_RECORD, "bisect").events)
+        source = TimedBlocks(question, session, earlier, presenter)
         yield RoundsJudge(source, comparisons, DEFAULT_ALPHA, DEFAULT_MAX_BLOCKS)
 
 
@@ -113,18 +109,19 @@ def _fetch(folder: Path, chosen: Chosen, presenter: Presenter) -> None:
         KeyboardInterrupt: it was interrupted.
     """
     run_dir = free_folder(folder / _FETCH_FOLDER)
-    request = replace(chosen.request, folder=FolderRequest(run_dir=str(run_dir)))
-    code = run(replace(chosen, request=request, stages=(Stage.FETCH,)), presenter.to(sys.stderr), brief=True).exit_code
+    fetched = chosen.within(run_dir, stages=(Stage.FETCH,))
+    code = run(fetched, presenter.to(sys.stderr), brief=True).exit_code
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if code is not ExitCode.OK:
         raise GauntletError("not everything that the model needs could be fetched", f"See {shown(run_dir)}.")
 
 
+@dataclass(slots=True)
 class BisectSearch:
     """A search under way.
 
-    Args:
+    Attributes:
         question: what is looked for.
         judge: decides on candidates.
         log: where everything goes.
@@ -133,31 +130,21 @@ class BisectSearch:
         every: judge every candidate, also where the search needs none.
     """
 
-    def __init__(
-        self,
-        question: Question,
-        judge: Judge,
-        log: EventLog,
-        say: Callable[[str], None],
-        earlier: Mapping[str, Judged],
-        *,
-        every: bool,
-    ) -> None:
-        self._question = question
-        self._judge = judge
-        self._log = log
-        self._say = say
-        self._earlier = earlier
-        self._every = every
-        self._sides: dict[int, Side] = {}
-        # The bad end with the good one.
-        self._compared = 1
+    question: Question
+    judge: Judge
+    log: EventLog
+    say: Callable[[str], None]
+    earlier: Mapping[str, Judged]
+    every: bool
+    _sides: dict[int, Side] = field(default_factory=dict)
+    # The bad end with the good one.
+    _compared: int = 1
 
     def search(self) -> tuple[ExitCode, str]:
         """The exit code, and what kept it from an answer; empty where nothing did."""
-        question = self._question
+        question = self.question
         row = question.row
-        self._say(
+        self.say(
             f"{question.chain} by {question.metric}: {len(row)} candidates from {row[0].label} "
             f"({'good' if question.good_is_older else 'bad'}) to {row[-1].label} "
             f"({'bad' if question.good_is_older else 'good'})"
@@ -165,25 +152,26 @@ class BisectSearch:
         ends: dict[bool, Judged] = {}
         for bad, candidate in ((False, question.good), (True, question.bad)):
             word = "bad" if bad else "good"
-            judged = self._earlier.get(candidate.label)
+            judged = self.earlier.get(candidate.label)
             if judged is None:
-                self._say(f"{candidate.label} ({word} end) …")
-                judged = self._judge.end(candidate, bad=bad)
-                self._record(candidate, judged)
+                self.say(f"{candidate.label} ({word} end) …")
+                began = time.monotonic()
+                judged = self.judge.end(candidate, bad=bad)
+                self._record(candidate, judged, began)
             ends[bad] = judged
             if judged.value is None:
                 return ExitCode.ERROR, f"the {word} end {candidate.label} cannot be judged: {judged.reason}"
-            self._say(f"{candidate.label} ({word} end): {judged.text}")
-        nothing = self._judge.begin(ends[False], ends[True])
+            self.say(f"{candidate.label} ({word} end): {judged.text}")
+        nothing = self.judge.begin(ends[False], ends[True])
         if nothing:
             return ExitCode.FAILED, nothing
         self._sides = {0: Side.OLD, len(row) - 1: Side.NEW}
         for index, candidate in enumerate(row[1:-1], start=1):
-            judged = self._earlier.get(candidate.label)
+            judged = self.earlier.get(candidate.label)
             if judged is not None:
                 self._sides[index] = self._side(judged)
                 self._compared += 1
-        self._log.write("ends", {"search": self._found()})
+        self.log.write("ends", {"search": self._found()})
         place = self._next()
         while place is not None and not self._spent:
             self._step(place)
@@ -192,55 +180,56 @@ class BisectSearch:
 
     @property
     def _state(self) -> Search:
-        return Search(len(self._question.row), self._sides)
+        return Search(len(self.question.row), self._sides)
 
     @property
     def _spent(self) -> bool:
         """Whether one more comparison could cost the stated confidence."""
-        most = self._judge.most_comparisons
+        most = self.judge.most_comparisons
         return most is not None and self._compared >= most
 
     def _next(self) -> int | None:
         state = self._state
-        if state.next is not None or not self._every:
+        if state.next is not None or not self.every:
             return state.next
         return next(iter(state.untried_anywhere), None)
 
     def _step(self, place: int) -> None:
-        candidate = self._question.row[place]
+        candidate = self.question.row[place]
         state = self._state
         if state.untried:
             count, left = len(state.untried), state.tries_left
-            self._say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
+            self.say(f"bisecting {count} {_plural('candidate', count)}, about {left} {_plural('step', left)} left")
         else:
             count = len(state.untried_anywhere)
-            self._say(f"trying the other {count} {_plural('candidate', count)} too")
-        judged = self._judge.judge(candidate)
+            self.say(f"trying the other {count} {_plural('candidate', count)} too")
+        began = time.monotonic()
+        judged = self.judge.judge(candidate)
         self._compared += judged.value is not None
         self._sides[place] = self._side(judged)
-        self._record(candidate, judged)
+        self._record(candidate, judged, began)
         if judged.bad is None:
-            self._say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
+            self.say(f"{candidate.label}: cannot be judged: {one_line(judged.reason)}")
         else:
             third = ", a third value" if judged.third else ""
-            self._say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
+            self.say(f"{candidate.label}: {one_line(judged.text)}: {'bad' if judged.bad else 'good'}{third}")
 
     def _side(self, judged: Judged) -> Side:
         if judged.bad is None:
             return Side.NEITHER
-        return Side.NEW if judged.bad == self._question.good_is_older else Side.OLD
+        return Side.NEW if judged.bad == self.question.good_is_older else Side.OLD
 
-    def _record(self, candidate: Candidate, judged: Judged) -> None:
-        fields = {name: _plain(value) for name, value in asdict(judged).items()}
-        fields["seconds"] = round(judged.seconds, 3)
-        self._log.write("judged", {"candidate": candidate.label, **fields, "search": self._found()})
+    def _record(self, candidate: Candidate, judged: Judged, began: float) -> None:
+        seconds = round(time.monotonic() - began, 3)
+        fields = {"candidate": candidate.label, **judged.as_dict(), "seconds": seconds, "search": self._found()}
+        self.log.write("judged", fields)
 
     def _found(self) -> dict[str, Any]:
         """What is known of the change; empty before both ends are."""
         if not self._sides:
             return {}
         state = self._state
-        label = [candidate.label for candidate in self._question.row]
+        label = [candidate.label for candidate in self.question.row]
         return {
             "last_old": label[state.last_old],
             "first_new": label[state.first_new],
@@ -248,11 +237,6 @@ class BisectSearch:
             "over": state.next is None,
             "changes": [[label[before], label[after]] for before, after in state.changes],
         }
-
-
-def _plain(value: Any) -> Any:
-    """As a log takes it: NaN and infinity as text."""
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def _plural(noun: str, count: int) -> str:

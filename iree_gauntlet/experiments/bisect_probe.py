@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from iree_gauntlet.cases import Stage, Verdict
@@ -12,8 +12,8 @@ from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.figures import error_figure, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.statistics.bisection import is_nearer_to_bad, is_same_value, is_third_value
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.records.run_folder import free_folder
-from iree_gauntlet.requests import FolderRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 _PASSED = (Verdict.PASSED, Verdict.XPASSED)
 _FAILED = (Verdict.FAILED, Verdict.XFAILED)
 # What a candidate's run prints, in its folder.
-CONSOLE = "console.txt"
+_CONSOLE = "console.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """The result of a candidate.
+class Judged(Recorded):
+    """The result of a candidate: what it gave, and which end it is like.
 
     Attributes:
-        bad: whether it is like the bad end; None where it cannot be judged.
+        bad: whether it is like the bad end; None before it is judged, and where it cannot be.
         value: of the metric; None where there is none. Of times, the ratio to the good end.
         text: the value for people.
         reason: why it cannot be judged; empty where it can.
@@ -43,29 +43,29 @@ class Judged:
         low, high: interval of the value; None where it is exact.
         folder: of its run, in the bisect's folder; empty where there is none.
         toolchain: the journal's record of it.
-        seconds: that judging it took.
     """
 
-    bad: bool | None
-    value: float | None
-    text: str
+    bad: bool | None = None
+    value: float | None = None
+    text: str = ""
     reason: str = ""
     confidence: float = 1.0
     third: bool = False
     low: float | None = None
     high: float | None = None
     folder: str = ""
-    toolchain: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    toolchain: dict[str, str] = field(default_factory=dict)
 
 
 class Judge(Protocol):
-    """Decides on candidates, one at a time."""
+    """Decides on candidates, one at a time.
 
-    @property
-    def most_comparisons(self) -> int | None:
-        """How many candidates may be measured, the bad end among them, for the confidence to hold; None for any."""
-        ...
+    Attributes:
+        most_comparisons: how many candidates may be measured, the bad end among them, for the confidence to hold; None
+            for any number.
+    """
+
+    most_comparisons: int | None
 
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """What an end gives; `bad` of the answer is the argument, or None where nothing could be measured."""
@@ -81,53 +81,47 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a journal says of a metric.
-
-    Attributes:
-        value: None where it says nothing.
-        text: the value for people.
-        reason: why there is none.
-    """
-
-    value: float | None
-    text: str = ""
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ExactMetric:
     """A metric that is the same at each run.
 
     Attributes:
         stages: what has to be run.
-        read: its value, from a run's journal and the chain that was run.
+        read: its value, or why there is none, from a run's journal and the chain that was run.
     """
 
     stages: tuple[Stage, ...]
-    read: Callable[[JournalRecord, str], Reading]
+    read: Callable[[JournalRecord, str], Judged]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A candidate's run.
+def candidate_run(
+    candidate: Candidate, folder: Path, presenter: Presenter, work: Callable[[Path, Presenter], Judged]
+) -> Judged:
+    """What a candidate gives, not judged yet; of what is no usable IREE, why not.
 
-    Attributes:
-        reading: what it gave.
-        folder: its name in the bisect's folder; empty where it did not come to a run.
-        toolchain: the journal's record of it.
-        seconds: that it took.
+    Args:
+        candidate: which IREE.
+        folder: the bisect's.
+        presenter: shows it, in a file of the candidate's own folder in that one.
+        work: gives it, from that folder and what shows it.
+
+    Raises:
+        GauntletError: what is no candidate's fault, such as a full disk.
+        KeyboardInterrupt: the run was interrupted.
     """
-
-    reading: Reading
-    folder: str
-    toolchain: Mapping[str, str]
-    seconds: float
+    run_dir = free_folder(folder / candidate.label)
+    run_dir.mkdir()
+    try:
+        with (run_dir / _CONSOLE).open("w", encoding="utf-8") as stream:
+            return replace(work(run_dir, presenter.to(stream)), folder=run_dir.name)
+    except (ToolchainError, SpecError) as error:
+        # It cannot be installed, knows no such flag, or is no IREE at all.
+        (run_dir / _CONSOLE).write_text(f"{error}\n", encoding="utf-8")
+        return Judged(reason=f"{error.what} {error.hint}".strip(), folder=run_dir.name)
 
 
 def run_candidate(
     candidate: Candidate, metric: ExactMetric, chain: str, folder: Path, chosen: Chosen, presenter: Presenter
-) -> Run:
+) -> Judged:
     """Runs the stages that a metric needs, with a candidate, in a folder of its own, and reads the value.
 
     Args:
@@ -142,24 +136,16 @@ def run_candidate(
         GauntletError: what is no candidate's fault, such as a full disk.
         KeyboardInterrupt: the run was interrupted.
     """
-    began = time.monotonic()
-    run_dir = free_folder(folder / candidate.label)
-    run_dir.mkdir()
-    try:
-        with (run_dir / CONSOLE).open("w", encoding="utf-8") as stream:
-            code = run(
-                _of_candidate(chosen, candidate, run_dir, metric.stages), presenter.to(stream), brief=True
-            ).exit_code
-    except (ToolchainError, SpecError) as error:
-        # It cannot be installed, knows no such flag, or is no IREE at all.
-        reason = f"{error.what} {error.hint}".strip()
-        (run_dir / CONSOLE).write_text(f"{error}\n", encoding="utf-8")
-        return Run(Reading(None, reason=reason), run_dir.name, {}, time.monotonic() - began)
-    if code is ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    record = read_journal(run_dir / JOURNAL)
-    toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
-    return Run(metric.read(record, chain), run_dir.name, toolchain, time.monotonic() - began)
+
+    def work(run_dir: Path, presenter: Presenter) -> Judged:
+        code = run(chosen.within(run_dir, candidate.iree, metric.stages), presenter, brief=True).exit_code
+        if code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        record = read_journal(run_dir / JOURNAL)
+        toolchain = record.runs[-1].get("toolchain", {}) if record.runs else {}
+        return replace(metric.read(record, chain), toolchain=toolchain)
+
+    return candidate_run(candidate, folder, presenter, work)
 
 
 class ExactJudge:
@@ -170,20 +156,17 @@ class ExactJudge:
         run: runs a candidate.
     """
 
-    def __init__(self, name: str, run: Callable[[Candidate], Run]) -> None:
+    most_comparisons: int | None = None
+
+    def __init__(self, name: str, run: Callable[[Candidate], Judged]) -> None:
         self._name = name
         self._run = run
         self._good = self._bad = 0.0
 
-    @property
-    def most_comparisons(self) -> None:
-        """Any number."""
-        return
-
     def end(self, candidate: Candidate, *, bad: bool) -> Judged:
         """What an end gives."""
-        run = self._run(candidate)
-        return _judged(run, bad=None if run.reading.value is None else bad)
+        found = self._run(candidate)
+        return found if found.value is None else replace(found, bad=bad)
 
     def begin(self, good: Judged, bad: Judged) -> str:
         """Take the ends' values."""
@@ -199,63 +182,40 @@ class ExactJudge:
 
     def judge(self, candidate: Candidate) -> Judged:
         """Run a candidate, and hold its value against the ends'."""
-        run = self._run(candidate)
-        value = run.reading.value
-        if value is None:
-            return _judged(run, bad=None)
-        bad = is_nearer_to_bad(value, self._good, self._bad)
-        return _judged(run, bad=bad, third=is_third_value(value, self._good, self._bad))
+        found = self._run(candidate)
+        if found.value is None:
+            return found
+        ends = self._good, self._bad
+        return replace(found, bad=is_nearer_to_bad(found.value, *ends), third=is_third_value(found.value, *ends))
 
 
-def _judged(run: Run, *, bad: bool | None, third: bool = False) -> Judged:
-    reading = run.reading
-    return Judged(
-        bad,
-        reading.value,
-        reading.text,
-        reading.reason,
-        third=third,
-        folder=run.folder,
-        toolchain=run.toolchain,
-        seconds=run.seconds,
-    )
-
-
-def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Reading:
+def _compiled(record: JournalRecord, chain: str, figure: str, noun: str) -> Judged:
     """A figure of the chain's main module."""
     result = record.results.get(f"{chain}:{Stage.COMPILE}")
     value = result.statistics if result else {}
     if value.get(figure) is None:
         _, reason = _broken(record, chain)
-        return Reading(None, reason=reason or f"the compiler gives no {noun}")
-    return Reading(float(value[figure]), f"{whole(value[figure])} {noun}")
+        return Judged(reason=reason or f"the compiler gives no {noun}")
+    return Judged(value=float(value[figure]), text=f"{whole(value[figure])} {noun}")
 
 
-def _size(record: JournalRecord, chain: str) -> Reading:
-    return _compiled(record, chain, "binary_size_bytes", "bytes")
-
-
-def _dispatches(record: JournalRecord, chain: str) -> Reading:
-    return _compiled(record, chain, "dispatch_count", "dispatches")
-
-
-def _error(record: JournalRecord, chain: str) -> Reading:
+def _error(record: JournalRecord, chain: str) -> Judged:
     result = record.results.get(f"{chain}:{Stage.THRESHOLD}")
     worst = result.max_abs_error if result else None
     if worst is None:
         _, reason = _broken(record, chain)
-        return Reading(None, reason=reason or "no output was compared value by value")
-    return Reading(worst, f"max error {error_figure(worst)}")
+        return Judged(reason=reason or "no output was compared value by value")
+    return Judged(value=worst, text=f"max error {error_figure(worst)}")
 
 
-def _passes(record: JournalRecord, chain: str) -> Reading:
+def _passes(record: JournalRecord, chain: str) -> Judged:
     """1 where every step passed, 0 where one failed by the fault of what is under test."""
     failing, reason = _broken(record, chain)
     if failing is None:
-        return Reading(1.0, "passes")
+        return Judged(value=1.0, text="passes")
     if failing:
-        return Reading(0.0, f"fails: {reason}")
-    return Reading(None, reason=reason)
+        return Judged(value=0.0, text=f"fails: {reason}")
+    return Judged(reason=reason)
 
 
 def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
@@ -272,16 +232,9 @@ def _broken(record: JournalRecord, chain: str) -> tuple[bool | None, str]:
     return None, ""
 
 
-def _of_candidate(chosen: Chosen, candidate: Candidate, run_dir: Path, stages: tuple[Stage, ...]) -> Chosen:
-    """What is run with a candidate, in a folder of its own."""
-    toolchain = replace(chosen.request.toolchain, iree=candidate.iree)
-    request = replace(chosen.request, toolchain=toolchain, folder=FolderRequest(run_dir=str(run_dir)))
-    return replace(chosen, request=request, stages=stages)
-
-
 EXACT_METRICS: Mapping[str, ExactMetric] = {
-    "size": ExactMetric((Stage.COMPILE,), _size),
-    "dispatches": ExactMetric((Stage.COMPILE,), _dispatches),
+    "size": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="binary_size_bytes", noun="bytes")),
+    "dispatches": ExactMetric((Stage.COMPILE,), partial(_compiled, figure="dispatch_count", noun="dispatches")),
     "error": ExactMetric((Stage.THRESHOLD,), _error),
     "compiles": ExactMetric((Stage.COMPILE,), _passes),
     "runs": ExactMetric((Stage.THRESHOLD,), _passes),

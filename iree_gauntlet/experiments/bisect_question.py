@@ -12,10 +12,10 @@ from iree_gauntlet.cases import Kind, Stage
 from iree_gauntlet.dialects.configuration_file import read_configuration
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.experiments.bisect_probe import EXACT_METRICS, Judged
-from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES, TimingSettings
+from iree_gauntlet.experiments.bisect_timing import TIMED_METRICS, TIMING_NAMES
 from iree_gauntlet.experiments.run import Chosen, choose
+from iree_gauntlet.experiments.sides import rounds_asked
 from iree_gauntlet.option import dashed, read
-from iree_gauntlet.recorded import number
 from iree_gauntlet.records.bisect_outcome import bisect_outcome
 from iree_gauntlet.requests import BisectRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import cache_folder, project_folder, shown
@@ -24,7 +24,6 @@ from iree_gauntlet.toolchains.choice import parse_choice
 from iree_gauntlet.toolchains.find import toolchain_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -96,7 +95,7 @@ def question_of(asked: BisectRequest, request: RunRequest) -> Question:
             raise UsageError(f"bisect needs --{name}", f"Such as {example}.")
     metric = asked.metric
     if metric in TIMED_METRICS:
-        TimingSettings.of(asked, request.conduct)
+        rounds_asked(asked)
     elif metric not in EXACT_METRICS:
         raise UsageError(f"--metric {metric}: unknown metric", f"Known: {', '.join((*TIMED_METRICS, *EXACT_METRICS))}.")
     elif useless := [name for name in given((asked, request.conduct)) if name in TIMING_NAMES]:
@@ -142,7 +141,7 @@ def question_before(folder: Path, asked: BisectRequest, request: RunRequest) -> 
     if chain_of(chosen, metric) != chain:
         raise UsageError(f"the selection does not mean {chain} any more", "Start a new bisect.")
     question = Question(metric, chain, row, bool(outcome.asked["good_is_older"]), asked, chosen)
-    known = {label: _judged(event) for label, event in outcome.judged.items()}
+    known = {label: Judged.from_dict(event) for label, event in outcome.judged.items()}
     return question, {label: judged for label, judged in known.items() if judged.value is not None}
 
 
@@ -170,19 +169,3 @@ def chain_of(chosen: Chosen, metric: str) -> str:
             "Select one with --model, --submodel and --target.",
         )
     return chains[0]
-
-
-def _judged(event: Mapping[str, Any]) -> Judged:
-    return Judged(
-        bad=event["bad"],
-        value=number(event["value"]),
-        text=event["text"],
-        reason=event["reason"],
-        confidence=float(event["confidence"]),
-        third=bool(event["third"]),
-        low=number(event["low"]),
-        high=number(event["high"]),
-        folder=event["folder"],
-        toolchain=event["toolchain"],
-        seconds=float(event["seconds"]),
-    )

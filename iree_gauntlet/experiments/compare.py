@@ -3,46 +3,52 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Kind, Stage
+from iree_gauntlet.engine.modules.modules import read_statistics
+from iree_gauntlet.engine.profiling import Profiling, compared, profile_dispatches
 from iree_gauntlet.engine.rounds.blocks import Pair, PairEvidence, evidence_of
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError, lock_facts
-from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, parse_cpus, timed
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, compile_round, timed
 from iree_gauntlet.engine.session import open_session
-from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, NothingSelectedError, UsageError
-from iree_gauntlet.experiments.ending import recorded_end
+from iree_gauntlet.experiments.experiment_log import begun_by, recorded_end
 from iree_gauntlet.experiments.run import Chosen, choose
 from iree_gauntlet.experiments.session_verdicts import Comparer, ModelVerdict, Rules, judge, summary_of
-from iree_gauntlet.experiments.sides import Side, prepare_side, unready
-from iree_gauntlet.experiments.where_slower import explain
+from iree_gauntlet.experiments.sides import Side, prepare_side, rounds_asked, unready
 from iree_gauntlet.journal_format import read_events
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.measuring.profiles.dispatch_profile import merged
+from iree_gauntlet.measuring.profiles.side_changes import CompileChange, compile_changes
 from iree_gauntlet.measuring.statistics.comparison_verdict import Verdict
 from iree_gauntlet.measuring.statistics.sequential import DEFAULT_ALPHA, sequential_plan
 from iree_gauntlet.option import read
-from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.compare_record import COMPARISON_FILE, read_comparison
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.run_folder import asked_folder, make_folder
 from iree_gauntlet.requests import CompareRequest, ConductRequest, RunRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.rounds.taken_rounds import Measurement
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.progress import Presenter
 
 
 # What may differ in a resumed comparison: the rest stays, as other values would make two sessions of one.
 _TAKEN_ANEW = ("budget", "iree", "shard", "shard_costs", "batch")
 # What stays as it was unless a resumed comparison asks for something else: blocks that count stay as they are.
 _MAY_CHANGE = ("disturbed",)
-_LONGEST_REPETITION = 3600.0
+# In which the sides are profiled.
+_PROFILE_ORDER = "ABBA"
 _DIFFERENT = (Verdict.SLOWER, Verdict.FASTER)
 _CODES = {
     "error": ExitCode.ERROR,
@@ -82,10 +88,7 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
     settings = _settings(asked, request.conduct)
     # A typing mistake is reported, and what is missing installed, before hours of work.
     chosen = _chosen(request, settings)
-    machines = [
-        open_workbench(replace(request.toolchain, iree=name), Progress(), request.network, need_toolchain=True)
-        for name in names
-    ]
+    machines = [chosen.workbench(name) for name in names]
     folder = make_folder(named, "compare")
     path = folder / COMPARISON_FILE
     earlier = evidence_of(event for _, event in read_events(path, "comparison").events) if resumed else {}
@@ -93,18 +96,15 @@ def compare(asked: CompareRequest, request: RunRequest, presenter: Presenter) ->
         kept = {name: value for name, value in (asdict(asked) | request.kept).items() if name not in _TAKEN_ANEW}
         kept["disturbed"] = request.conduct.disturbed
         log.write("comparison", _opening(names, settings, kept, resumed=resumed))
-        try:
-            with recorded_end(log) as ending:
-                sides: list[Side] = []
-                for name, text, machine in zip("AB", names, machines, strict=True):
-                    sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
-                    if sides[-1].interrupted:
-                        ending.code = ExitCode.INTERRUPTED
-                        break
-                else:
-                    ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
-        finally:
-            presenter.ran(folder, brief=False)
+        with recorded_end(log, folder, presenter) as ending:
+            sides: list[Side] = []
+            for name, text, machine in zip("AB", names, machines, strict=True):
+                sides.append(prepare_side(name, machine, text, chosen, folder / name.lower(), presenter))
+                if sides[-1].interrupted:
+                    ending.code = ExitCode.INTERRUPTED
+                    break
+            else:
+                ending.code = _measure(folder, (sides[0], sides[1]), settings, log, earlier, presenter)
     return ending.code
 
 
@@ -133,7 +133,7 @@ def _measure(
                 _write_verdicts(log, verdicts)
                 if settings.metric == "time":
                     different = [item for item in verdicts.values() if item.verdict in _DIFFERENT]
-                    explain(session, different, pairs, sides)
+                    _explain(session, different, pairs, sides)
                 return _exit_code(verdicts, left_out)
         except (KeyboardInterrupt, WaitCancelledError):
             # What was measured says something, if not all that it could have said.
@@ -142,6 +142,93 @@ def _measure(
             _write_verdicts(log, judge(begun, settings.rules, "interrupted"))
             progress.message("interrupted; `compare --resume` continues it")
             return ExitCode.INTERRUPTED
+
+
+def _explain(
+    session: Session[Any], different: Sequence[ModelVerdict], pairs: Sequence[Pair], sides: tuple[Side, Side]
+) -> None:
+    """Profiles the models that B is slower or faster with, on both sides, and writes an event `where` for each.
+
+    What cannot be profiled is reported with its reason: a comparison does not fail for want of an explanation.
+    """
+    by_chain = {pair.chain: pair for pair in pairs}
+    for verdict in different:
+        pair = by_chain[verdict.chain]
+        session.progress.status(f"{pair.chain}: looking for where the time went")
+        a, b = sides
+        with session.quiet(pair.a.device):
+            dispatches = _dispatches(a, b, pair, session.processes, verdict)
+        compiled = [change.as_dict() for change in _compile_changes(a, b, pair)]
+        session.log.write("where", {"chain": pair.chain, "dispatches": dispatches, "compile": compiled})
+
+
+def _dispatches(a: Side, b: Side, pair: Pair, processes: Processes, verdict: ModelVerdict) -> dict[str, Any]:
+    """Two profiles a side, taken in turn like rounds: one pair alone is weak evidence on a machine that wanders."""
+    times = verdict.as_dict()["time_ms"]
+    medians = (float(times["A"]["median"]), float(times["B"]["median"]))
+    sides = {"A": (a, pair.a, medians[0]), "B": (b, pair.b, medians[1])}
+    taken: dict[str, list[Profiling]] = {"A": [], "B": []}
+    for name in _PROFILE_ORDER:
+        failed = any(profiling.profile is None for profiling in (*taken["A"], *taken["B"]))
+        # Where one side fails, the other is asked all the same: both reasons are reported.
+        if not failed or not taken[name]:
+            side, measurement, median = sides[name]
+            taken[name].append(_profile(side, measurement, processes, median, len(taken[name]) + 1))
+    return compared(_joined(taken["A"]), _joined(taken["B"]), medians)
+
+
+def _profile(side: Side, measurement: Measurement, processes: Processes, median: float, number: int) -> Profiling:
+    toolchain = side.machine.toolchain
+    assert toolchain is not None, "a side has been run"
+    return profile_dispatches(
+        measurement.step,
+        toolchain,
+        processes,
+        side.machine.flags_of(BENCHMARK_MODULE),
+        command=measurement.command,
+        invocation_ms=median,
+        name=f"profile.{number}.",
+    )
+
+
+def _joined(profilings: Sequence[Profiling]) -> Profiling:
+    """The profiles of a side as one; where one of them failed, that one."""
+    failed = [item for item in profilings if item.profile is None]
+    if failed or len(profilings) == 1:
+        return (failed or [*profilings])[0]
+    return Profiling(
+        merged([item.profile for item in profilings if item.profile is not None]),
+        commands=tuple(command for item in profilings for command in item.commands),
+        seconds=sum(item.seconds for item in profilings),
+        log=profilings[-1].log,
+    )
+
+
+def _compile_changes(a: Side, b: Side, pair: Pair) -> tuple[CompileChange, ...]:
+    """What the compiler says of the two main modules."""
+    ours, theirs = _main_module(a, pair.a), _main_module(b, pair.b)
+    if ours is None or theirs is None:
+        return ()
+    sizes = [Path(outputs["module"]).stat().st_size for outputs in (ours, theirs)]
+    return compile_changes(
+        read_statistics(Path(ours["statistics"])),
+        read_statistics(Path(theirs["statistics"])),
+        a_bytes=sizes[0],
+        b_bytes=sizes[1],
+    )
+
+
+def _main_module(side: Side, measurement: Measurement) -> dict[str, str] | None:
+    """Outputs of the compile of the module that is loaded last; None where there is none."""
+    step = measurement.step
+    loaded = [item.path for item in step.inputs if item.role.startswith("module")]
+    made: dict[str, dict[str, Any]] = {
+        dict(item["outputs"])["module"]: dict(item["outputs"])
+        for item in side.record.steps
+        if item["stage"] == "compile"
+    }
+    found = [made[path] for path in loaded if path in made]
+    return found[-1] if found else None
 
 
 def _write_verdicts(log: EventLog, verdicts: Mapping[str, ModelVerdict]) -> None:
@@ -199,10 +286,8 @@ def _opening(asked: tuple[str, str], settings: _Settings, kept: Mapping[str, Any
     rules = settings.rules
     return {
         "schema": 1,
-        "version": __version__,
+        **begun_by(),
         "resumed": resumed,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "cwd": str(Path.cwd()),
         "sides": {name: {"asked": text, "folder": name.lower()} for name, text in zip("AB", asked, strict=True)},
         "options": dict(kept),
         "rules": {
@@ -239,8 +324,6 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
         )
     if asked.allow < 0:
         raise UsageError(f"--allow {asked.allow:g}: expected per cent, 0 or more", "Leave it out for that of --band.")
-    if asked.min_time >= _LONGEST_REPETITION:
-        raise UsageError(f"--min-time {asked.min_time:g}: expected less than an hour", "Leave it out for 0.05.")
     if asked.seed < 0:
         raise UsageError(f"--seed {asked.seed}: expected 0 or more", "Any number will do.")
     rules = Rules(
@@ -252,11 +335,4 @@ def _settings(asked: CompareRequest, conduct: ConductRequest) -> _Settings:
         seed=asked.seed,
         replace_disturbed=conduct.replaces_disturbed,
     )
-    cpus = parse_cpus(asked.cpus, _usable_cpus())
-    return _Settings(asked.metric, rules, RoundSettings(asked.repetitions, asked.min_time, cpus))
-
-
-def _usable_cpus() -> frozenset[int]:
-    # Linux alone can say and pin.
-    affinity = getattr(os, "sched_getaffinity", None)
-    return frozenset(affinity(0)) if affinity else frozenset()
+    return _Settings(asked.metric, rules, rounds_asked(asked))

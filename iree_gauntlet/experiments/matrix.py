@@ -8,28 +8,23 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet import __version__
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.engine.session import interruptible
-from iree_gauntlet.engine.workbench import Workbench, open_workbench
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, SpecError, ToolchainError, UsageError
+from iree_gauntlet.experiments.experiment_log import begun_by
 from iree_gauntlet.experiments.run import Chosen, choose, run
-from iree_gauntlet.progress import Presenter, Progress
 from iree_gauntlet.records.event_log import EventLog
-from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, matrix_outcome, read_matrix
+from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
 from iree_gauntlet.requests import (
     KEPT_UNLESS_GIVEN,
     Defaults,
-    FolderRequest,
     RunRequest,
     SelectionRequest,
     given,
@@ -40,7 +35,10 @@ from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
 
@@ -76,28 +74,19 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
             log.write("matrix", _opening(folder, asked, chosen.selection.name))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
-        presenter.ran(folder, brief=False)
-    return matrix_outcome(folder).exit_code
+        return presenter.ran(folder, brief=False)
 
 
+@dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of a matrix, one after the other."""
+    """The runs of a matrix, one after the other; `record` is what an earlier part of it has done."""
 
-    def __init__(
-        self,
-        folder: Path,
-        asked: _AskedMatrix,
-        chosen: Chosen,
-        record: MatrixRecord | None,
-        log: EventLog,
-        presenter: Presenter,
-    ) -> None:
-        self._folder = folder
-        self._asked = asked
-        self._chosen = chosen
-        self._record = record
-        self._log = log
-        self._presenter = presenter
+    folder: Path
+    asked: _AskedMatrix
+    chosen: Chosen
+    record: MatrixRecord | None
+    log: EventLog
+    presenter: Presenter
 
     def all(self) -> None:
         """Finds every IREE, runs with each, and writes how it ended.
@@ -108,35 +97,35 @@ class _Runs:
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
-            machines = {iree.label: self._found(iree) for iree in self._asked.irees if self._earlier(iree) is None}
+            machines = {iree.label: self._found(iree) for iree in self.asked.irees if self._earlier(iree) is None}
             stopped = self._each(machines)
         except KeyboardInterrupt:
             interrupted = True
-        self._log.write("end", {"interrupted": interrupted, "stopped": stopped})
+        self.log.write("end", {"interrupted": interrupted, "stopped": stopped})
 
     def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
-        irees = self._asked.irees
+        irees = self.asked.irees
         for place, iree in enumerate(irees, start=1):
-            self._presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
+            self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
             code = self._earlier(iree)
             if code is not None:
-                self._presenter.line(f"finished before, exit code {int(code)}: it is not run again")
+                self.presenter.line(f"finished before, exit code {int(code)}: it is not run again")
             elif (machine := machines[iree.label]) is None:
                 code = ExitCode.ERROR
-                self._presenter.line("left out: this IREE is not available")
+                self.presenter.line("left out: this IREE is not available")
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
                 # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
                 signal.raise_signal(signal.SIGINT)
-            if self._chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
+            if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
         return ""
 
     def _earlier(self, iree: AskedIree) -> ExitCode | None:
         """The result of a run that an earlier part of the matrix has judged; None for one that is to be done."""
-        result = self._record.results.get(iree.label) if self._record else None
+        result = self.record.results.get(iree.label) if self.record else None
         if result is None or result.get("error") or result["exit_code"] not in _JUDGED:
             return None
         return ExitCode(result["exit_code"])
@@ -144,27 +133,26 @@ class _Runs:
     def _found(self, iree: AskedIree) -> Workbench | None:
         """What an IREE means here, installed where it has to be; None where it is not available."""
         try:
-            request = self._with(iree)
-            machine = open_workbench(request.toolchain, Progress(), request.network, need_toolchain=True)
+            machine = self.chosen.workbench(iree.text)
         except ToolchainError as error:
             sys.stderr.write(f"error: {iree.label}: {error}\n")
-            self._log.write(
+            self.log.write(
                 "toolchain", {"label": iree.label, "toolchain": None, "error": error.what, "hint": error.hint}
             )
             return None
         assert machine.toolchain is not None, "it was needed"
         versions = dict.fromkeys((machine.toolchain.compiler.version, machine.toolchain.runtime.version))
-        self._presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
-        self._log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
+        self.presenter.line(f"{iree.label}: IREE {', '.join(versions)}")
+        self.log.write("toolchain", {"label": iree.label, "toolchain": _described(machine.toolchain)})
         return machine
 
     def _run(self, iree: AskedIree, machine: Workbench) -> ExitCode:
-        folder = self._folder / iree.folder
+        folder = self.folder / iree.folder
         begun = is_begun(folder)
-        self._log.write("start", {"label": iree.label})
-        request = replace(self._with(iree), folder=FolderRequest(run_dir=str(folder), resume=begun))
+        self.log.write("start", {"label": iree.label})
+        chosen = self.chosen.within(folder, iree.text)
         try:
-            code = run(replace(self._chosen, request=request), self._presenter, machine=machine, brief=True).exit_code
+            code = run(chosen, self.presenter, machine=machine, brief=True).exit_code
         except GauntletError as error:
             self._result(iree, error.exit_code, error)
             if isinstance(error, UsageError | NothingSelectedError) and not begun:
@@ -182,11 +170,7 @@ class _Runs:
             # All problems of a spec, on one line in tables.
             problems = "; ".join(map(str, error.problems)) if isinstance(error, SpecError) else ""
             fields |= {"error": problems or error.what, "hint": error.hint}
-        self._log.write("result", fields)
-
-    def _with(self, iree: AskedIree) -> RunRequest:
-        request = self._chosen.request
-        return replace(request, toolchain=replace(request.toolchain, iree=iree.text))
+        self.log.write("result", fields)
 
 
 def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
@@ -198,10 +182,8 @@ def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
         others |= asdict(part)
     return {
         "matrix": folder.name,
-        "version": __version__,
+        **begun_by(),
         "suite": suite,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "cwd": str(Path.cwd()),
         "irees": irees,
         "selection": asked.kept,
         "defaults": asdict(request.defaults),

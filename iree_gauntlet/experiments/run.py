@@ -24,6 +24,7 @@ from iree_gauntlet.errors import ExitCode, NothingSelectedError, SpecError, Usag
 from iree_gauntlet.experiments.shards import only_chains, only_shard
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
+from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.earlier_runs import (
     Asked,
     asked_for,
@@ -34,15 +35,23 @@ from iree_gauntlet.records.earlier_runs import (
     run_named,
 )
 from iree_gauntlet.records.event_log import Journal
-from iree_gauntlet.records.run_folder import asked_folder, make_folder
-from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, ConductRequest, Defaults, RunRequest, given, require_as_begun
+from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
+from iree_gauntlet.requests import (
+    KEPT_UNLESS_GIVEN,
+    ConductRequest,
+    Defaults,
+    FolderRequest,
+    RunRequest,
+    given,
+    require_as_begun,
+)
 from iree_gauntlet.settings import runs_folder, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iree_gauntlet.engine.processes.run_client import RunServers
-    from iree_gauntlet.progress import Presenter, Progress
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.steps import Step
 
 
@@ -63,6 +72,23 @@ class Chosen:
     request: RunRequest
     selection: Selection
     stages: tuple[Stage, ...]
+
+    def within(self, folder: Path, iree: str = "", stages: tuple[Stage, ...] = ()) -> Chosen:
+        """The same in a folder of its own, which is resumed where it was begun; with another IREE, or other stages."""
+        toolchain = replace(self.request.toolchain, iree=iree or self.request.toolchain.iree)
+        resumed = FolderRequest(run_dir=str(folder), resume=is_begun(folder))
+        return replace(
+            self, request=replace(self.request, toolchain=toolchain, folder=resumed), stages=stages or self.stages
+        )
+
+    def workbench(self, iree: str) -> Workbench:
+        """What an IREE means here, installed where it has to be.
+
+        Raises:
+            ToolchainError: it is not available.
+        """
+        toolchain = replace(self.request.toolchain, iree=iree)
+        return open_workbench(toolchain, Progress(), self.request.network, need_toolchain=True)
 
 
 @dataclass(frozen=True, slots=True)

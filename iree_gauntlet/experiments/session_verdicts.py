@@ -30,14 +30,14 @@ from iree_gauntlet.measuring.statistics.rounds import Block, EvidenceError, Roun
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.session import Session
 
 
 _BOOTSTRAP_SEED = 1
 # Blocks of A against itself: as many as its one look takes.
-_CONTROL_BLOCKS = 10
+CONTROL_BLOCKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def judge(
     }
 
 
-def summary_of(verdicts: Mapping[str, ModelVerdict], confidence: float = 0.95) -> dict[str, Any]:
+def summary_of(verdicts: Mapping[str, ModelVerdict]) -> dict[str, Any]:
     """The mean over models and the number of each verdict, for the log."""
     compared = [item.comparison for item in verdicts.values() if item.comparison is not None]
     kinds = [*map(str, Verdict), "error"]
@@ -140,11 +140,10 @@ def summary_of(verdicts: Mapping[str, ModelVerdict], confidence: float = 0.95) -
         "verdicts": {kind: sum(item.verdict == kind for item in verdicts.values()) for kind in kinds}
     }
     if compared:
-        mean = geometric_mean(compared, confidence)
+        mean = geometric_mean(compared)
         record["geometric_mean"] = {
             "ratio": mean.ratio,
-            "low": mean.low or None,
-            "high": mean.high if math.isfinite(mean.high) else None,
+            **_bounds(mean.low, mean.high),
             "confidence": mean.confidence,
             "models": mean.models,
         }
@@ -163,12 +162,16 @@ def _nothing(found: PairEvidence, why_over: str) -> str:
 def _figures(comparison: Comparison) -> dict[str, Any]:
     return {
         "ratio": comparison.ratio,
-        "low": comparison.low or None,
-        "high": comparison.high if math.isfinite(comparison.high) else None,
+        **_bounds(comparison.low, comparison.high),
         "confidence": comparison.confidence,
         "p_value": comparison.p_value,
         "looked_at": comparison.blocks,
     }
+
+
+def _bounds(low: float, high: float) -> dict[str, float | None]:
+    """Of an interval of ratios; None for one that there is not."""
+    return {"low": low or None, "high": high if math.isfinite(high) else None}
 
 
 def _side(blocks: Sequence[Block], side: str) -> dict[str, float]:
@@ -185,8 +188,7 @@ def _bootstrap(blocks: Sequence[Block], level: float) -> list[float] | None:
         interval = bootstrap_t_interval(blocks, level, _BOOTSTRAP_SEED)
     except EvidenceError:
         return None
-    bounds = [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.low) else []
-    return bounds or None
+    return [math.exp(interval.low), math.exp(interval.high)] if math.isfinite(interval.low) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Rules:
     @property
     def control_plan(self) -> SequentialPlan:
         """Of A against itself: one look."""
-        return sequential_plan(self.plan.alpha, _CONTROL_BLOCKS)
+        return sequential_plan(self.plan.alpha, CONTROL_BLOCKS)
 
     def judged(self, blocks: Sequence[Block]) -> Comparison:
         """B against A, by these rules."""
@@ -227,16 +229,14 @@ class Comparer:
     Args:
         session: what it runs in.
         rules: what decides.
-        clock: seconds.
     """
 
-    def __init__(self, session: Session[Any], rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, session: Session[Any], rules: Rules) -> None:
         self._progress = session.progress
         self._rules = rules
         self._cancelled = session.cancelled
         self._taker = BlockTaker(session, replace_disturbed=rules.replace_disturbed)
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
 
     def run(self, pairs: Sequence[Pair], earlier: dict[str, PairEvidence]) -> dict[str, PairEvidence]:
         """Takes rounds of every model up to its first look, then of those that are undecided, in turn.
@@ -269,7 +269,7 @@ class Comparer:
 
     def _left(self) -> float:
         """Seconds of the budget; waiting for other runs does not use it up."""
-        return self._rules.budget - (self._clock() - self._began - self._taker.waited)
+        return self._rules.budget - (time.monotonic() - self._began - self._taker.waited)
 
     def _next_look(self, evidence: PairEvidence) -> int | None:
         """At how many blocks more could be said; None where nothing more can."""
@@ -291,7 +291,7 @@ class Comparer:
                 f"{place} {pair.chain}: block {len(evidence.blocks) + 1} of {look}, at most {left / 60:.1f} min left"
             )
             self._taker.take(pair.block(AB, evidence, self._rules.seed), evidence)
-            while len(evidence.control) < min(_CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
+            while len(evidence.control) < min(CONTROL_BLOCKS, len(evidence.blocks)) and goes_on():
                 self._taker.take(pair.block(CONTROL, evidence, self._rules.seed), evidence)
 
     def _tell(self, pair: Pair, evidence: PairEvidence) -> None:

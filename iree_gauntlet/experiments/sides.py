@@ -6,25 +6,27 @@ A side is what one IREE makes of a selection: its modules, its figures and its v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Stage, Verdict
-from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.engine.rounds.taken_rounds import RoundSettings, parse_cpus
+from iree_gauntlet.errors import ExitCode, UsageError
 from iree_gauntlet.experiments.run import Chosen, run
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.records.run_folder import is_begun
-from iree_gauntlet.requests import FolderRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.progress import Presenter
+    from iree_gauntlet.requests import BisectRequest, CompareRequest
     from iree_gauntlet.steps import Step
 
 
 _BEFORE = (Stage.IMPORT, Stage.PARAMETERS, Stage.COMPILE)
+_LONGEST_REPETITION = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,14 @@ class Side:
     compiles: dict[str, Step]
     interrupted: bool
 
+    @property
+    def toolchain(self) -> dict[str, str]:
+        """What it is, for the record."""
+        return self.machine.toolchain.as_dict() if self.machine.toolchain else {}
+
     def as_dict(self) -> dict[str, Any]:
         """For the log of the comparison."""
-        toolchain = self.machine.toolchain
-        return {
-            "asked": self.asked,
-            "folder": self.folder.name,
-            "toolchain": toolchain.as_dict() if toolchain else {},
-        }
+        return {"asked": self.asked, "folder": self.folder.name, "toolchain": self.toolchain}
 
 
 def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, folder: Path, presenter: Presenter) -> Side:
@@ -75,14 +77,8 @@ def prepare_side(name: str, machine: Workbench, asked: str, chosen: Chosen, fold
     Raises:
         GauntletError: what keeps the run from starting.
     """
-    request = chosen.request
-    request = replace(
-        request,
-        toolchain=replace(request.toolchain, iree=asked),
-        folder=FolderRequest(run_dir=str(folder), resume=is_begun(folder)),
-    )
     presenter.line(f"\n{name}: {asked}")
-    ran = run(replace(chosen, request=request), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
+    ran = run(chosen.within(folder, asked), presenter, machine=machine, hold=Stage.BENCHMARK, brief=True)
     record = read_journal(folder / JOURNAL)
     compiles = [step for step in ran.steps if step.stage is Stage.COMPILE and step.role == MAIN]
     return Side(
@@ -111,3 +107,20 @@ def unready(side: Side, step: Step) -> str:
         if item["stage"] == Stage.THRESHOLD and result is not None and result.verdict is Verdict.FAILED:
             return f"its numbers are wrong: {result.reason}"
     return ""
+
+
+def rounds_asked(asked: CompareRequest | BisectRequest) -> RoundSettings:
+    """How rounds are taken; as usual where it is not said.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    usual = RoundSettings()
+    min_time = asked.min_time or usual.min_time
+    if min_time >= _LONGEST_REPETITION:
+        raise UsageError(
+            f"--min-time {min_time:g}: expected less than an hour", f"Leave it out for {usual.min_time:g}."
+        )
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone can say and pin
+    cpus = parse_cpus(asked.cpus, frozenset(affinity(0)) if affinity else frozenset())
+    return RoundSettings(asked.repetitions or usual.repetitions, min_time, cpus)

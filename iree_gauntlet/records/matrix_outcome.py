@@ -24,9 +24,8 @@ from typing import Any
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
-from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 
 MATRIX_RECORD = "matrix.jsonl"
 
@@ -128,8 +127,6 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
     """
     record = read_matrix(folder)
     last = record.parts[-1] if record.parts else {}
-    interrupted = bool(record.end and record.end.get("interrupted"))
-    stopped = str(record.end.get("stopped") or "") if record.end else ""
     irees = tuple(_iree(entry, folder, record) for entry in last.get("irees") or ())
     rows = _rows(irees)
     outcomes = [iree.outcome for iree in irees if iree.outcome is not None]
@@ -146,10 +143,10 @@ def matrix_outcome(folder: Path) -> MatrixOutcome:
         machine=outcomes[0].machine if outcomes else {},
         irees=irees,
         rows=rows,
-        exit_code=ExitCode.INTERRUPTED if interrupted else ExitCode.worst(codes),
-        state="interrupted" if interrupted else "stopped" if stopped else "complete" if record.end else "unfinished",
+        exit_code=ExitCode.INTERRUPTED if record.interrupted else ExitCode.worst(codes),
+        state=record.state,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        remarks=(*_remarks(record, irees, stopped), *_disturbances(irees, rows)),
+        remarks=(*_remarks(record, irees), *_disturbances(irees, rows)),
     )
 
 
@@ -168,8 +165,7 @@ def _iree(entry: dict[str, Any], folder: Path, record: MatrixRecord) -> MatrixIr
         problem, hint, code = str(found["error"]), str(found.get("hint") or ""), ExitCode.ERROR
     elif outcome is not None:
         # A run that was cut short before its first step says nothing of it.
-        interrupted = result is None and bool(record.end and record.end.get("interrupted"))
-        code = ExitCode.INTERRUPTED if interrupted else outcome.exit_code
+        code = ExitCode.INTERRUPTED if result is None and record.interrupted else outcome.exit_code
     else:
         problem, code = _why_not(label, record)
     return MatrixIree(
@@ -195,18 +191,13 @@ def _code(result: dict[str, Any], record: MatrixRecord) -> ExitCode:
 
 def _why_not(label: str, record: MatrixRecord) -> tuple[str, ExitCode | None]:
     """Why an IREE that was found has no run."""
-    interrupted = bool(record.end and record.end.get("interrupted"))
-    stopped = str(record.end.get("stopped") or "") if record.end else ""
-    how = "interrupted" if interrupted else "killed, or is still under way"
+    how = "interrupted" if record.interrupted else "killed, or is still under way"
+    code = ExitCode.INTERRUPTED if record.interrupted else ExitCode.ERROR
     if label in record.started:
-        return f"the matrix was {how} when its run had just begun", _unfinished(interrupted=interrupted)
-    if stopped and not interrupted:
-        return f"not run: {stopped}", None
-    return f"not run: the matrix was {how}", _unfinished(interrupted=interrupted)
-
-
-def _unfinished(*, interrupted: bool) -> ExitCode:
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
+        return f"the matrix was {how} when its run had just begun", code
+    if record.state == "stopped":
+        return f"not run: {record.stopped}", None
+    return f"not run: the matrix was {how}", code
 
 
 def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
@@ -218,16 +209,16 @@ def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
     return tuple(rows.values())
 
 
-def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...], stopped: str) -> tuple[str, ...]:
+def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
     remarks = []
     if not record.parts:
         remarks.append("the record does not say what was to run: its first line is missing")
     elif record.end is None:
         remarks.append("the record has no end: the matrix was killed, or is still under way")
-    elif record.end.get("interrupted"):
+    elif record.interrupted:
         remarks.append("the matrix was interrupted")
-    elif stopped:
-        remarks.append(f"the matrix stopped before its end: {stopped}")
+    elif record.stopped:
+        remarks.append(f"the matrix stopped before its end: {record.stopped}")
     if record.torn:
         remarks.append("a line of the record was cut short by a crash; it is left out")
     if len(record.parts) > 1:
@@ -292,10 +283,22 @@ class MatrixRecord:
     end: dict[str, Any] | None = None
     torn: bool = False
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return bool(self.end and self.end.get("interrupted"))
 
-def _is_matrix(folder: Path) -> bool:
-    """Whether a folder is that of a matrix."""
-    return (folder / MATRIX_RECORD).is_file()
+    @property
+    def stopped(self) -> str:
+        """Why it ended before its last IREE; empty where it did not."""
+        return str(self.end.get("stopped") or "") if self.end else ""
+
+    @property
+    def state(self) -> str:
+        """`complete`, `interrupted`, `stopped` (by --fail-fast) or `unfinished`."""
+        if self.interrupted:
+            return "interrupted"
+        return "stopped" if self.stopped else "complete" if self.end else "unfinished"
 
 
 def read_matrix(folder: Path) -> MatrixRecord:

@@ -12,11 +12,9 @@ from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.report_files import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
-_REPORT_NAMES = ("bisect.md", "bisect.html", "bisect.json")
 _COLUMNS = (
     Column("IREE", Kind.NAME),
     Column("value"),
@@ -36,13 +34,12 @@ def bisect_reports(folder: Path) -> Reports:
     """
     outcome = bisect_outcome(folder)
     document = bisect_document(outcome)
-
-    def contents() -> Iterator[str]:
-        yield markdown(document)
-        yield html_page(document)
-        yield bisect_json(outcome)
-
-    return Reports(_REPORT_NAMES, contents, lambda _: document, outcome.exit_code, outcome.answer)
+    files = {
+        "bisect.md": lambda: markdown(document),
+        "bisect.html": lambda: html_page(document),
+        "bisect.json": lambda: bisect_json(outcome),
+    }
+    return Reports(files, lambda _: document, outcome.exit_code, outcome.answer)
 
 
 def bisect_document(outcome: BisectOutcome) -> Document:

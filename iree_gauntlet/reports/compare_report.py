@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_REPORT_NAMES = ("comparison.md", "comparison.html", "comparison.json", "junit.xml")
 _TIME_COLUMNS = (
     Column("verdict", Kind.VERDICT),
     Column("model", Kind.NAME),
@@ -71,16 +70,15 @@ def comparison_reports(folder: Path) -> Reports:
     """
     record = read_comparison(folder)
     document = _comparison_document(record)
-
-    def contents() -> Iterator[str]:
-        yield markdown(document)
-        yield html_page(document)
-        yield _comparison_json(record)
-        yield _comparison_junit(record)
-
+    files = {
+        "comparison.md": lambda: markdown(document),
+        "comparison.html": lambda: html_page(document),
+        "comparison.json": lambda: _comparison_json(record),
+        "junit.xml": lambda: _comparison_junit(record),
+    }
     # One that was cut short has judged nothing.
     code = ExitCode.ERROR if document.exit_code is None else document.exit_code
-    return Reports(_REPORT_NAMES, contents, lambda _: document, code, document.answer)
+    return Reports(files, lambda _: document, code, document.answer)
 
 
 def _comparison_json(record: ComparisonRecord) -> str:
@@ -216,13 +214,13 @@ def dispatch_blocks(record: Mapping[str, Any]) -> tuple[Block, ...]:
     """The rows that explain the difference, under a line that sums them up.
 
     Args:
-        record: what `running.profiling.compared` gave; one with a `reason` is a line.
+        record: what `compared` of `engine/profiling.py` gave; one with a `reason` is a line.
     """
     if "reason" in record:
         return (Paragraph((f"no profile: {record['reason']}",)),)
     notes = _notes(record)
     return (
-        Paragraph((_slower_document_headline(record),)),
+        Paragraph((_profile_line(record),)),
         Table(_DISPATCH_COLUMNS, _dispatch_rows(record)),
         *([Notes(tuple(notes))] if notes else []),
     )
@@ -239,7 +237,7 @@ def compile_blocks(changes: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:
     return Paragraph(("The compiles differ in:",)), Table(_COMPILE_COLUMNS, tuple(map(_compile_row, changes)))
 
 
-def _slower_document_headline(record: Mapping[str, Any]) -> str:
+def _profile_line(record: Mapping[str, Any]) -> str:
     a, b = record["a_ns"], record["b_ns"]
     times = f"profiled: {_ms(a)} ms in A, {_ms(b)} ms in B ({_signed(b - a)} ms)"
     listed = sum(row["b_ns"] - row["a_ns"] for row in record["rows"])
@@ -272,7 +270,12 @@ def _dispatch_rows(record: Mapping[str, Any]) -> tuple[tuple[Cell, ...], ...]:
     if any(others.values()):
         named.append((_others_name(others), others))
     whole_ns = record["b_ns"] - record["a_ns"]
-    return tuple((name, *_times(row), _share(row["b_ns"] - row["a_ns"], whole_ns)) for name, row in named)
+    rows: list[tuple[Cell, ...]] = []
+    for name, row in named:
+        times = row["a_ns"] / _NS_PER_MS, row["b_ns"] / _NS_PER_MS
+        difference = row["b_ns"] - row["a_ns"]
+        rows.append((name, *times, _signed(difference), difference / whole_ns if whole_ns else None))
+    return tuple(rows)
 
 
 def _others_name(others: Mapping[str, Any]) -> str:
@@ -290,14 +293,6 @@ def _name(row: Mapping[str, Any]) -> str:
     if row["a_count"] != row["b_count"]:
         return f"{name} ({row['a_count']} → {row['b_count']} dispatches)"
     return f"{name} ({row['b_count']} dispatches)" if row["b_count"] > 1 else name
-
-
-def _times(row: Mapping[str, Any]) -> tuple[Cell, Cell, Cell]:
-    return row["a_ns"] / _NS_PER_MS, row["b_ns"] / _NS_PER_MS, _signed(row["b_ns"] - row["a_ns"])
-
-
-def _share(part: int, whole_ns: int) -> float | None:
-    return part / whole_ns if whole_ns else None
 
 
 def _ms(ns: int) -> str:

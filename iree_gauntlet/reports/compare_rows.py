@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.figures import byte_size, error_figure, milliseconds, whole
-from iree_gauntlet.records.matrix_cells import MatrixCell, matrix_cell
+from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
 from iree_gauntlet.records.outcome import outcome_of
 
 if TYPE_CHECKING:

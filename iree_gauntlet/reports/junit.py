@@ -118,8 +118,7 @@ def _detail(step: StepOutcome, outcome: RunOutcome) -> str:
     if step.log:
         parts += ["", f"full log: {one_line(step.log)} in the folder of run {one_line(outcome.run)}"]
     if step.origin.file:
-        where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
-        parts += ["", f"written in: {one_line(where)}"]
+        parts += ["", f"written in: {one_line(str(step.origin))}"]
     return _bounded("\n" + "\n".join(parts) + "\n", _LEAN_SIZE_LIMIT if outcome.many else _SIZE_LIMIT)
 
 

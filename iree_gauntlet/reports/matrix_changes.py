@@ -15,7 +15,7 @@ from iree_gauntlet.figures import milliseconds, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from iree_gauntlet.records.matrix_cells import MatrixCell
+    from iree_gauntlet.records.chain_figures import MatrixCell
     from iree_gauntlet.records.matrix_outcome import MatrixOutcome, MatrixRow
 
 

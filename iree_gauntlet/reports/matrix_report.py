@@ -15,25 +15,72 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.document import Block, Cell, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.errors import ExitCode
+from iree_gauntlet.figures import byte_size, duration, error_figure, mean_and_spread, whole
+from iree_gauntlet.recorded import strict_json
+from iree_gauntlet.records.chain_figures import NOTHING, MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixIree, MatrixOutcome, matrix_outcome
+from iree_gauntlet.records.outcome import BAD_VERDICTS, version
 from iree_gauntlet.reports.junit import junit_document, schema_document
-from iree_gauntlet.reports.matrix_changes import changes, mean_ratios, ratio
-from iree_gauntlet.reports.matrix_document import matrix_document
+from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios, ratio
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.report_files import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from iree_gauntlet.records.matrix_cells import MatrixCell
 
-
-MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
+# Names of the columns, in the order of `figure_cells`.
+FIGURES = ("compile s", "memory MB", "time ms", "dispatches", "size", "max error")
+# What a terminal shows at most; cells are those of the table of figures.
+_MOST_CELLS = 160
+_MOST_CHANGES = 12
+_NOTES: tuple[Text, ...] = (
+    (
+        "Times were taken one IREE after the other: differences of a few per cent need ",
+        Name("gauntlet compare A B"),
+        ".",
+    ),
+    ("Compiles ran in parallel, unless with -j 1; times of those from the cache are from when they were made.",),
+)
+_LEGEND = (
+    "×: ratio to {base}. memory: of the compiler at its peak. max error: the largest of all outputs, and which one.",
+    "↑ ↓: times and memory more than 5 % off, counts and sizes that are not the same, errors twice or half.",
+)
+_TITLES = {
+    ChangeKind.FAILING: "Newly failing",
+    ChangeKind.PASSING: "Newly passing",
+    ChangeKind.WRONG: "Wrong numbers",
+    ChangeKind.DISPATCHES: "Dispatches",
+    ChangeKind.SIZE: "Module size (5 % and more), bytes",
+    ChangeKind.TIME: "Run time (a quarter and more; not yet proved to be real)",
+}
+_MEANS = {"time": "run time", "compile": "compile time"}
+_IREE_COLUMNS = (
+    Column("IREE", Kind.NAME),
+    Column("result"),
+    Column("exit code", Kind.NUMBER),
+    Column("compiler", Kind.NAME, rank=2),
+    Column("runtime", Kind.NAME, rank=1),
+    Column("run", Kind.NAME, rank=3),
+)
+# Memory can best be spared, then the error, the size, the compile time.
+_RANKS = {"memory MB": 4, "max error": 3, "size": 2, "compile s": 1}
+_FIGURE_COLUMNS = (
+    Column("model", Kind.NAME),
+    Column("IREE", Kind.NAME),
+    Column("verdict", Kind.VERDICT),
+    *(Column(title, Kind.NUMBER, rank=_RANKS.get(title, 0)) for title in FIGURES),
+)
+_SAME_TIME = 0.05
+# Errors of different schedules differ in their last digits.
+_SAME_ERROR = 1.0
 _COUNTS = ("tests", "failures", "errors")
-SCHEMA = 1
+_SCHEMA = 1
+_OF_THE_MATRIX = ("suite", "version", "command", "cwd", "started", "state", "remarks", "exit_code")
 _RATIOS = ("compile_seconds", "compile_peak_bytes", "time_ms", "dispatch_count", "binary_size_bytes")
 _FORMULA = ("=", "+", "-", "@")
 
@@ -46,15 +93,177 @@ def matrix_reports(folder: Path) -> Reports:
     """
     outcome = matrix_outcome(folder)
     document = matrix_document(outcome)
+    files = {
+        "junit.xml": lambda: matrix_junit(outcome),
+        "matrix.md": lambda: markdown(document),
+        "matrix.html": lambda: html_page(document),
+        "matrix.json": lambda: matrix_json(outcome),
+        "matrix.csv": lambda: matrix_csv(outcome),
+    }
+    return Reports(files, lambda _: document, outcome.exit_code, document.answer)
 
-    def contents() -> Iterator[str]:
-        yield matrix_junit(outcome)
-        yield markdown(document)
-        yield html_page(document)
-        yield matrix_json(outcome)
-        yield matrix_csv(outcome)
 
-    return Reports(MATRIX_REPORTS, contents, lambda _: document, outcome.exit_code, document.answer)
+def matrix_document(matrix: MatrixOutcome) -> Document:
+    """What changed, what went wrong, and the figures of every chain with every IREE."""
+    count = len(matrix.irees)
+    good = sum(iree.exit_code is ExitCode.OK for iree in matrix.irees)
+    suite = f": suite {matrix.suite}" if matrix.suite else ""
+    hints = (f"{iree.label}: {iree.hint}" for iree in matrix.irees if iree.hint)
+    irees = tuple(
+        (
+            *(iree.label, iree.result_text, None if iree.exit_code is None else float(iree.exit_code)),
+            *(version(iree.toolchain, "compiler"), version(iree.toolchain, "runtime")),
+            iree.folder if iree.outcome else None,
+        )
+        for iree in matrix.irees
+    )
+    blocks: list[Block] = [Table(_IREE_COLUMNS, irees)] if irees else []
+    blocks += [*_changes(matrix), *_failures(matrix), *_figures(matrix)] if matrix.rows else []
+    return Document(
+        f"Matrix of {'one IREE' if count == 1 else f'{count} IREEs'}{suite}",
+        f"{good} of {count} IREEs as expected",
+        (f"matrix {matrix.name}", duration(matrix.seconds)),
+        tuple(blocks),
+        tuple(_verdicts(matrix)) if matrix.rows else (),
+        matrix.exit_code,
+        (*matrix.remarks, *hints),
+    )
+
+
+def _changes(matrix: MatrixOutcome) -> Iterator[Block]:
+    if len(matrix.ran) < 2:
+        return
+    found = changes(matrix)
+    yield Heading("What changed between releases")
+    if not found:
+        yield Paragraph(("Nothing: verdicts, dispatch counts, sizes and times are the same within the margins.",))
+    for kind in ChangeKind:
+        items = tuple((Name(change.chain), f": {change.text}") for change in found if change.kind is kind)
+        if items:
+            yield Heading(_TITLES[kind], 3)
+            yield Items(items, _MOST_CHANGES)
+
+
+def _failures(matrix: MatrixOutcome) -> Iterator[Block]:
+    items = tuple(
+        (Name(f"{iree.label}: {row.chain}"), f": {cell.verdict_text}: {one_line(cell.reason, 200)}")
+        for iree in matrix.ran
+        for row in matrix.rows
+        if (cell := row.cells.get(iree.label)) is not None and cell.verdict in BAD_VERDICTS
+    )
+    if items:
+        yield Heading("What went wrong")
+        yield Items(items, _MOST_CHANGES)
+        where = "Output, logs and commands to reproduce: ", Name("summary.md"), " in the folder of each run."
+        yield Paragraph(where)
+
+
+def _figures(matrix: MatrixOutcome) -> Iterator[Block]:
+    """A row for each chain and IREE; what did not work comes first where a terminal has no room for all."""
+    labels = [iree.label for iree in matrix.ran]
+    chains = list(matrix.rows)
+    if len(chains) * len(labels) > _MOST_CELLS:
+        chains.sort(key=lambda row: all(cell.verdict not in BAD_VERDICTS for cell in row.cells.values()))
+    rows: list[tuple[Cell, ...]] = []
+    for row in chains:
+        title, base = row.chain, row.cells.get(matrix.base)
+        for label in labels:
+            cell = row.cells.get(label)
+            if cell is not None:
+                figures = figure_cells(cell, None if label == matrix.base else base)
+                rows.append((title, label, cell.verdict_text, *figures))
+                title = ""
+    yield Heading("Figures")
+    yield Table(_FIGURE_COLUMNS, tuple(rows), _MOST_CELLS)
+    if len(labels) > 1:
+        yield from (Paragraph((line.format(base=matrix.base),)) for line in _LEGEND)
+        yield from (Paragraph((line,)) for line in _mean_lines(matrix))
+        yield from map(Paragraph, _NOTES)
+
+
+def _mean_lines(matrix: MatrixOutcome) -> Iterator[str]:
+    means = mean_ratios(matrix)
+    for metric, title in _MEANS.items():
+        own = [mean for mean in means if mean.metric == metric]
+        if own:
+            noun = "1 model" if own[0].chains == 1 else f"{own[0].chains} models"
+            texts = ", ".join(f"{mean.label} {ratio_text(mean.ratio)}" for mean in own)
+            yield f"geometric mean of {title} over {noun} that all have: {texts}"
+
+
+def _verdicts(matrix: MatrixOutcome) -> Iterator[Block]:
+    """A row for each chain, a column for each IREE."""
+    labels = [iree.label for iree in matrix.ran]
+    cells = ((row.chain, [row.cells.get(label) for label in labels]) for row in matrix.rows)
+    rows = tuple((chain, *(cell.verdict_text if cell else None for cell in row)) for chain, row in cells)
+    yield Heading("Verdicts")
+    yield Table((Column("model", Kind.NAME), *(Column(label, Kind.VERDICT) for label in labels)), rows)
+
+
+def figure_cells(cell: MatrixCell | None, base: MatrixCell | None) -> tuple[str, ...]:
+    """The figures of a chain with one IREE, in the order of `FIGURES`; memory is the compiler's at its peak.
+
+    Times, memory, counts and sizes carry their ratio to the base. An arrow stands where a time or memory is more
+    than 5 % off, where a count or a size is not the same, and where an error is more than twice or less than half.
+    A `~` stands before a time that was taken while the machine did other work.
+
+    Args:
+        cell: None where the chain was not run.
+        base: with the first IREE; None for that itself, and where it did not run the chain.
+    """
+    if cell is None:
+        return (NOTHING,) * len(FIGURES)
+    error = NOTHING
+    if cell.max_abs_error is not None:
+        error = f"{error_figure(cell.max_abs_error)} #{cell.worst_output}"
+    time = NOTHING
+    if cell.time_ms is not None:
+        least = "min " if cell.statistic == "min" else ""
+        time = f"{'~' if cell.disturbed else ''}{least}{mean_and_spread(cell.time_ms, cell.spread_ms)}"
+    memory = NOTHING if cell.compile_peak_bytes is None else f"{cell.compile_peak_bytes / 1e6:,.0f}"
+    held = base or MatrixCell(cell.verdict)
+    return (
+        _marked(_seconds(cell.compile_seconds), cell.compile_seconds, held.compile_seconds),
+        _marked(memory, cell.compile_peak_bytes, held.compile_peak_bytes),
+        _marked(time, cell.time_ms, held.time_ms),
+        _counted(whole, cell.dispatch_count, held.dispatch_count),
+        _counted(byte_size, cell.binary_size_bytes, held.binary_size_bytes),
+        error + _arrow(ratio(cell.max_abs_error, held.max_abs_error), _SAME_ERROR),
+    )
+
+
+def ratio_text(value: float) -> str:
+    """`×1.40`, `×0.980`: three digits, at least two decimals."""
+    if not math.isfinite(value):
+        return f"×{value}"
+    return f"×{value:.0f}" if value >= 100 else f"×{value:.1f}" if value >= 10 else f"×{value:.2f}"
+
+
+def _marked(text: str, value: float | None, base: float | None) -> str:
+    share = ratio(value, base)
+    return text if share is None else f"{text} {ratio_text(share)}{_arrow(share, _SAME_TIME)}"
+
+
+def _counted(write: Callable[[float], str], value: float | None, base: float | None) -> str:
+    """A count with its ratio and an arrow where it is not the base's; a ratio that says nothing is left out."""
+    if value is None:
+        return NOTHING
+    share = ratio(value, base)
+    if share is None or value == base:
+        return write(value)
+    text = ratio_text(share)
+    return f"{write(value)} {text if text != ratio_text(1) else ''}{_arrow(share, 0.0)}"
+
+
+def _seconds(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _arrow(share: float | None, same: float) -> str:
+    """Up or down where a ratio is further from 1 than `same`; nothing else."""
+    if share is None or 1 / (1 + same) <= share <= 1 + same:
+        return ""
+    return "↑" if share > 1 else "↓"
 
 
 def matrix_junit(matrix: MatrixOutcome) -> str:
@@ -96,16 +305,9 @@ def _without_run(iree: MatrixIree) -> ET.Element:
 def matrix_json(matrix: MatrixOutcome) -> str:
     """The document as text, ASCII only, ending with a newline."""
     document = {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "matrix": matrix.name,
-        "suite": matrix.suite,
-        "version": matrix.version,
-        "command": matrix.command,
-        "cwd": matrix.cwd,
-        "started": matrix.started,
-        "state": matrix.state,
-        "remarks": list(matrix.remarks),
-        "exit_code": int(matrix.exit_code),
+        **{name: getattr(matrix, name) for name in _OF_THE_MATRIX},
         "exit_meaning": matrix.exit_code.meaning,
         "seconds": matrix.seconds,
         "base": matrix.base,
@@ -124,7 +326,7 @@ def matrix_json(matrix: MatrixOutcome) -> str:
         "changes": [asdict(change) for change in changes(matrix)],
         "geometric_means": [asdict(mean) for mean in mean_ratios(matrix)],
     }
-    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
 
 
 def matrix_csv(matrix: MatrixOutcome) -> str:
@@ -142,7 +344,7 @@ def matrix_csv(matrix: MatrixOutcome) -> str:
             if not header:
                 header = list(flat)
                 writer.writerow(header)
-            writer.writerow([_field(_strict(value)) for value in flat.values()])
+            writer.writerow([_field(strict_json(value)) for value in flat.values()])
     return stream.getvalue()
 
 
@@ -172,16 +374,3 @@ def _field(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) and value != "-inf" else value
-
-
-def _strict(value: Any) -> Any:
-    """The same document in what JSON can say."""
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return f"{value}"
-        return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return value

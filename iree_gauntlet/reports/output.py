@@ -8,9 +8,21 @@ import sys
 from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.reports.live.painter import Painter
+
+
+def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that can move its cursor (`TERM=dumb` cannot)."""
+    return stream.isatty() and environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush text, whatever the stream's encoding: what it lacks becomes `?`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
 
 
 def open_progress(stream: TextIO) -> Painter:
@@ -18,7 +30,6 @@ def open_progress(stream: TextIO) -> Painter:
     # rich takes long to import.
     from iree_gauntlet.reports.live.live_progress import LiveProgress  # noqa: PLC0415
     from iree_gauntlet.reports.live.plain_progress import PlainProgress  # noqa: PLC0415
-    from iree_gauntlet.reports.live.printing import is_live  # noqa: PLC0415
 
     if is_live(stream, os.environ):
         return LiveProgress(stream, colour=not os.environ.get("NO_COLOR"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import rich.console
@@ -26,13 +28,14 @@ from iree_gauntlet.document import (
     Text,
 )
 from iree_gauntlet.figures import STYLES
-from iree_gauntlet.reports.live.printing import printing
+from iree_gauntlet.reports.output import is_live, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# Columns for any row.
+# Where there is no terminal, and for any row.
+_PLAIN_WIDTH = 160
 _PLENTY = 1000
 
 # What a column of text needs: longer cells are folded.
@@ -55,7 +58,7 @@ def print_document(
     if not document.title and not stream.isatty():
         width = width or _PLENTY
     facts = f" ({'; '.join(document.facts)})" if document.facts else ""
-    with printing(stream, environ, width=width) as console:
+    with _printing(stream, environ, width) as console:
         if document.title:
             _line(console, f"\n{document.title}", "bold")
         before: Block | None = None if document.title else Heading("")
@@ -72,6 +75,25 @@ def print_document(
             _line(console, f"reports in {reports}")
         if document.ending:
             _line(console, document.ending, "bold red" if document.exit_code else "bold green")
+
+
+@contextmanager
+def _printing(stream: TextIO, environ: Mapping[str, str], width: int | None) -> Iterator[rich.console.Console]:
+    """A console whose text goes to a stream when the block is left; nothing of it where the block raises."""
+    live = is_live(stream, environ)
+    buffer = io.StringIO()
+    yield rich.console.Console(
+        file=buffer,
+        force_terminal=live,
+        no_color=not live or bool(environ.get("NO_COLOR")),
+        color_system="standard" if live else None,
+        width=width or (rich.console.Console(file=stream).width if live else _PLAIN_WIDTH),
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    text = buffer.getvalue()
+    write_text(stream, text if live else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 
 
 def _print(console: rich.console.Console, block: Block) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -30,15 +32,13 @@ class Reports:
     """The reports of an experiment, made from its record alone: the same record gives the same bytes.
 
     Attributes:
-        names: of its files.
-        contents: what stands in them, in that order, one after the other: of ten thousand cases each is large.
+        files: what makes each of them, by name; one after the other, since of ten thousand cases each is large.
         document: what people read; it is given the folder, as the user knows it, for a terminal, and None elsewhere.
         exit_code: what the experiment ended with.
         headline: its result in a line.
     """
 
-    names: tuple[str, ...]
-    contents: Callable[[], Iterator[str]]
+    files: Mapping[str, Callable[[], str]]
     document: Callable[[Path | None], Document]
     exit_code: ExitCode
     headline: str
@@ -49,8 +49,9 @@ class Reports:
         Raises:
             GauntletError: they cannot be written.
         """
-        for name, content in zip(self.names, self.contents(), strict=True):
-            write_report(folder / name, content, folder)
+        with uncollected():
+            for name, make in self.files.items():
+                write_report(folder / name, make(), folder)
 
     def print(self, folder: Path, stream: TextIO, *, environ: Mapping[str, str], width: int | None = None) -> None:
         """Print what people read; commands are never broken over lines.
@@ -61,7 +62,7 @@ class Reports:
             environ: the environment.
             width: columns; None for the terminal's own, or 160 where there is none.
         """
-        where = f"{folder}: {', '.join(self.names)}"
+        where = f"{folder}: {', '.join(self.files)}"
         print_document(self.document(folder), stream, where, environ=environ, width=width)
 
     def append_to_step_summary(self, environ: Mapping[str, str]) -> None:
@@ -79,6 +80,18 @@ class Reports:
                 f"{path}: cannot append the summary: {error.strerror}",
                 f"{_STEP_SUMMARY} must name a file that can be written, or not be set",
             ) from error
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles: reports make none, and among the millions of objects of a large run it takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def write_report(path: Path, content: str | bytes, folder: Path) -> None:

@@ -3,38 +3,89 @@
 `job_summary.md` and `job_summary.json` have the shape of iree-test-suites' torch models: one table for each type of
 test, with the columns and words that its readers know: `PASSED`, `FAILED` (also for what an error kept from being
 judged), `N/A` for what did not run; and `XFAILED`, which that suite has not.
+
+`summary.json` is the result of a run, for programs.
+The document, `"schema": 1`. Within one schema number keys are only added. Times are in seconds unless the
+key says `_ms`; a figure that was not measured is null; NaN and infinities are the strings `"nan"`, `"inf"`,
+`"-inf"`, so that every JSON reader takes the file. Of a run with more than 200 chains, each chain is on one line.
+
+    {
+      "schema": 1,
+      "run": str, "suite": str, "version": str, "command": str, "cwd": str, "started": ISO 8601,
+      "state": "complete" | "interrupted" | "unfinished",
+      "resumed": int, "torn": bool, "remarks": [str],
+      "exit_code": int, "exit_meaning": str,
+      "seconds": number, "tool_seconds": number,
+      "counts": {"passed": int, "failed": int, "error": int, "skipped": int, "xfailed": int,
+                 "xpassed": int, "inconclusive": int},
+      "cache": {"compiles" | "imports" | "downloads": {"hits": int, "misses": int}},
+      "targets": [{"name": str, "sku": str}],
+      "toolchain": {...}, "machine": {...},                  as in the journal
+      "chains": [{
+        "id": str, "dialect": str, "model": str, "submodel": str, "target": str, "sku": str,
+        "verdict": verdict,
+        "compile": {"seconds": number | null, "cached": bool},
+        "quality": comparison | null,                        the output that is furthest off
+        "time_ms": {"mean", "stdev", "min", "max": number | null, "repetitions": int,
+                    "golden", "limit": number | null, "passed": bool | null} | null,
+        "dispatch_count", "binary_size_bytes":
+                   {"measured": number, "golden", "limit": number | null, "passed": bool | null} | null,
+        "steps": [{
+          "id": str, "stage": str, "role": str, "verdict": verdict, "reason": str, "behind": step id | "",
+          "seconds": number, "waited_seconds": number,
+          "cpu_seconds": number, "tool_seconds": number, "peak_rss_bytes": int,
+          "exit_code": int | null, "signal": str, "timed_out": bool, "command": str, "device": str,
+          "cache": {"hit": bool, "key": str, "reason": str} | null,
+          "checks": [check], "outputs": [comparison],        as in the journal
+          "real_time_ms": [number], "cpu_time_ms": [number], "statistics": {...},
+          "notes": [str], "log": str, "origin": {"file": str, "field": str}
+        }]
+      }]
+    }
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import math
-from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Metric, Statistic, Verdict
-from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.records.headline import headline
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.recorded import strict_json
+from iree_gauntlet.records.chain_figures import ChainFigures, chain_figures
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import escape, markdown, table
-from iree_gauntlet.reports.report_files import Reports, write_report
+from iree_gauntlet.reports.report_files import Reports, uncollected, write_report
 from iree_gauntlet.reports.summary import run_document
-from iree_gauntlet.reports.summary_json import summary_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from iree_gauntlet.cases import Origin
     from iree_gauntlet.document import Document
+    from iree_gauntlet.records.outcome import ChainOutcome
     from iree_gauntlet.records.step_outcome import StepOutcome
+    from iree_gauntlet.results import CacheUse, Check, OutputComparison
 
 
-_REPORT_NAMES = ("junit.xml", "summary.md", "summary.html", "summary.json")
-_JOB_SUMMARY_NAMES = ("job_summary.md", "job_summary.json")
+_SCHEMA = 1
+_OF_THE_RUN = (
+    *("run", "suite", "version", "command", "cwd", "started"),
+    *("state", "resumed", "torn", "remarks", "exit_code"),
+)
+_OF_A_CHAIN = ("id", "dialect", "model", "submodel", "target", "sku", "verdict")
+_OF_A_STEP = (
+    *("id", "stage", "role", "verdict", "reason", "behind"),
+    *("seconds", "waited_seconds", "cpu_seconds", "tool_seconds", "peak_rss_bytes"),
+    *("exit_code", "signal", "timed_out", "command", "device"),
+)
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _DIALECT = "torch-models"
 _NOT_KNOWN = "N/A"
 _TYPES = {"threshold": "quality", "benchmark": "benchmark", "compstat": "compstat"}
@@ -59,46 +110,25 @@ def run_reports(run_dir: Path) -> Reports:
     Raises:
         GauntletError: there is no journal, or it cannot be read.
     """
-    with _uncollected():
+    with uncollected():
         return reports_of_run(outcome_of(read_journal(run_dir / JOURNAL)))
 
 
 def reports_of_run(outcome: RunOutcome) -> Reports:
     """`junit.xml`, `summary.md`, `summary.html`, `summary.json`, and the job summary where torch models were tested."""
-    summary = job_summary(outcome)
-    names = (*_REPORT_NAMES, *(_JOB_SUMMARY_NAMES if summary else ()))
 
-    def contents() -> Iterator[str]:
-        with _uncollected():
-            yield from _contents(outcome)
-        if summary:
-            yield from _job_summary(summary, outcome)
-
+    @cache
     def document(folder: Path | None) -> Document:
         return run_document(outcome, folder)
 
-    return Reports(names, contents, document, ExitCode(int(outcome.exit_code)), headline(outcome))
-
-
-def _contents(outcome: RunOutcome) -> Iterator[str]:
-    """What stands in the reports, in the order of their names."""
-    document = run_document(outcome)
-    yield junit_document(outcome)
-    yield markdown(document)
-    yield html_page(document)
-    yield summary_json(outcome)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for cycles: reports make none, and among the millions of objects of a large run it takes long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    files = {
+        "junit.xml": lambda: junit_document(outcome),
+        "summary.md": lambda: markdown(document(None)),
+        "summary.html": lambda: html_page(document(None)),
+        "summary.json": lambda: summary_json(outcome),
+        **_job_summary(outcome),
+    }
+    return Reports(files, document, outcome.exit_code, headline(outcome))
 
 
 def write_job_summary(run_dir: Path, folder: Path) -> None:
@@ -111,14 +141,19 @@ def write_job_summary(run_dir: Path, folder: Path) -> None:
     Raises:
         GauntletError: the journal cannot be read, or they cannot be written.
     """
-    outcome = outcome_of(read_journal(run_dir / JOURNAL))
-    if summary := job_summary(outcome):
-        for name, content in zip(_JOB_SUMMARY_NAMES, _job_summary(summary, outcome), strict=True):
-            write_report(folder / name, content, run_dir)
+    for name, make in _job_summary(outcome_of(read_journal(run_dir / JOURNAL))).items():
+        write_report(folder / name, make(), run_dir)
 
 
-def _job_summary(summary: Summary, outcome: RunOutcome) -> tuple[str, str]:
-    return job_summary_markdown(summary, outcome.markers), job_summary_json(summary)
+def _job_summary(outcome: RunOutcome) -> dict[str, Callable[[], str]]:
+    """What makes its files, by name; none where there are no torch models."""
+    summary = job_summary(outcome)
+    if not summary:
+        return {}
+    return {
+        "job_summary.md": lambda: job_summary_markdown(summary, outcome.markers),
+        "job_summary.json": lambda: job_summary_json(summary),
+    }
 
 
 def job_summary(outcome: RunOutcome) -> Summary:
@@ -186,3 +221,97 @@ def _whole(value: float | None) -> float | int | str:
     if value is None:
         return _NOT_KNOWN
     return int(value) if float(value).is_integer() else value
+
+
+def summary_json(outcome: RunOutcome) -> str:
+    """The document as text, ASCII only, ending with a newline."""
+    document: dict[str, Any] = {
+        "schema": _SCHEMA,
+        **_named(outcome, _OF_THE_RUN),
+        "exit_meaning": outcome.exit_code.meaning,
+        "seconds": outcome.seconds,
+        "tool_seconds": outcome.tool_seconds,
+        "counts": outcome.counts,
+        "cache": {name: asdict(getattr(outcome, name)) for name in ("compiles", "imports", "downloads")},
+        "targets": [{"name": name, "sku": sku} for name, sku in outcome.targets],
+        "toolchain": outcome.toolchain,
+        "machine": outcome.machine,
+    }
+    if not outcome.many:
+        document["chains"] = [_chain(chain) for chain in outcome.chains]
+        return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
+    head = json.dumps(strict_json(document), indent=1, allow_nan=False).removesuffix("\n}")
+    chains = ",\n".join(f"  {_line(_chain(chain))}" for chain in outcome.chains)
+    return f'{head},\n "chains": [\n{chains}\n ]\n}}\n'
+
+
+def _line(chain: dict[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(chain)
+    except ValueError:
+        # NaN or an infinity, which few have.
+        return _ENCODER.encode(strict_json(chain))
+
+
+def _chain(chain: ChainOutcome) -> dict[str, Any]:
+    figures = chain_figures(chain)
+    worst = figures.worst_output
+    return {
+        **_named(chain, _OF_A_CHAIN),
+        "compile": {"seconds": figures.compile_seconds, "cached": figures.compile_cached},
+        "quality": None if worst is None else _output(worst),
+        "time_ms": _time(figures),
+        "dispatch_count": _figure(figures.dispatch_count, figures.dispatches),
+        "binary_size_bytes": _figure(figures.binary_size_bytes, figures.size),
+        "steps": [_step(step) for step in chain.steps],
+    }
+
+
+def _step(step: StepOutcome) -> dict[str, Any]:
+    return {
+        **_named(step, _OF_A_STEP),
+        "cache": None if step.cache is None else _fields(step.cache),
+        "checks": [_fields(check) | {"factor": 1.0 if check.factor is None else check.factor} for check in step.checks],
+        "outputs": [_output(output) for output in step.outputs],
+        "real_time_ms": step.samples.real_time_ms if step.samples else (),
+        "cpu_time_ms": step.samples.cpu_time_ms if step.samples else (),
+        "statistics": step.statistics,
+        "notes": step.notes,
+        "log": step.log,
+        "origin": _fields(step.origin),
+    }
+
+
+def _time(figures: ChainFigures) -> dict[str, Any] | None:
+    samples, check = figures.samples, figures.time
+    if samples is None or not samples.real_time_ms:
+        return None
+    return {
+        "mean": samples.mean_ms,
+        "stdev": samples.stdev_ms,
+        "min": samples.min_ms,
+        "max": max(samples.real_time_ms),
+        "repetitions": len(samples.real_time_ms),
+        **_limit(check),
+    }
+
+
+def _figure(measured: float | None, check: Check | None) -> dict[str, Any] | None:
+    return None if measured is None else {"measured": measured, **_limit(check)}
+
+
+def _limit(check: Check | None) -> dict[str, Any]:
+    return {name: getattr(check, name, None) for name in ("golden", "limit", "passed")}
+
+
+def _named(holder: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(holder, name) for name in names}
+
+
+def _fields(record: CacheUse | Check | OutputComparison | Origin) -> dict[str, Any]:
+    """What a flat dataclass holds."""
+    return _named(record, record.__dataclass_fields__)
+
+
+def _output(output: OutputComparison) -> dict[str, Any]:
+    return _fields(output) | {"mismatches": output.mismatches or 0, "worst_index": output.worst_index or ()}

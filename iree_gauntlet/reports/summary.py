@@ -13,8 +13,7 @@ from iree_gauntlet.cleaning import last_lines
 from iree_gauntlet.document import Block, Code, Column, Document, Heading, Items, Kind, Name, Paragraph, Table, Text
 from iree_gauntlet.figures import byte_size, duration
 from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.headline import cache_line, headline, version
-from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome
+from iree_gauntlet.records.outcome import BAD_VERDICTS, RunOutcome, cache_line, headline, version
 from iree_gauntlet.reports.details import finding_lines
 from iree_gauntlet.reports.diagnostic_groups import group_failures
 from iree_gauntlet.steps import NOTHING_COMPARED
@@ -203,9 +202,8 @@ def _failures(title: str, steps: Sequence[StepOutcome], folder: Path | None) -> 
         if step.ran:
             yield Paragraph(("Reproduce:",))
             yield Code(step.command, "sh")
-        where = f"{step.origin.file}: {step.origin.field}" if step.origin.field else step.origin.file
         log: Text = ("full log ", Name(str((folder or Path()) / step.log))) if step.log else ()
-        written: Text = ("written in ", Name(where)) if where else ()
+        written: Text = ("written in ", Name(str(step.origin))) if step.origin.file else ()
         if log or written:
             yield Paragraph((*log, *([" · "] if log and written else []), *written))
 

@@ -56,7 +56,7 @@ def compare_task(options: dict[str, Any]) -> ExitCode:
               compare --resume
     """
     from iree_gauntlet.experiments.compare import compare  # noqa: PLC0415
-    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     return compare(read(CompareRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))
 
@@ -94,7 +94,7 @@ def matrix_task(options: dict[str, Any]) -> ExitCode:
               matrix --resume
     """
     from iree_gauntlet.experiments.matrix import matrix  # noqa: PLC0415 - `list` must not wait for it
-    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Of several IREEs, which a request has one of.
     values = {name: value for name, value in options.items() if name != _IREES.name}
@@ -127,7 +127,7 @@ def bisect_task(options: dict[str, Any]) -> ExitCode:
               bisect --good build:../a --bad build:../c --among build:../b --model toy --metric size
     """
     from iree_gauntlet.experiments.bisect import bisect  # noqa: PLC0415
-    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     return bisect(read(BisectRequest, options), RunRequest.of(options, Defaults()), ConsolePresenter(sys.stdout))
 

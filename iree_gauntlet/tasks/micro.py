@@ -18,8 +18,7 @@ from iree_gauntlet.micro.plugins import entry_point_files, load_registry
 from iree_gauntlet.micro.refused_recipes import REFUSED
 from iree_gauntlet.micro.registry import CUSTOM
 from iree_gauntlet.reports.experiment_reports import write_reports
-from iree_gauntlet.reports.live.printing import write_text
-from iree_gauntlet.reports.output import Output, open_progress
+from iree_gauntlet.reports.output import Output, open_progress, write_text
 from iree_gauntlet.reports.sweeps.sweep_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.settings import shown
 

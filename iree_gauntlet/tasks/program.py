@@ -70,7 +70,7 @@ _STAGES = options_of(RunRequest)
 
 def _runner() -> Callable[[RunRequest], ExitCode]:
     from iree_gauntlet.experiments.run import execute  # noqa: PLC0415 - `list` must not wait for it
-    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     return partial(execute, presenter=ConsolePresenter(sys.stdout))
 

@@ -151,7 +151,7 @@ def _run_again(
     """The result of some chains of a run in another one, which is kept in the run's folder `again`."""
     # What runs brings the engine; a diff without reruns need not wait for it.
     from iree_gauntlet.experiments import run as execute  # noqa: PLC0415
-    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+    from iree_gauntlet.reports.experiment_reports import ConsolePresenter  # noqa: PLC0415
 
     # Inside of the run, so that it stays the newest one.
     folder = free_folder(run.resolve() / _AGAIN / "1")

@@ -26,8 +26,14 @@ from iree_gauntlet.engine.workspace import Selection, select
 from iree_gauntlet.errors import ExitCode, GauntletError, NothingSelectedError, UsageError
 from iree_gauntlet.figures import counted, milliseconds, whole
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
-from iree_gauntlet.measuring.goldens.golden_proposals import Proposal, collect_evidence, propose
-from iree_gauntlet.measuring.goldens.golden_status import Standing, Verdict, golden_standings
+from iree_gauntlet.measuring.goldens.golden_evidence import (
+    Proposal,
+    Standing,
+    Verdict,
+    collect_evidence,
+    golden_standings,
+    propose,
+)
 from iree_gauntlet.records.earlier_runs import newest_run, run_named, runs_of_specs
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import Defaults, SelectionRequest

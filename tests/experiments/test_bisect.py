@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,11 @@ from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.workspace import Selection
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.experiments.bisect import BisectSearch
-from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged, Reading, Run
+from iree_gauntlet.experiments.bisect_probe import ExactJudge, Judged
 from iree_gauntlet.experiments.bisect_question import Question
 from iree_gauntlet.experiments.bisect_timing import RoundsJudge
 from iree_gauntlet.experiments.run import Chosen
-from iree_gauntlet.measuring.statistics.midpoint import most_comparisons
-from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
+from iree_gauntlet.measuring.statistics.bisection import most_comparisons
 from iree_gauntlet.records.bisect_outcome import BISECT_RECORD, BisectOutcome, bisect_outcome
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.reports.bisect_document import bisect_document, bisect_json
@@ -36,6 +36,7 @@ from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
 from tests.support.hanging import HANG
 from tests.support.places import ROOT
 from tests.support.processes import wait_until
+from tests.support.recorded_noise import blocks_from_rounds
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
@@ -80,15 +81,12 @@ class Bisects:
     def exact(self, values: Sequence[float | None], name: str = "size") -> Judge:
         """A judge by values that are known; None for what cannot be judged."""
 
-        def run(candidate: Candidate) -> Run:
+        def run(candidate: Candidate) -> Judged:
             self.asked.append(candidate.label)
             value = values[_LABELS.index(candidate.label)]
-            reading = Reading(value, f"{value} bytes") if value is not None else Reading(None, reason="it crashed")
-            toolchain = {
-                "compiler": candidate.label,
-                "compiler_commit": 10 * f"{ord(candidate.label):x}",
-            }
-            return Run(reading, candidate.label, toolchain, 0.5)
+            found = Judged(reason="it crashed") if value is None else Judged(value=value, text=f"{value} bytes")
+            toolchain = {"compiler": candidate.label, "compiler_commit": 10 * f"{ord(candidate.label):x}"}
+            return replace(found, folder=candidate.label, toolchain=toolchain)
 
         return ExactJudge(name, run)
 
@@ -184,9 +182,9 @@ class _Rounds:
         self.taken = 0
         self.void = ""
 
-    def ready(self, candidate: Candidate) -> Run:
+    def ready(self, candidate: Candidate) -> Judged:
         known = self._ratios[_LABELS.index(candidate.label)] is not None
-        return Run(Reading(None, reason="" if known else "it does not compile"), candidate.label, {}, 0.1)
+        return Judged(reason="" if known else "it does not compile", folder=candidate.label)
 
     def more_blocks(self, candidate: Candidate, count: int) -> Sequence[Block]:
         count = min(count, self._most - self.taken)
@@ -277,10 +275,10 @@ def test_a_record_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Pat
 def test_text_of_tools_cannot_break_the_reports(tmp_path: Path) -> None:
     bisects = Bisects(tmp_path)
 
-    def run(candidate: Candidate) -> Run:
+    def run(candidate: Candidate) -> Judged:
         if candidate.label in "ag":
-            return Run(Reading(float("ag".index(candidate.label)), "x|y`z\n<b>"), "", {}, 0.1)
-        return Run(Reading(None, reason="\x1b[31m| a\r\nb | `c` <script>"), "", {"compiler_commit": "../.."}, 0.1)
+            return Judged(value=float("ag".index(candidate.label)), text="x|y`z\n<b>")
+        return Judged(reason="\x1b[31m| a\r\nb | `c` <script>", toolchain={"compiler_commit": "../.."})
 
     found, _ = bisects.run(ExactJudge("size", run))
     text = (tmp_path / "bisect.md").read_text()

@@ -20,8 +20,8 @@ from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.rounds import blocks
 from iree_gauntlet.engine.rounds import taken_rounds as rounds
 from iree_gauntlet.journal_format import read_events
-from iree_gauntlet.measuring.machine.cpu_times import CpuUse
 from iree_gauntlet.measuring.machine.disturbance import RoundState, RoundWatch
+from iree_gauntlet.measuring.machine.machine_sensors import CpuUse
 from iree_gauntlet.measuring.machine.machine_state import MachineState
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.faulty_iree import MadeUpTimes, compiled_before, tree
@@ -30,7 +30,7 @@ from tests.support.processes import begun_steps, wait_until
 from tests.support.toy_project import Project
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator
+    from collections.abc import Container, Iterator
     from pathlib import Path
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
@@ -224,8 +224,8 @@ def _seeing(monkeypatch: pytest.MonkeyPatch, disturbed: Container[int]) -> None:
     nothing = MachineState(2, *(None,) * 13)
 
     class Watch(RoundWatch):
-        def ended(self, *, own_cpu_seconds: float, own_pids: Collection[int] = ()) -> RoundState:
-            del own_cpu_seconds, own_pids
+        def ended(self, *, own_cpu_seconds: float) -> RoundState:
+            del own_cpu_seconds
             busy = 0.9 if next(numbers) in disturbed else 0.0
             return RoundState(nothing, nothing, 1.0, CpuUse(2, busy, 0.0, 0.01))
 

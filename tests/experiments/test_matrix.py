@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.journal_format import read_journal
-from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS
 from tests.support.command_line import LIMIT_SECONDS, MAIN
 from tests.support.faulty_iree import compiled_before, tree
 from tests.support.hanging import HANG
+from tests.support.matrix_builder import MATRIX_REPORTS
 from tests.support.processes import begun_steps, running, wait_until
 from tests.support.toy_project import Project
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.profiles.dispatch_names import DispatchName, dispatch_name
 from iree_gauntlet.measuring.profiles.dispatch_profile import (
+    DispatchName,
     DispatchProfile,
     ProfileError,
+    dispatch_name,
     merged,
     parse_dispatch_events,
 )

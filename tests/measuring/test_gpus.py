@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.machine.gpu_amd import read_amd_smi, read_rocm_smi
-from iree_gauntlet.measuring.machine.gpu_nvidia import read_nvidia
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown, ToolAnswerError, number_of
+from iree_gauntlet.measuring.machine.gpu_tools import read_amd_smi, read_nvidia, read_rocm_smi
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, asked_gpus, is_gpu
 from iree_gauntlet.measuring.machine.gpus import read_gpus as read_gpus_in_time
 from tests.support.command_line import LIMIT_SECONDS
@@ -89,11 +88,6 @@ def test_two_gpus_of_nvidia(tmp_path: Path) -> None:
         "others": [],
     }
     json.dumps(busy.as_dict())
-
-
-def test_our_own_processes_are_no_others(tmp_path: Path) -> None:
-    _nvidia(tmp_path, _TWO_H200, "GPU-aaaa, 4242\nGPU-aaaa, 17\n")
-    assert read_gpus("cuda://0", {17}, path=str(tmp_path)).gpus[0].others == (4242,)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,15 @@ import psutil
 import pytest
 
 from iree_gauntlet.engine import operator_suites
-from iree_gauntlet.measuring.machine.cpu_times import read_cpu_times
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
-from iree_gauntlet.measuring.machine.machine_memory import free_memory, total_memory, used_swap
-from iree_gauntlet.measuring.machine.machine_sensors import load_averages, on_battery
+from iree_gauntlet.measuring.machine.machine_sensors import (
+    free_memory,
+    load_averages,
+    on_battery,
+    read_cpu_times,
+    total_memory,
+    used_swap,
+)
 from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
 from iree_gauntlet.micro import roofline
 from iree_gauntlet.system.short_process import Answer

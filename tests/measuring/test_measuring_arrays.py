@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.measuring.numerics import arrays
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
+from iree_gauntlet.measuring.numerics.arrays import (
+    Tensor,
+    parse_c_float,
+    parse_inline_values,
+    read_arguments,
+    read_npy,
+    read_output,
+    read_raw,
+)
 from iree_gauntlet.measuring.numerics.element_types import TensorError, TensorType, parse_tensor_type, storage_dtype
-from iree_gauntlet.measuring.numerics.inline_values import parse_c_float, parse_inline_values
 
 if TYPE_CHECKING:
     from pathlib import Path

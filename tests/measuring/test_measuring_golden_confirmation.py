@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Statistic
-from iree_gauntlet.measuring.goldens.golden_confirmation import confirm_breach
+from iree_gauntlet.measuring.goldens.goldens import confirm_breach
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError, Round
 from iree_gauntlet.measuring.statistics.sequential import sequential_plan
 

@@ -21,17 +21,17 @@ from iree_gauntlet.measuring.statistics.comparison_verdict import (
     compare,
     compare_log_ratios,
 )
-from iree_gauntlet.measuring.statistics.noise import (
+from iree_gauntlet.measuring.statistics.paired import Interval, log_ratios
+from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
+from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
+from tests.support.places import DATA, ROOT
+from tests.support.recorded_noise import (
     Recording,
     blocks_from_rounds,
     log_ratios_from_rounds,
     read_recording,
     simulated_rounds,
 )
-from iree_gauntlet.measuring.statistics.paired import Interval, log_ratios
-from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, EvidenceError, Location, Round
-from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
-from tests.support.places import DATA, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

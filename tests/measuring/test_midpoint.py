@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.measuring.statistics.bisection import Search, Side
+from iree_gauntlet.measuring.statistics.bisection import (
+    MOST_UNDECIDED,
+    Search,
+    Side,
+    middle_of,
+    most_comparisons,
+    place,
+)
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
-from iree_gauntlet.measuring.statistics.midpoint import MOST_UNDECIDED, middle_of, most_comparisons, place
 from iree_gauntlet.measuring.statistics.rounds import EvidenceError
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 

@@ -15,8 +15,8 @@ import pytest
 
 from iree_gauntlet.measuring.machine.disturbance import RoundWatch
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare
-from iree_gauntlet.measuring.statistics.noise import blocks_from_rounds
 from iree_gauntlet.measuring.statistics.sequential import sequential_plan
+from tests.support.recorded_noise import blocks_from_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,7 @@ from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
 from iree_gauntlet.journal_format import read_journal
 from iree_gauntlet.records.chain_figures import chain_figures
-from iree_gauntlet.records.headline import cache_line
-from iree_gauntlet.records.outcome import RunOutcome, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, cache_line, outcome_of
 from tests.support.journal_builder import HIT, MISS, JournalBuilder, every_verdict, good_chain, pass_chain, samples
 
 if TYPE_CHECKING:

@@ -156,5 +156,5 @@ def test_other_runs_have_none(tmp_path: Path) -> None:
     journal.result(step)
     journal.end()
     folder = journal.write(tmp_path)
-    assert "job_summary.md" not in write_reports(folder).names
+    assert "job_summary.md" not in write_reports(folder).files
     assert not (folder / "job_summary.md").exists()

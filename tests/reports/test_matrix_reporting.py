@@ -14,16 +14,31 @@ from markdown_it import MarkdownIt
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.records.matrix_cells import MatrixCell
+from iree_gauntlet.records.chain_figures import MatrixCell
 from iree_gauntlet.records.matrix_outcome import MatrixOutcome, matrix_outcome
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.matrix_changes import ChangeKind, changes, mean_ratios
-from iree_gauntlet.reports.matrix_document import FIGURES, figure_cells, matrix_document, ratio_text
-from iree_gauntlet.reports.matrix_report import MATRIX_REPORTS, matrix_csv, matrix_json, matrix_junit
+from iree_gauntlet.reports.matrix_report import (
+    FIGURES,
+    figure_cells,
+    matrix_csv,
+    matrix_document,
+    matrix_json,
+    matrix_junit,
+    ratio_text,
+)
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
 from tests.support.journal_builder import JournalBuilder, check, comparison, every_verdict, samples
-from tests.support.matrix_builder import chain, compile_result, failed, four_releases, release_run, write_record
+from tests.support.matrix_builder import (
+    MATRIX_REPORTS,
+    chain,
+    compile_result,
+    failed,
+    four_releases,
+    release_run,
+    write_record,
+)
 from tests.support.places import DATA
 
 if TYPE_CHECKING:

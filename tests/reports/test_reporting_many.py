@@ -15,9 +15,8 @@ from iree_gauntlet.journal_format import JournalRecord
 from iree_gauntlet.records.outcome import outcome_of
 from iree_gauntlet.reports.junit import junit_document
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.run_reports import reports_of_run
+from iree_gauntlet.reports.run_reports import reports_of_run, summary_json
 from iree_gauntlet.reports.summary import run_document
-from iree_gauntlet.reports.summary_json import summary_json
 from iree_gauntlet.results import Result
 from tests.support.journal_builder import RUN, JournalBuilder
 from tests.support.places import DATA

@@ -10,8 +10,9 @@ from tests.support.journal_builder import MISS, JournalBuilder, comparison, samp
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["compile_result", "four_releases", "release_run", "write_record"]
+__all__ = ["MATRIX_REPORTS", "compile_result", "four_releases", "release_run", "write_record"]
 
+MATRIX_REPORTS = ("junit.xml", "matrix.md", "matrix.html", "matrix.json", "matrix.csv")
 _TIME = "2026-11-21T05:18:00.000Z"
 RELEASES = ("3.5.0", "3.9.0", "3.12.0", "3.13.0")
 STAGES = ("compile", "threshold", "benchmark")

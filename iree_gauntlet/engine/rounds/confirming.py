@@ -1,7 +1,7 @@
 """A benchmark that breaks its golden is run again before it fails: further rounds decide, up to a budget.
 
-The rule is that of `golden_confirmation.py`: process starts of the spec's own command, looked at a few times, with a
-false-alarm rate over all looks together. What broke the golden is left out, as it was picked for being slow.
+The rule is that of `measuring/goldens/goldens.py`: process starts of the spec's own command, looked at a few times,
+with a false-alarm rate over all looks together. What broke the golden is left out, as it was picked for being slow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Statistic, Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import as_written, take_round
-from iree_gauntlet.measuring.goldens.golden_confirmation import Confirmation, confirm_breach
+from iree_gauntlet.measuring.goldens.goldens import Confirmation, confirm_breach
 from iree_gauntlet.measuring.statistics.sequential import SequentialPlan, sequential_plan
 from iree_gauntlet.results import Check, shorten
 

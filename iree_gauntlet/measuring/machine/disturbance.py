@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.machine.cpu_times import CpuUse, cpu_use, read_cpu_times
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown
 from iree_gauntlet.measuring.machine.gpus import ANY_GPU, read_gpus
-from iree_gauntlet.measuring.machine.machine_sensors import cpus_there
+from iree_gauntlet.measuring.machine.machine_sensors import CpuUse, cpu_use, cpus_there, read_cpu_times
 from iree_gauntlet.measuring.machine.machine_state import MachineState, machine_state
 
 if TYPE_CHECKING:
@@ -83,18 +82,17 @@ class RoundState:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def disturbances(self, limits: Limits | None = None, usual_mhz: float | None = None) -> tuple[str, ...]:
+    def disturbances(self, limits: Limits | None = None) -> tuple[str, ...]:
         """What disturbed the round and by how much, a line each; empty for a round that counts.
 
         Args:
             limits: what is let pass.
-            usual_mhz: the frequency that rounds of this session have had (`after.frequency_mhz`), where one is known.
         """
         limits = limits or Limits()
         return (
             *self._work(limits),
             *self._steal(limits),
-            *self._clock(limits, usual_mhz),
+            *self._clock(limits),
             *self._memory_and_power(limits),
             *_gpu_causes(self.before.gpus, self.after.gpus, self.seconds, limits),
         )
@@ -117,24 +115,20 @@ class RoundState:
                 f" ({_percent(limits.steal_share)} is let pass)"
             )
 
-    def _clock(self, limits: Limits, usual_mhz: float | None) -> Iterator[str]:
+    def _clock(self, limits: Limits) -> Iterator[str]:
         before, after = self.before, self.after
         events = _grown(before.throttle_count, after.throttle_count)
         if events is not None and events > limits.throttle_events:
             hot = f", at {after.cpu_temperature_c:.0f} °C" if after.cpu_temperature_c is not None else ""
             yield f"the CPU throttled {events} times{hot} ({limits.throttle_events} is let pass)"
+        first, last, drop = before.frequency_mhz, after.frequency_mhz, limits.frequency_drop
         if before.governor != after.governor:
             yield f"the frequency governor changed from {before.governor} to {after.governor}"
-        elif after.governor == "performance" and after.frequency_mhz is not None:
-            passes = f"({_percent(limits.frequency_drop)} is let pass)"
-            for reference, when in ((before.frequency_mhz, "at its begin"), (usual_mhz, "as usual")):
-                if reference and after.frequency_mhz < reference * (1 - limits.frequency_drop):
-                    drop = 1 - after.frequency_mhz / reference
-                    yield (
-                        f"the CPU frequency was {after.frequency_mhz:.0f} MHz, {_percent(drop)} below the"
-                        f" {reference:.0f} MHz {when} {passes}"
-                    )
-                    break
+        elif after.governor == "performance" and first and last is not None and last < first * (1 - drop):
+            yield (
+                f"the CPU frequency was {last:.0f} MHz, {_percent(1 - last / first)} below the {first:.0f} MHz"
+                f" at its begin ({_percent(drop)} is let pass)"
+            )
 
     def _memory_and_power(self, limits: Limits) -> Iterator[str]:
         swapped = _grown(self.before.swap_used_bytes, self.after.swap_used_bytes)
@@ -162,30 +156,29 @@ class RoundWatch:
         # Asking a CPU for its frequency wakes it: of a large machine, a few are asked.
         known = cpus_there(root)
         self._asked = self._cpus or tuple(known[:: max(1, len(known) // _ASKED_CPUS)])
-        self._before = self._state(())
+        self._before = self._state()
         # Last, so that looking is no part of what is looked at.
         self._times = read_cpu_times(root)
         self._begin = time.monotonic()
 
-    def ended(self, *, own_cpu_seconds: float, own_pids: Collection[int] = ()) -> RoundState:
+    def ended(self, *, own_cpu_seconds: float) -> RoundState:
         """What was seen; call it when the round's process has ended.
 
         Args:
             own_cpu_seconds: CPU time of the round's own process.
-            own_pids: processes of our own that may still be seen on a GPU.
         """
         seconds = time.monotonic() - self._begin
         times = read_cpu_times(self._root)
         return RoundState(
             before=self._before,
-            after=self._state(own_pids),
+            after=self._state(),
             seconds=seconds,
             whole=cpu_use(self._times, times, own_cpu_seconds),
             pinned=cpu_use(self._times, times, own_cpu_seconds, self._cpus) if self._cpus else None,
         )
 
-    def _state(self, own_pids: Collection[int]) -> MachineState:
-        gpus = read_gpus(self._device, own_pids) if self._device else None
+    def _state(self) -> MachineState:
+        gpus = read_gpus(self._device) if self._device else None
         return machine_state(root=self._root, cpus=self._asked, gpus=gpus)
 
 

@@ -49,7 +49,7 @@ class GpuState:
         reasons: why the clock is not higher.
         throttled: for each reason, for how long it has applied since the driver was loaded, in the unit of `uptime`.
         uptime: the clock that goes with `throttled`; None where that is in seconds of everybody's clock.
-        others: processes on it that are not ours; None where they are not known.
+        others: processes on it; None where they are not known.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The state of GPUs, as their vendor's tool tells it: `nvidia-smi`, `amd-smi`, else `rocm-smi`.
+"""The state of GPUs, as their vendor's tool reports it: `nvidia-smi`, `amd-smi`, else `rocm-smi`.
 
 Asked only for devices that are GPUs. A tool may be missing, fail, hang (a sick driver holds it) or print what nobody
 expects: the reading is then empty and says why, and never an exception, for a measurement does not fail because
@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.measuring.machine.gpu_amd import read_amd_smi, read_rocm_smi
-from iree_gauntlet.measuring.machine.gpu_nvidia import read_nvidia
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, ToolAnswerError
+from iree_gauntlet.measuring.machine.gpu_tools import read_amd_smi, read_nvidia, read_rocm_smi
 from iree_gauntlet.system.short_process import run_short
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 # In place of a device's name: whatever GPUs there are.
@@ -63,15 +62,12 @@ def is_gpu(device: str) -> bool:
     return _driver(device) in _DRIVERS
 
 
-def read_gpus(
-    device: str, own_pids: Collection[int] = (), *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS
-) -> GpuReading:
+def read_gpus(device: str, *, path: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> GpuReading:
     """Reads the state of the GPUs that a device may mean.
 
     Args:
         device: an IREE device, such as `cuda`, `hip://1` or `vulkan`, or `ANY_GPU`; others than GPUs give an
             empty reading.
-        own_pids: processes of our own, which are not "others".
         path: folders in which the tools are looked for; PATH where None.
         timeout: seconds that a tool may take for one answer.
     """
@@ -87,7 +83,7 @@ def read_gpus(
             problems.append(f"{tool} {error}")
             continue
         if gpus:
-            return GpuReading(tuple(_without(gpu, own_pids) for gpu in asked_gpus(gpus, device, os.environ)))
+            return GpuReading(asked_gpus(gpus, device, os.environ))
         problems.append(f"{tool} names no GPU")
     return GpuReading((), "; ".join(problems))
 
@@ -128,12 +124,6 @@ def _of_uuid(gpus: Sequence[GpuState], uuid: str) -> tuple[GpuState, ...]:
 
 def _driver(device: str) -> str:
     return device.partition("://")[0]
-
-
-def _without(gpu: GpuState, pids: Collection[int]) -> GpuState:
-    if gpu.others is None:
-        return gpu
-    return replace(gpu, others=tuple(pid for pid in gpu.others if pid not in pids))
 
 
 def _ask(program: str, timeout: float, *words: str) -> str:

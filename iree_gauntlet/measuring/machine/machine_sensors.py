@@ -2,7 +2,11 @@
 
 Sources: proc(5), Documentation/admin-guide/pm/cpufreq.rst, cgroup-v2.rst, Documentation/hwmon/sysfs-interface.rst
 and Documentation/driver-api/thermal/sysfs-api.rst. Each reader takes the folder under which /proc and /sys are
-looked for. What is not shown (a container, another system) is None or empty, never a guess, and never an error.
+looked for; of the real machine where none is named. What is not shown (a container, another system) is None or empty,
+never a guess, and never an error.
+
+Counters of CPUs (proc(5), /proc/stat) go in ticks of 10 ms. Over a short time they say little, and a share that is
+computed from them comes with the part of it that may be nothing but counting.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ import math
 import os
 import platform
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Mapping
 
 
+_ROOT = Path("/")
+_KIB = 1024
 # Drivers of processors' own sensors; a board's sensors (nct6775, acpitz) say nothing about the processor.
 _CPU_DRIVERS = ("coretemp", "k10temp", "k8temp", "zenpower", "fam15h_power", "cpu_thermal", "via_cputemp")
 _CPU_ZONE = re.compile(r"x86_pkg_temp|.*\bcpu\b.*|cpu[-_0-9].*", re.IGNORECASE)
@@ -29,10 +36,42 @@ _CHUNK = 1 << 16
 # What a broken sensor shows lies far outside of this, in thousandths of a degree.
 _COLDEST, _HOTTEST = -40_000, 150_000
 
+_TICKS_PER_SECOND = 100
+# Each of the counters that are told apart (work, idle, stolen) may be a tick off.
+_UNSURE_SECONDS = 3 / _TICKS_PER_SECOND
+# Places in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
+_IDLE, _STEAL, _FIELDS = (3, 4), 7, 8
+
 _Answer = TypeVar("_Answer")
 
 
-def asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Seconds since boot that one CPU has worked, had nothing to do, and was taken away by a hypervisor."""
+
+    work: float
+    idle: float
+    steal: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """What some CPUs have done in a time.
+
+    Attributes:
+        cpus: how many.
+        busy_share: share of their time that other work than ours has taken, 0 to 1.
+        steal_share: share of their time that a hypervisor gave to others, 0 to 1.
+        unsure: how much of a share may be nothing but the kernel's ticks.
+    """
+
+    cpus: int
+    busy_share: float
+    steal_share: float
+    unsure: float
+
+
+def _asked_elsewhere(root: Path, question: Callable[[], _Answer]) -> _Answer | None:
     """What the system says where /proc or /sys says nothing, as on systems that have none; None where it cannot.
 
     Args:
@@ -63,6 +102,30 @@ def memory_limits(root: Path) -> list[int]:
     return [limit for file in files if (limit := _number(file)) is not None and limit > 0]
 
 
+def total_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of memory that the machine has."""
+    fields = _meminfo(root)
+    if fields:
+        return fields.get("MemTotal")
+    return _asked_elsewhere(root, lambda: psutil.virtual_memory().total)
+
+
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of memory that can be had without swapping."""
+    fields = _meminfo(root)
+    if fields:
+        return fields.get("MemAvailable", fields.get("MemFree"))
+    return _asked_elsewhere(root, lambda: psutil.virtual_memory().available)
+
+
+def used_swap(root: Path = _ROOT) -> int | None:
+    """Bytes of swap in use."""
+    fields = _meminfo(root)
+    if fields:
+        return fields["SwapTotal"] - fields["SwapFree"] if {"SwapTotal", "SwapFree"} <= fields.keys() else None
+    return _asked_elsewhere(root, lambda: psutil.swap_memory().used)
+
+
 def cpu_model(root: Path) -> str:
     """Name of the processor; `unknown` where nobody says."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
@@ -91,7 +154,7 @@ def load_averages(root: Path) -> tuple[float | None, float | None]:
     try:
         return float(words[0]), float(words[1])
     except (IndexError, ValueError):
-        return asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
+        return _asked_elsewhere(root, lambda: os.getloadavg()[:2]) or (None, None)
 
 
 def on_battery(root: Path) -> bool | None:
@@ -101,7 +164,7 @@ def on_battery(root: Path) -> bool | None:
     """
     supplies = [(read_text(folder / "type"), folder) for folder in _entries(root / "sys/class/power_supply")]
     if not supplies:
-        return asked_elsewhere(root, _on_battery_elsewhere)
+        return _asked_elsewhere(root, _on_battery_elsewhere)
     batteries = [folder for kind, folder in supplies if kind == "Battery" and read_text(folder / "scope") != "Device"]
     if not batteries:
         return None
@@ -164,6 +227,16 @@ def _cpu_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            found[name] = int(words[0]) * _KIB
+    return found
+
+
 def _cgroup_folders(root: Path) -> list[Path]:
     """This process's cgroup (version 2) and those above it."""
     base = root / "sys/fs/cgroup"
@@ -206,3 +279,66 @@ def read_text(path: Path | str) -> str | None:
             os.close(opened)
     except OSError:
         return None
+
+
+def read_cpu_times(root: Path) -> dict[int, CpuTimes]:
+    """The counters of each CPU, by its number; empty where they are not shown.
+
+    Args:
+        root: where /proc is looked for. For the real one, systems without /proc are asked in their own way.
+    """
+    text = read_text(root / "proc/stat")
+    if text is None:
+        return _asked_elsewhere(root, _times_elsewhere) or {}
+    found: dict[int, CpuTimes] = {}
+    for line in text.splitlines():
+        name, *words = line.split() or [""]
+        number = name.removeprefix("cpu")
+        if name.startswith("cpu") and number.isdecimal() and len(words) > max(_IDLE):
+            # Those after `steal` are guests' time, which `user` and `nice` already hold.
+            ticks = [int(word) if word.isdecimal() else 0 for word in words[:_FIELDS]]
+            idle, steal = sum(ticks[place] for place in _IDLE), sum(ticks[_STEAL:])
+            found[int(number)] = CpuTimes(
+                *(value / _TICKS_PER_SECOND for value in (sum(ticks) - idle - steal, idle, steal))
+            )
+    return found
+
+
+def cpu_use(
+    before: Mapping[int, CpuTimes], after: Mapping[int, CpuTimes], own_seconds: float, cpus: Collection[int] = ()
+) -> CpuUse | None:
+    """What CPUs have done between two readings; None where no time has passed, or a CPU is missing.
+
+    Args:
+        before: the first reading.
+        after: the second one.
+        own_seconds: CPU time of our own on these CPUs, which does not count.
+        cpus: numbers of the CPUs; those of both readings where empty.
+    """
+    asked = sorted(cpus) if cpus else sorted(before.keys() & after.keys())
+    if not asked or any(number not in before or number not in after for number in asked):
+        return None
+    # A counter of idle time may go back a little (proc(5)).
+    work, idle, steal = (
+        sum(max(0.0, getattr(after[number], name) - getattr(before[number], name)) for number in asked)
+        for name in ("work", "idle", "steal")
+    )
+    total = work + idle + steal
+    if total <= 0:
+        return None
+    return CpuUse(
+        cpus=len(asked),
+        busy_share=max(0.0, work - own_seconds) / total,
+        steal_share=steal / total,
+        unsure=min(1.0, _UNSURE_SECONDS * len(asked) / total),
+    )
+
+
+def _times_elsewhere() -> dict[int, CpuTimes]:
+    found = {}
+    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+        spent = times._asdict()
+        idle, steal = spent.get("idle", 0.0) + spent.get("iowait", 0.0), spent.get("steal", 0.0)
+        work = sum(value for name, value in spent.items() if not name.startswith("guest")) - idle - steal
+        found[number] = CpuTimes(work, idle, steal)
+    return found

@@ -13,23 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import BUSY_SHARE, STEAL_SHARE
-from iree_gauntlet.measuring.machine.cpu_times import cpu_use, read_cpu_times
-from iree_gauntlet.measuring.machine.machine_memory import free_memory, total_memory, used_swap
 from iree_gauntlet.measuring.machine.machine_sensors import (
     cpu_model,
     cpu_numbers,
     cpu_temperature,
     cpu_texts,
+    cpu_use,
     flag,
+    free_memory,
     load_averages,
     memory_limits,
     on_battery,
+    read_cpu_times,
+    total_memory,
     turbo,
     usable_cores,
+    used_swap,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
     from iree_gauntlet.measuring.machine.gpus import GpuReading
@@ -195,72 +198,62 @@ def benchmark_warnings(state: MachineState) -> list[str]:
     return [*_load_warnings(state), *_clock_warnings(state), *_memory_warnings(state), *_heat_warnings(state)]
 
 
-def _clock_warnings(state: MachineState) -> list[str]:
-    warnings = []
+def _clock_warnings(state: MachineState) -> Iterator[str]:
     if state.governor and set(state.governor.split(",")) - {"performance"}:
-        warnings.append(
+        yield (
             f"CPU frequency governor is {state.governor}: times depend on how warm the clock is;"
             " sudo cpupower frequency-set -g performance"
         )
     if state.turbo:
-        warnings.append(
+        yield (
             "turbo is on: the clock depends on temperature and on the other cores;"
             " turn it off in the firmware or under /sys/devices/system/cpu"
         )
     if state.smt:
-        warnings.append(
+        yield (
             "SMT is on: two threads can share a core; give iree-benchmark-module one thread a core"
             " (--task_topology_group_count), or echo off | sudo tee /sys/devices/system/cpu/smt/control"
         )
     if state.throttle_count:
-        warnings.append(
+        yield (
             f"the CPU has throttled {state.throttle_count} times since it started: improve its cooling, and"
             " compare this count before and after a run"
         )
     if state.on_battery:
-        warnings.append("running on battery, which slows the CPU: plug it in")
-    return warnings
+        yield "running on battery, which slows the CPU: plug it in"
 
 
-def _load_warnings(state: MachineState) -> list[str]:
-    warnings = []
+def _load_warnings(state: MachineState) -> Iterator[str]:
     if state.busy_share is not None and state.busy_share > BUSY_SHARE:
-        warnings.append(
-            f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
-        )
+        yield f"other work keeps the CPUs {100 * state.busy_share:.0f} % busy: stop it, or wait until it ends"
     elif state.busy_share is None and state.load_1m is not None and state.load_1m > 0.5 * state.cores:
-        warnings.append(f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done")
+        yield f"load average is {state.load_1m:.1f} on {state.cores} CPUs: wait until other work is done"
     if state.steal_share is not None and state.steal_share > STEAL_SHARE:
-        warnings.append(
+        yield (
             f"the hypervisor takes {100 * state.steal_share:.0f} % of the CPU time: use a machine that is not"
             " shared, or compare only runs that alternate on this one"
         )
-    return warnings
 
 
-def _memory_warnings(state: MachineState) -> list[str]:
-    warnings = []
+def _memory_warnings(state: MachineState) -> Iterator[str]:
     if state.swap_used_bytes is not None and state.swap_used_bytes > _GIB // 4:
-        warnings.append(f"{state.swap_used_bytes / _GIB:.1f} GiB of swap are in use: free memory, then sudo swapoff -a")
+        yield f"{state.swap_used_bytes / _GIB:.1f} GiB of swap are in use: free memory, then sudo swapoff -a"
     if state.free_memory_bytes is not None and state.free_memory_bytes < _GIB:
-        warnings.append(
+        yield (
             f"only {state.free_memory_bytes / _GIB:.2f} GiB of memory are free: end what uses it before large"
             " models are measured"
         )
-    return warnings
 
 
-def _heat_warnings(state: MachineState) -> list[str]:
-    warnings = []
+def _heat_warnings(state: MachineState) -> Iterator[str]:
     if state.cpu_temperature_c is not None and state.cpu_temperature_c >= _HOT_CPU_C:
-        warnings.append(
+        yield (
             f"the CPU is at {state.cpu_temperature_c:.0f} °C, close to where it slows down: let it cool, and look"
             " after its cooling"
         )
-    warnings += [
-        f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and look after its cooling and"
-        " power supply"
-        for gpu in state.gpus
-        if gpu.ill_reasons
-    ]
-    return warnings
+    for gpu in state.gpus:
+        if gpu.ill_reasons:
+            yield (
+                f"{gpu.label} is slowed down ({', '.join(gpu.ill_reasons)}): let it cool, and look after its cooling"
+                " and power supply"
+            )

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 
 _PIECE = 1 << 15
+# What a comparison has of the errors of its values.
+_FIGURES = (
+    *("mismatches", "max_abs_error", "max_rel_error", "cosine_similarity"),
+    *("actual_nans", "expected_nans", "actual_infs", "expected_infs"),
+)
 
 
 def compare_outputs(
@@ -80,14 +85,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
     result = replace(
         result,
         passed=statistics.mismatches == 0,
-        mismatches=statistics.mismatches,
-        max_abs_error=statistics.max_abs_error,
-        max_rel_error=statistics.max_rel_error,
-        cosine_similarity=statistics.cosine_similarity,
-        actual_nans=statistics.actual_nans,
-        expected_nans=statistics.expected_nans,
-        actual_infs=statistics.actual_infs,
-        expected_infs=statistics.expected_infs,
+        **{name: getattr(statistics, name) for name in _FIGURES},
     )
     if statistics.worst is not None:
         mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)

@@ -107,7 +107,7 @@ def passes_everything(flag: str) -> bool:
 
 def _number(flag: str, name: str, text: str) -> float:
     hint = f"write a number that is not negative: --{name}=1e-3 (iree-run-module itself would take this as 0)"
-    from iree_gauntlet.measuring.numerics.inline_values import parse_c_float  # noqa: PLC0415 - it brings NumPy
+    from iree_gauntlet.measuring.numerics.arrays import parse_c_float  # noqa: PLC0415 - it brings NumPy
 
     try:
         value = parse_c_float(text.strip())

@@ -3,11 +3,17 @@
 The rows are described by `iree-profile --agents_md` and https://iree.dev/developers/performance/device-profiling/.
 A CPU gives `host_dispatch_event` rows, timed by the host's clock; a GPU gives `dispatch_event` rows, timed by its own.
 All other rows are passed over, so that a release which adds some is still read.
+
+IREE names dispatches `<function>[$async]_dispatch_<number>[_<what it does>[_<sizes>_<types>]]`, and changes of layout
+`_encoding_<number>_<what it does>`. The numbers are given in the order of the program; each compiler that fuses
+otherwise gives other ones.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,13 +22,27 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 _HOST_EVENT = "host_dispatch_event"
 _DEVICE_EVENT = "dispatch_event"
 _SUMMARY = "dispatch_summary"
 _MATCHED = {_HOST_EVENT: "matched_host_dispatches", _DEVICE_EVENT: "matched_dispatches"}
+_DISPATCH = re.compile(r"(?P<function>.*?)(?:\$async)?_dispatch_(?P<number>\d+)(?:_(?P<work>.+))?")
+_ENCODING = re.compile(r"(?P<function>)_encoding_(?P<number>\d+)_(?P<work>.+)")
+# `256x256`, `4xD`: `D` stands for a dimension that is not known; the last may carry its type (`2xf32`).
+_SIZES = re.compile(r"(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*)?")
+# What a dispatch is counted as: the heaviest thing that its name tells of.
+_KINDS = (
+    ("attention", ("attention",)),
+    ("conv", ("conv", "im2col", "winograd")),
+    ("matmul", ("matmul", "mmt4d", "matvec", "vecmat", "contract")),
+    ("pooling", ("pool",)),
+    ("reduction", ("reduction", "reduce", "softmax", "argmax", "argmin", "topk")),
+    ("encoding", ("encode", "decode", "encoding", "pack")),
+    ("elementwise", ("elementwise", "generic", "broadcast", "transpose")),
+)
 
 
 class ProfileError(GauntletError):
@@ -94,15 +114,13 @@ def parse_dispatch_events(lines: Iterable[str], *, invocations: int, elapsed_ns:
     if invocations < 1:
         raise ProfileError(f"a profile of {invocations} invocations has no times")
     events: dict[str, dict[str, list[int | None]]] = {_HOST_EVENT: defaultdict(list), _DEVICE_EVENT: defaultdict(list)}
-    summary: dict[str, Any] | None = None
-    for number, line in enumerate(lines, 1):
-        row = _row(line, number)
-        kind = row.get("type")
-        if kind == _SUMMARY:
-            summary = row
-        elif kind in events:
-            name, duration = _event(row, kind, number)
-            events[kind][name].append(duration)
+    summary: Mapping[str, Any] | None = None
+    for row in profile_rows(lines, "the profile's rows", "type"):
+        if row.kind == _SUMMARY:
+            summary = row.fields
+        elif row.kind in events:
+            name, duration = _event(row)
+            events[row.kind][name].append(duration)
     kind = _DEVICE_EVENT if events[_DEVICE_EVENT] else _HOST_EVENT
     found = events[kind]
     _check_whole(summary, kind, sum(map(len, found.values())))
@@ -148,51 +166,87 @@ def merged(profiles: Sequence[DispatchProfile]) -> DispatchProfile:
     )
 
 
-def _row(line: str, number: int) -> dict[str, Any]:
-    if not line.strip():
-        return {}
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ProfileError(
-            f"line {number} of the profile's rows is no JSON: {line.strip()[:80]}",
-            "iree-profile was ended early, or wrote something else; run it by hand",
-        ) from error
-    if not isinstance(row, dict):
-        raise ProfileError(f"line {number} of the profile's rows is no JSON object: {line.strip()[:80]}")
-    return row
+def profile_rows(lines: Iterable[str], what: str, field: str, *, needed: bool = False) -> Iterator[ProfileRow]:
+    """The rows of a tool, but for empty lines.
+
+    Args:
+        lines: what it printed.
+        what: they are, for messages.
+        field: says of which kind a row is.
+        needed: whether each row has to have it.
+
+    Raises:
+        ProfileError: a line is no JSON object, or does not have the field.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ProfileError(
+                f"line {number} of {what} is no JSON: {line.strip()[:80]}",
+                "iree-profile was ended early, or wrote something else; run it by hand",
+            ) from error
+        if not isinstance(row, dict) or (needed and not isinstance(row.get(field), str)):
+            wrong = f"has no {field}" if needed else "is no JSON object"
+            raise ProfileError(f"line {number} of {what} {wrong}: {line.strip()[:80]}")
+        yield ProfileRow(row, row.get(field), f"line {number} of {what}")
 
 
-def _event(row: dict[str, Any], kind: str, number: int) -> tuple[str, int | None]:
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """A row whose fields are read by name and checked.
+
+    Attributes:
+        fields: what it has.
+        kind: of row.
+        where: it stands, for messages.
+    """
+
+    fields: Mapping[str, Any]
+    kind: Any
+    where: str
+
+    def integer(self, name: str, least: float = -math.inf, expected: str = "a whole number") -> int:
+        """A whole number; ProfileError where it is none."""
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.unfit(name, expected)
+        return value
+
+    def text(self, name: str) -> str:
+        """A name; ProfileError where it is none."""
+        value = self.fields.get(name)
+        if not isinstance(value, str) or not value:
+            raise self.unfit(name, "a name")
+        return value
+
+    def unfit(self, name: str, expected: str) -> ProfileError:
+        """What is wrong with a field."""
+        found = f"is {self.fields[name]!r}" if name in self.fields else "is missing"
+        return ProfileError(
+            f"{self.where} ({self.kind}): {name} {found}, expected {expected}",
+            "this iree-profile writes another format",
+        )
+
+
+def _event(row: ProfileRow) -> tuple[str, int | None]:
     """Name and ns of a dispatch; None for one without a valid time."""
-    name = row.get("key")
-    if not isinstance(name, str) or not name:
-        raise _without(row, "key", "a name", kind, number)
-    valid = row.get("valid")
+    name, valid = row.text("key"), row.fields.get("valid")
     if not isinstance(valid, bool):
-        raise _without(row, "valid", "true or false", kind, number)
+        raise row.unfit("valid", "true or false")
     if not valid:
         return name, None
-    if row.get("clock_fit_available") is False:
+    if row.fields.get("clock_fit_available") is False:
         raise ProfileError(
             "the device's clock could not be related to nanoseconds",
             "its driver gave too few readings of both clocks; profile more invocations",
         )
-    duration = row.get("duration_ns")
-    if isinstance(duration, bool) or not isinstance(duration, int) or duration < 0:
-        raise _without(row, "duration_ns", "a number of ns", kind, number)
-    return name, duration
+    return name, row.integer("duration_ns", 0, "a number of ns")
 
 
-def _without(row: dict[str, Any], field: str, expected: str, kind: str, number: int) -> ProfileError:
-    found = f"is {row[field]!r}" if field in row else "is missing"
-    return ProfileError(
-        f"line {number} of the profile's rows ({kind}): {field} {found}, expected {expected}",
-        "this iree-profile writes another format",
-    )
-
-
-def _check_whole(summary: dict[str, Any] | None, kind: str, found: int) -> None:
+def _check_whole(summary: Mapping[str, Any] | None, kind: str, found: int) -> None:
     if summary is None:
         raise ProfileError(
             f"the profile's rows end without their {_SUMMARY}",
@@ -220,3 +274,42 @@ def _dispatch(name: str, durations: Sequence[int | None], invocations: int, note
         return DispatchTime(name, count, sum(timed), round(statistics.median(sums)))
     mean = sum(timed) / len(timed)
     return DispatchTime(name, count, sum(timed), round(mean * count / invocations))
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchName:
+    """The parts of a name.
+
+    Attributes:
+        function: of the program, without IREE's `$async`; empty where the name has none.
+        number: its running number; None where the name has none.
+        work: what it does with sizes and types, `matmul_256x256x256_f32`; the whole name where it has another form.
+        kind: `matmul`, `conv`, `elementwise`, `reduction` …; the name of the work without sizes where it is none of
+            these (`slow_memcpy`), and `other` where the name has no words.
+    """
+
+    function: str
+    number: int | None
+    work: str
+    kind: str
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """What is the same for two compilers: the name without its number."""
+        return (self.function, self.work)
+
+
+def dispatch_name(name: str) -> DispatchName:
+    """Takes a name apart; one of another form is its own work."""
+    match = _DISPATCH.fullmatch(name) or _ENCODING.fullmatch(name)
+    if match is None:
+        return DispatchName("", None, name, "other")
+    work = match["work"] or ""
+    return DispatchName(match["function"], int(match["number"]), work, _kind(work))
+
+
+def _kind(work: str) -> str:
+    words = work.split("_")
+    sizes = next((index for index, word in enumerate(words) if _SIZES.fullmatch(word)), len(words))
+    kind_words = "_".join(words[:sizes])
+    return next((kind for kind, parts in _KINDS if any(part in kind_words for part in parts)), kind_words or "other")

@@ -12,12 +12,11 @@ fields that they need is taken, and all other kinds are passed over.
 from __future__ import annotations
 
 import heapq
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError
+from iree_gauntlet.measuring.profiles.dispatch_profile import ProfileError, ProfileRow, profile_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = "schema"
 _FORMAT = "ireeperf-jsonl"
+_EXPORTED = "the exported profile"
 _CLOCK = "clock_correlation"
 _SUBMITTED = "queue_event"
 _ON_HOST = "host_execution_event"
@@ -96,14 +96,16 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     Raises:
         ProfileError: no such rows, one that is cut off or lacks a field that is needed, which is named, or no events.
     """
-    rows = list(_rows(lines))
+    rows = list(profile_rows(lines, _EXPORTED, "record_type", needed=True))
+    if not any(row.kind == _SCHEMA and row.fields.get("format") == _FORMAT for row in rows):
+        raise ProfileError(f"{_EXPORTED} does not say that it is {_FORMAT}")
     clocks = _clocks(rows)
     events: list[_Event] = []
     left_out = 0
-    for number, row in rows:
-        if row["record_type"] not in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH):
+    for row in rows:
+        if row.kind not in (_SUBMITTED, _ON_HOST, _ON_DEVICE, _DISPATCH):
             continue
-        event = _event(_Fields(row, number), clocks)
+        event = _event(row, clocks)
         if event is None:
             left_out += 1
         else:
@@ -127,110 +129,56 @@ def perfetto_trace(lines: Iterable[str], device: str) -> dict[str, Any]:
     }
 
 
-class _Fields:
-    """A row whose fields are read by name and checked."""
-
-    def __init__(self, row: Mapping[str, Any], number: int) -> None:
-        self._row = row
-        self._number = number
-
-    @property
-    def kind(self) -> str:
-        return str(self._row["record_type"])
-
-    def integer(self, name: str) -> int:
-        value = self._row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._unfit(name, "a whole number")
-        return value
-
-    def text(self, name: str) -> str:
-        value = self._row.get(name)
-        if not isinstance(value, str) or not value:
-            raise self._unfit(name, "a name")
-        return value
-
-    def get(self, name: str) -> Any:
-        return self._row.get(name)
-
-    def details(self) -> dict[str, Any]:
-        """What is worth showing; nothing of what is zero or not there."""
-        found = {title: self._row[name] for name, title in _DETAILS if self._row.get(name)}
-        index = self._row.get("command_index", _NO_ORDINAL)
-        if index != _NO_ORDINAL:
-            found["command"] = index
-        for name in ("workgroup_count", "workgroup_size"):
-            sizes = self._row.get(name)
-            if isinstance(sizes, list) and any(sizes):
-                found[name.replace("_", " ")] = "x".join(map(str, sizes))
-        return found
-
-    def _unfit(self, name: str, expected: str) -> ProfileError:
-        found = f"is {self._row[name]!r}" if name in self._row else "is missing"
-        return ProfileError(
-            f"line {self._number} of the exported profile ({self.kind}): {name} {found}, expected {expected}",
-            "this iree-profile writes another format",
-        )
+def _details(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is worth showing; nothing of what is zero or not there."""
+    found = {title: fields.get(name) for name, title in _DETAILS if fields.get(name)}
+    index = fields.get("command_index", _NO_ORDINAL)
+    if index != _NO_ORDINAL:
+        found["command"] = index
+    for name in ("workgroup_count", "workgroup_size"):
+        sizes = fields.get(name)
+        if isinstance(sizes, list) and any(sizes):
+            found[name.replace("_", " ")] = "x".join(map(str, sizes))
+    return found
 
 
-def _rows(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
-    known = False
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ProfileError(
-                f"line {number} of the exported profile is no JSON: {line.strip()[:80]}",
-                "iree-profile was ended early, or wrote something else; run it by hand",
-            ) from error
-        if not isinstance(row, dict) or not isinstance(row.get("record_type"), str):
-            raise ProfileError(f"line {number} of the exported profile has no record_type: {line.strip()[:80]}")
-        known = known or (row["record_type"] == _SCHEMA and row.get("format") == _FORMAT)
-        yield number, row
-    if not known:
-        raise ProfileError(f"the exported profile does not say that it is {_FORMAT}")
-
-
-def _clocks(rows: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, _Clock]:
+def _clocks(rows: Iterable[ProfileRow]) -> dict[int, _Clock]:
     readings: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, row in rows:
-        if row["record_type"] != _CLOCK or "host_time_begin_ns" not in row or "device_tick" not in row:
+    for row in rows:
+        if row.kind != _CLOCK or not {"host_time_begin_ns", "device_tick"} <= row.fields.keys():
             continue
-        fields = _Fields(row, number)
         # The device was asked some time between the two.
-        host = (fields.integer("host_time_begin_ns") + fields.integer("host_time_end_ns")) // 2
-        readings[fields.integer("physical_device_ordinal")].append((fields.integer("device_tick"), host))
+        host = (row.integer("host_time_begin_ns") + row.integer("host_time_end_ns")) // 2
+        readings[row.integer("physical_device_ordinal")].append((row.integer("device_tick"), host))
     return {device: _Clock(min(found), max(found)) for device, found in readings.items()}
 
 
-def _event(fields: _Fields, clocks: Mapping[int, _Clock]) -> _Event | None:
+def _event(row: ProfileRow, clocks: Mapping[int, _Clock]) -> _Event | None:
     """None for one without a valid time."""
-    device, queue = fields.integer("physical_device_ordinal"), fields.integer("queue_ordinal")
-    kind, details = fields.kind, fields.details()
+    device, queue = row.integer("physical_device_ordinal"), row.integer("queue_ordinal")
+    kind, details = row.kind, _details(row.fields)
     if kind == _SUBMITTED:
-        at = fields.integer("host_time_ns")
-        ready = fields.get("ready_host_time_ns")
+        at = row.integer("host_time_ns")
+        ready = row.fields.get("ready_host_time_ns")
         if isinstance(ready, int) and ready > at:
             details["ready after, ns"] = ready - at
-        name = f"submit {fields.text('op')}"
+        name = f"submit {row.text('op')}"
         return _Event(_Place(device, queue, _SUBMISSIONS), at, at, name, "submission", details)
-    if fields.get("valid") is False:
+    if row.fields.get("valid") is False:
         return None
     if kind == _ON_HOST:
-        start, end = fields.integer("start_host_time_ns"), fields.integer("end_host_time_ns")
+        start, end = row.integer("start_host_time_ns"), row.integer("end_host_time_ns")
     elif device in clocks:
-        start, end = (clocks[device].host_ns(fields.integer(name)) for name in ("start_tick", "end_tick"))
+        start, end = (clocks[device].host_ns(row.integer(name)) for name in ("start_tick", "end_tick"))
     else:
         return None
     if end < start:
         return None
     # The host's rows tell the kind of work in a field; the device's have rows of their own for dispatches.
-    if kind == _DISPATCH or fields.get("op") == "dispatch":
-        return _Event(_Place(device, queue, _DISPATCHES), start, end, fields.text("key"), "dispatch", details)
+    if kind == _DISPATCH or row.fields.get("op") == "dispatch":
+        return _Event(_Place(device, queue, _DISPATCHES), start, end, row.text("key"), "dispatch", details)
     family = _HOST if kind == _ON_HOST else _DEVICE
-    return _Event(_Place(device, queue, family), start, end, fields.text("op"), "execution", details)
+    return _Event(_Place(device, queue, family), start, end, row.text("op"), "execution", details)
 
 
 def _in_lanes(events: Sequence[_Event]) -> list[tuple[_Place, _Event]]:

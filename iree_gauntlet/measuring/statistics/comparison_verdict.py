@@ -18,7 +18,7 @@ hold together with probability 1 − α or more, so it may be looked at, and sto
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -192,19 +192,7 @@ def against_control(comparison: Comparison, control: Comparison) -> Comparison:
 
 def without_verdict(comparison: Comparison, reason: str) -> Comparison:
     """The same figures, and `inconclusive`."""
-    return Comparison(
-        verdict=Verdict.INCONCLUSIVE,
-        reason=reason,
-        ratio=comparison.ratio,
-        low=comparison.low,
-        high=comparison.high,
-        confidence=comparison.confidence,
-        least=comparison.least,
-        band=comparison.band,
-        blocks=comparison.blocks,
-        p_value=comparison.p_value,
-        next_look=None,
-    )
+    return replace(comparison, verdict=Verdict.INCONCLUSIVE, reason=reason, next_look=None)
 
 
 def _judge(interval: Interval, least: float, band: float, allow: float | None) -> tuple[Verdict, str]:

@@ -11,6 +11,7 @@ From the same argument comes a p-value that stays valid whatever the stopping: m
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -45,9 +46,7 @@ class SequentialPlan:
             raise EvidenceError(f"false-alarm rate {self.alpha!r}, expected a number between 0 and 1")
         if not self.looks or len(self.looks) != len(self.weights):
             raise EvidenceError(f"a plan with {len(self.looks)} looks and {len(self.weights)} weights")
-        if self.looks[0] < 1 or any(
-            later <= earlier for earlier, later in zip(self.looks, self.looks[1:], strict=False)
-        ):
+        if self.looks[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(self.looks)):
             raise EvidenceError(f"looks at {self.looks} blocks, expected rising numbers from 1 on")
         if not all(weight > 0 for weight in self.weights) or not math.isclose(sum(self.weights), 1):
             raise EvidenceError(f"weights {self.weights}, expected positive shares of 1")
@@ -89,5 +88,5 @@ def sequential_plan(alpha: float = DEFAULT_ALPHA, max_blocks: int = DEFAULT_MAX_
         later = math.ceil(looks[-1] * _GROWTH)
         # The last step takes what is left rather than adding a look a block or two later.
         looks.append(max_blocks if later * (1 + (_GROWTH - 1) / 2) > max_blocks else later)
-    shares = [(look - before) / max_blocks for before, look in zip([0, *looks], looks, strict=False)]
+    shares = [(look - before) / max_blocks for before, look in itertools.pairwise([0, *looks])]
     return SequentialPlan(alpha, tuple(looks), tuple(shares))

@@ -1,4 +1,8 @@
-"""AMD GPUs: what `amd-smi` says of them, and `rocm-smi` where only that is there.
+"""What the vendors' tools say of GPUs: `nvidia-smi`, `amd-smi`, and `rocm-smi` where only that is there.
+
+`nvidia-smi`: fields as `nvidia-smi --help-query-gpu` describes them. What is `clocks_event_reasons` since release 535
+was `clocks_throttle_reasons` before; the counters with them, in µs, came later still. A tool refuses a question as a
+whole for one field that it does not know, so the richest one is asked first.
 
 `amd-smi metric --json` gives a list of GPUs, since ROCm 7 as the field `gpu_data` of an object. Its figures are
 `{"value": 54, "unit": "C"}`, and the text `N/A` where there is none. `rocm-smi --json` gives an object of cards,
@@ -15,11 +19,36 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.measuring.machine.gpu_state import GpuState, Slowdown, ToolAnswerError, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
+_NVIDIA_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,utilization.gpu,power.draw"
+_NVIDIA_COUNTERS = {
+    "hw_thermal_slowdown": Slowdown.HEAT,
+    "sw_thermal_slowdown": Slowdown.HEAT,
+    "hw_power_brake_slowdown": Slowdown.POWER_BRAKE,
+    "sw_power_cap": Slowdown.POWER_CAP,
+}
+_NVIDIA_QUESTIONS = (
+    ("clocks_event_reasons.active", tuple(f"clocks_event_reasons_counters.{name}" for name in _NVIDIA_COUNTERS)),
+    ("clocks_event_reasons.active", ()),
+    ("clocks_throttle_reasons.active", ()),
+)
+_NUMBER = re.compile(r"[0-9]{1,9}")
+# nvml.h: nvmlClocksEventReasonGpuIdle and those after it.
+_NVIDIA_REASONS = (
+    (0x01, Slowdown.IDLE),
+    (0x02, Slowdown.CHOSEN_CLOCKS),
+    (0x04, Slowdown.POWER_CAP),
+    (0x08, Slowdown.HARDWARE),
+    (0x10, Slowdown.SYNC_BOOST),
+    (0x20, Slowdown.HEAT),
+    (0x40, Slowdown.HEAT),
+    (0x80, Slowdown.POWER_BRAKE),
+    (0x100, Slowdown.DISPLAY),
+)
 # Of each: the name in `<name>_violation_status` and `<name>_accumulated`.
-_VIOLATIONS = {
+_AMD_VIOLATIONS = {
     "prochot": Slowdown.HEAT,
     "socket_thermal": Slowdown.HEAT,
     "vr_thermal": Slowdown.HEAT,
@@ -29,6 +58,90 @@ _VIOLATIONS = {
 _GFX = re.compile(r"gfx(_[0-9]+)?")
 _CARD = re.compile(r"card([0-9]{1,4})")
 _PID = re.compile(r"PID\s*([0-9]{1,9})")
+
+
+def read_nvidia(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    """The GPUs that nvidia-smi knows, with the processes that compute on them.
+
+    Args:
+        ask: asks the tool with these arguments.
+
+    Raises:
+        ToolAnswerError: it gave no answer that can be read.
+    """
+    gpus = _states(ask)
+    try:
+        answer = ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+    except ToolAnswerError:
+        return gpus
+    holders: dict[str, set[int]] = {gpu.uuid: set() for gpu in gpus}
+    for line in answer.splitlines():
+        uuid, _, pid = (word.strip() for word in line.partition(","))
+        if not _NUMBER.fullmatch(pid) or uuid not in holders:
+            return gpus  # `[Insufficient Permissions]`: others may be there, unseen
+        holders[uuid].add(int(pid))
+    return tuple(replace(gpu, others=tuple(sorted(holders[gpu.uuid]))) for gpu in gpus)
+
+
+def _states(ask: Callable[..., str]) -> tuple[GpuState, ...]:
+    for reasons, counters in _NVIDIA_QUESTIONS[:-1]:
+        try:
+            return _asked(ask, reasons, counters)
+        except ToolAnswerError as error:
+            if "not a valid field" not in str(error):
+                raise
+    return _asked(ask, *_NVIDIA_QUESTIONS[-1])
+
+
+def _asked(ask: Callable[..., str], reasons: str, counters: tuple[str, ...]) -> tuple[GpuState, ...]:
+    # The name comes last, whatever is in it.
+    fields = ",".join((_NVIDIA_FIELDS, reasons, *counters, "name"))
+    answer = ask(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    return tuple(_state(line, len(counters)) for line in answer.splitlines() if line.strip())
+
+
+def _state(line: str, counters: int) -> GpuState:
+    words = [word.strip() for word in line.split(",", 8 + counters)]
+    if len(words) != 9 + counters or not _NUMBER.fullmatch(words[0]):
+        raise ToolAnswerError(f"printed what is no GPU: {line.strip()[:80]}")
+    index, uuid, clock, most, temperature, utilization, power, reasons = words[:8]
+    return GpuState(
+        index=int(index),
+        name=words[-1],
+        uuid=uuid,
+        clock_mhz=number_of(clock),
+        max_clock_mhz=number_of(most),
+        temperature_c=number_of(temperature),
+        utilization_percent=number_of(utilization),
+        power_w=number_of(power),
+        reasons=_reasons(reasons),
+        throttled=_summed(zip(_NVIDIA_COUNTERS.values(), map(_seconds, words[8:-1]), strict=False)),
+    )
+
+
+def _reasons(text: str) -> tuple[Slowdown, ...]:
+    try:
+        bits = int(text, 16)
+    except ValueError:
+        return ()
+    found = [reason for bit, reason in _NVIDIA_REASONS if bits & bit]
+    # Hardware slowdown is the sum of its causes where these are named.
+    cause_named = Slowdown.HEAT in found or Slowdown.POWER_BRAKE in found
+    return tuple(dict.fromkeys(reason for reason in found if not (cause_named and reason is Slowdown.HARDWARE)))
+
+
+def _seconds(microseconds: str) -> float | None:
+    amount = number_of(microseconds)
+    return None if amount is None else amount / 1e6
+
+
+def _summed(amounts: Iterable[tuple[Slowdown, float | None]]) -> tuple[tuple[Slowdown, float], ...]:
+    """How much of each reason there was, over all counters of it that are known."""
+    found: dict[Slowdown, float] = {}
+    for reason, amount in amounts:
+        if amount is not None:
+            found[reason] = found.get(reason, 0.0) + amount
+    return tuple(found.items())
 
 
 def read_amd_smi(ask: Callable[..., str]) -> tuple[GpuState, ...]:
@@ -112,13 +225,13 @@ def _metric(entry: dict[str, Any]) -> GpuState:
         utilization_percent=_first(_section(entry, "usage"), "gfx_activity"),
         power_w=_first(power, "socket_power", "current_socket_power", "average_socket_power"),
         reasons=_violations(throttle) or _status(power),
-        throttled=_accumulated(throttle),
+        throttled=_summed(_accumulated(throttle)),
         uptime=_value(throttle.get("accumulation_counter")),
     )
 
 
 def _violations(throttle: dict[str, Any]) -> tuple[Slowdown, ...]:
-    found = [cause for name, cause in _VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
+    found = [cause for name, cause in _AMD_VIOLATIONS.items() if throttle.get(f"{name}_violation_status") == "ACTIVE"]
     return tuple(dict.fromkeys(found))
 
 
@@ -127,13 +240,9 @@ def _status(power: dict[str, Any]) -> tuple[Slowdown, ...]:
     return (Slowdown.UNNAMED,) if power.get("throttle_status") == "THROTTLED" else ()
 
 
-def _accumulated(throttle: dict[str, Any]) -> tuple[tuple[Slowdown, float], ...]:
-    found: dict[Slowdown, float] = {}
-    for name, cause in _VIOLATIONS.items():
-        value = _first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated")
-        if value is not None:
-            found[cause] = found.get(cause, 0.0) + value
-    return tuple(found.items())
+def _accumulated(throttle: dict[str, Any]) -> Iterator[tuple[Slowdown, float | None]]:
+    for name, cause in _AMD_VIOLATIONS.items():
+        yield cause, _first(throttle, f"{name}_accumulated", f"{name}_violation_accumulated")
 
 
 def _holders(document: Any) -> Iterator[tuple[int, tuple[int, ...]]]:

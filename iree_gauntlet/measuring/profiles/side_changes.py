@@ -1,6 +1,7 @@
-"""Where the time went between two profiles of one program: their dispatches matched, and what each adds.
+"""What differs between two sides: where the time of their dispatches went, and what their compiles tell.
 
-Two compilers number dispatches otherwise and fuse otherwise, so they are matched in two rounds:
+Of profiles, the dispatches are matched. Two compilers number dispatches otherwise and fuse otherwise, so this is done
+in two rounds:
 
 1. By name without the number, `matmul_256x256x256_f32`, in their order, where both sides have as many.
 2. What is left goes together by kind (`matmul`, `conv`, …): three products that were fused into one are one row. What
@@ -9,19 +10,23 @@ Two compilers number dispatches otherwise and fuse otherwise, so they are matche
 The number itself matches nothing: of several dispatches of one shape, the same number would be another one.
 
 Each dispatch is in one row, so the rows add up to the difference of the whole, to the nanosecond.
+
+Of compiles, the compiler's statistics and the size of the module are compared. The statistics are the JSON of
+`--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as leaves. Releases name and count
+other things: what one side does not tell is said as such, never taken for zero.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.measuring.profiles.dispatch_names import DispatchName, dispatch_name
+from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchName, dispatch_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile, DispatchTime
 
@@ -31,11 +36,31 @@ OUTSIDE = "outside"
 _OUTSIDE_NAME = "outside of dispatches (scheduling, copies, waiting)"
 _EXPLAINED = 0.8
 _MOST_ROWS = 10
+# What a row has of each side, and the row of all others too.
+_SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 # In the name of a row of several.
 _MOST_WORKS = 3
+_AGGREGATE = "stream-aggregate"
+_MODULE_SIZE = "module size"
+# What people call the figures, the most telling first.
+_COMPILE_NAMES = {
+    "execution/dispatch-count": "dispatches",
+    "executable/executable-count": "executables",
+    "execution/transient-memory-size": "transient memory",
+    "global/constant-size": "constant memory",
+    "global/constant-count": "constants",
+    "global/variable-size": "variable memory",
+    "global/variable-count": "variables",
+    "execution/submission-count": "submissions",
+    "execution/copy-count": "copies",
+    "execution/fill-count": "fills",
+    "execution/call-count": "calls",
+    "synchronization/await-count": "awaits",
+}
+_COMPILE_ORDER = (_MODULE_SIZE, *_COMPILE_NAMES.values())
 
 
-class Match(Enum):
+class Match(StrEnum):
     """How the two sides of a row belong together."""
 
     NAME = "name"
@@ -101,17 +126,12 @@ class DispatchChanges:
         """
         return change.difference_ns / self.difference_ns if self.difference_ns else None
 
-    def explaining(self, share: float = _EXPLAINED, most: int = _MOST_ROWS) -> tuple[DispatchChange, ...]:
-        """The fewest of the largest rows that leave no more than the rest of the difference to all others together.
-
-        Args:
-            share: of the difference, that the rows explain.
-            most: rows, where so many do not explain it.
-        """
+    def explaining(self, most: int = _MOST_ROWS) -> tuple[DispatchChange, ...]:
+        """The fewest of the largest rows that explain four fifths of the difference; `most` where so many do not."""
         whole = self.difference_ns
         rest = whole
         for count, change in enumerate(self.changes):
-            if abs(rest) <= (1 - share) * abs(whole) or count == most or not change.difference_ns:
+            if abs(rest) <= (1 - _EXPLAINED) * abs(whole) or count == most or not change.difference_ns:
                 return self.changes[:count]
             rest -= change.difference_ns
         return self.changes
@@ -123,26 +143,9 @@ class DispatchChanges:
         return {
             "a_ns": self.a_ns,
             "b_ns": self.b_ns,
-            "rows": [
-                {
-                    "name": change.name,
-                    "kind": change.kind,
-                    "match": change.match.value,
-                    "a_ns": change.a_ns,
-                    "b_ns": change.b_ns,
-                    "a_count": change.a_count,
-                    "b_count": change.b_count,
-                    "a_names": list(change.a_names),
-                    "b_names": list(change.b_names),
-                    "share": self.share(change),
-                }
-                for change in listed
-            ],
+            "rows": [{**asdict(change), "share": self.share(change)} for change in listed],
             "others": {
-                "a_count": sum(change.a_count for change in others),
-                "b_count": sum(change.b_count for change in others),
-                "a_ns": sum(change.a_ns for change in others),
-                "b_ns": sum(change.b_ns for change in others),
+                **{name: sum(getattr(change, name) for change in others) for name in _SUMMED},
                 "outside": any(change.match is Match.OUTSIDE for change in others),
             },
             "notes": list(self.notes),
@@ -232,3 +235,77 @@ def _change(match: Match, ours: Sequence[_Dispatch], theirs: Sequence[_Dispatch]
         tuple(dispatch.time.name for dispatch in ours),
         tuple(dispatch.time.name for dispatch in theirs),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CompileChange:
+    """A figure that differs.
+
+    Attributes:
+        name: for people (`transient memory`); the place in the statistics where it has no name here.
+        a, b: the figures; None where that side does not tell.
+        unit: `bytes`, or empty for a count.
+    """
+
+    name: str
+    a: float | None
+    b: float | None
+    unit: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """B over A; None where a side does not tell, or A is 0."""
+        return None if self.b is None or not self.a else self.b / self.a
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def compile_changes(
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    *,
+    a_bytes: int | None = None,
+    b_bytes: int | None = None,
+) -> tuple[CompileChange, ...]:
+    """The figures that differ, and those that one side alone tells; none where the compiles are alike.
+
+    Args:
+        a: the compiler's statistics, the content of its JSON file.
+        b: the other side's.
+        a_bytes: size of the module; None where unknown.
+        b_bytes: the other side's.
+    """
+    figures = _figures(a, a_bytes), _figures(b, b_bytes)
+    names = sorted(figures[0].keys() | figures[1].keys(), key=_place)
+    return tuple(
+        CompileChange(name, figures[0].get(name), figures[1].get(name), _unit(name))
+        for name in names
+        if figures[0].get(name) != figures[1].get(name)
+    )
+
+
+def _figures(statistics: Mapping[str, Any], module_bytes: int | None) -> dict[str, float]:
+    found = {_COMPILE_NAMES.get(path, path): value for path, value in _leaves(statistics)}
+    if module_bytes is not None:
+        found[_MODULE_SIZE] = module_bytes
+    return found
+
+
+def _leaves(statistics: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by their place, `execution/dispatch-count`."""
+    for key, value in statistics.items():
+        here = f"{path}/{key}" if path else str(key)
+        if isinstance(value, dict):
+            yield from _leaves(value, "" if here == _AGGREGATE else here)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield here, value
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_COMPILE_ORDER.index(name) if name in _COMPILE_ORDER else len(_COMPILE_ORDER), name)
+
+
+def _unit(name: str) -> str:
+    return "bytes" if name == _MODULE_SIZE or name.endswith(("memory", "-size", "-bytes")) else ""

@@ -1,17 +1,22 @@
-"""How an experiment ends, in its record."""
+"""What the records of experiments have in common: how they begin and how they end."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iree_gauntlet import __version__
 from iree_gauntlet.errors import ExitCode, GauntletError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iree_gauntlet.progress import Presenter
     from iree_gauntlet.records.event_log import EventLog
 
 
@@ -28,9 +33,15 @@ class Ending:
     problem: str = ""
 
 
+def begun_by() -> dict[str, str]:
+    """The fields of an opening event that say which command this is."""
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    return {"version": __version__, "command": command, "cwd": str(Path.cwd())}
+
+
 @contextmanager
-def recorded_end(log: EventLog) -> Iterator[Ending]:
-    """Write an `end` event when what stands inside is over, by whatever exception."""
+def recorded_end(log: EventLog, folder: Path, presenter: Presenter) -> Iterator[Ending]:
+    """Write an `end` event when what stands inside is over, by whatever exception, and show what is recorded then."""
     began, ending = time.monotonic(), Ending()
     try:
         yield ending
@@ -45,4 +56,7 @@ def recorded_end(log: EventLog) -> Iterator[Ending]:
         raise
     finally:
         end = {"exit_code": int(ending.code), "problem": ending.problem, "seconds": round(time.monotonic() - began, 3)}
-        log.write("end", {**end, "interrupted": ending.code is ExitCode.INTERRUPTED})
+        try:
+            log.write("end", {**end, "interrupted": ending.code is ExitCode.INTERRUPTED})
+        finally:
+            presenter.ran(folder, brief=False)

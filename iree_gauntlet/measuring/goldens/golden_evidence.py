@@ -1,4 +1,4 @@
-"""What goldens ought to be, from what runs have measured. Pure functions over journals.
+"""What runs have measured for goldens: how these stand, and what they ought to be. Pure functions over journals.
 
 A figure counts as evidence only where it can be trusted:
 
@@ -14,18 +14,23 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.measuring.goldens.goldens import UNITS, covers, release_of
+from iree_gauntlet.measuring.goldens.goldens import covers, release_of
+from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from iree_gauntlet.journal_format import JournalRecord
-    from iree_gauntlet.results import Result
+    from iree_gauntlet.results import Check, Result
 
 
+# A golden of which less than this is used guards nothing any more.
+_LOOSE = 0.5
 _DIGITS = 3
 _SOUND = ("passed", "xfailed", "skipped")
 _FIGURE_STAGES = ("benchmark", "compstat")
@@ -79,19 +84,52 @@ class Proposal:
         return self.value / self.golden.value if self.golden.value else float("inf")
 
 
+class Verdict(StrEnum):
+    """What a golden is worth today."""
+
+    KEPT = "kept"
+    LOOSE = "loose"
+    BROKEN = "broken"
+    INCONCLUSIVE = "inconclusive"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A golden, and the newest figure that may be held against it.
+
+    Attributes:
+        chain: model/submodel@target.
+        golden: as it is written.
+        verdict: `loose` is a kept one of which the figure is less than half.
+        measured: the newest figure; None where no run has one.
+        run: the run that has measured it; empty where none has.
+        note: what a person should know of it; of one that was not measured, why the newest figure does not count.
+    """
+
+    chain: str
+    golden: Golden
+    verdict: Verdict
+    measured: float | None = None
+    run: str = ""
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured by golden; None without a figure, and for a golden of 0."""
+        return None if self.measured is None or not self.golden.value else self.measured / self.golden.value
+
+
+# Of a run: evidence for a chain's golden, with the step that gave it, and the step's result.
+_OfRun = dict[tuple[str, Golden], tuple[Evidence, dict[str, Any], "Result"]]
+
+
 def collect_evidence(records: Sequence[JournalRecord]) -> dict[Golden, list[Evidence]]:
     """The figures that journals have for each golden, in the order of the journals."""
     found: dict[Golden, list[Evidence]] = {}
     for record in records:
-        unsound = _unsound_chains(record)
-        ended = record.end is not None and not record.end.get("interrupted") and not record.torn
-        for step in record.steps:
-            result = record.results.get(step["id"])
-            if step["stage"] not in _FIGURE_STAGES or result is None:
-                continue
-            refused = "its run did not finish" if not ended else unsound.get(step["chain"], "")
-            for golden, evidence in _figures(record, step, result, refused):
-                found.setdefault(golden, []).append(evidence)
+        for golden, evidence, _, _ in _figures(record, lambda step: map(Golden.from_dict, step["goldens"])):
+            found.setdefault(golden, []).append(evidence)
     return found
 
 
@@ -107,22 +145,27 @@ def _unsound_chains(record: JournalRecord) -> dict[str, str]:
 
 
 def _figures(
-    record: JournalRecord, step: dict[str, Any], result: Result, refused: str
-) -> Iterator[tuple[Golden, Evidence]]:
-    for written in step["goldens"]:
-        golden = Golden.from_dict(written)
-        figures = _measured(golden, result)
-        if not figures or not golden.origin.field:
+    record: JournalRecord, goldens_of: Callable[[dict[str, Any]], Iterable[Golden]]
+) -> Iterator[tuple[Golden, Evidence, dict[str, Any], Result]]:
+    """What a run has for each golden of its steps, with the step that has measured it, and the step's result."""
+    unsound = _unsound_chains(record)
+    ended = record.end is not None and not record.end.get("interrupted") and not record.torn
+    run = record.runs[-1] if record.runs else {}
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        if step["stage"] not in _FIGURE_STAGES or result is None:
             continue
-        causes = result.statistics.get("disturbed") or ()
-        disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
+        refused = "its run did not finish" if not ended else unsound.get(step["chain"], "")
         if result.verdict not in ("passed", "failed"):
             refused = refused or f"its {step['stage']} {result.verdict}"
-        run = record.runs[-1]
-        least = golden.statistic is Statistic.MIN
-        yield (
-            golden,
-            Evidence(
+        causes = result.statistics.get("disturbed") or ()
+        for golden in goldens_of(step):
+            figures = _measured(golden, result)
+            if not figures or not golden.origin.field:
+                continue
+            disturbed = f"disturbed: {'; '.join(causes)}" if golden.metric is Metric.TIME_MS and causes else ""
+            least = golden.statistic is Statistic.MIN
+            evidence = Evidence(
                 run=str(run.get("run", record.path.parent.name)),
                 chain=step["chain"],
                 measured=min(figures) if least else statistics.fmean(figures),
@@ -132,8 +175,8 @@ def _figures(
                 release=release_of(str(run.get("toolchain", {}).get("compiler", ""))),
                 machine=str(run.get("machine", {}).get("cpu", "")),
                 refused=refused or disturbed,
-            ),
-        )
+            )
+            yield golden, evidence, step, result
 
 
 def _measured(golden: Golden, result: Result) -> list[float]:
@@ -236,7 +279,7 @@ def _rounded_up(value: float) -> float:
 
 
 def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
-    unit = UNITS[golden.metric]
+    unit = golden.metric.unit
     runs = usable[0].run if len(usable) == 1 else f"{len(usable)} runs ({usable[0].run} … {usable[-1].run})"
     if golden.metric is not Metric.TIME_MS:
         return f"{usable[-1].measured:,.10g} {unit}, {usable[-1].release}, {runs}"
@@ -249,3 +292,80 @@ def _basis(golden: Golden, usable: Sequence[Evidence]) -> str:
         f"{what} {statistics.fmean(figures):.4g} {unit} ({between} {lowest:.4g} … {highest:.4g}), "
         f"{count} repetitions, {usable[-1].machine}, {runs}"
     )
+
+
+def golden_standings(
+    goldens: Sequence[tuple[str, Golden]], records: Sequence[JournalRecord], folder: Path
+) -> list[Standing]:
+    """How each golden stands.
+
+    A figure is held against a golden as a run would do it: a time on its SKU, a count or a size with its compiler
+    release. That the golden has changed since the run, or is new, does not matter: the figure is held against the
+    present one. Figures of unfinished runs and of models whose outputs were wrong do not count.
+
+    Args:
+        goldens: chain and golden.
+        records: journals, the newest first.
+        folder: of all runs; one that is a part of a comparison is named by its path in it.
+    """
+    by_chain: dict[str, list[Golden]] = {}
+    for chain, golden in goldens:
+        by_chain.setdefault(chain, []).append(golden)
+    runs: list[tuple[str, _OfRun]] = []
+    for record in records:
+        figures = _figures(record, lambda step: by_chain.get(step["chain"], ()))
+        known = {(step["chain"], golden): (evidence, step, result) for golden, evidence, step, result in figures}
+        runs.append((record.path.parent.relative_to(folder).as_posix(), known))
+    standings = []
+    for chain, golden in goldens:
+        rivals = {other.sku for other in by_chain[chain] if other.metric is golden.metric and other != golden}
+        standings.append(_standing(chain, golden, rivals, runs))
+    return standings
+
+
+def _standing(chain: str, golden: Golden, rivals: Collection[str], runs: Sequence[tuple[str, _OfRun]]) -> Standing:
+    passed_over = ""
+    for name, known in runs:
+        if (chain, golden) not in known:
+            continue
+        evidence, step, result = known[chain, golden]
+        objection = _mismatch(golden, evidence, str(step.get("sku", "")), rivals)
+        if not objection:
+            verdict, note = _verdict(golden, evidence, result)
+            return Standing(chain, golden, verdict, evidence.measured, name, note)
+        figure = f"{evidence.measured:.4g} ms" if golden.metric is Metric.TIME_MS else f"{evidence.measured:,.10g}"
+        passed_over = passed_over or f"{name} measured {figure} {objection}"
+    return Standing(chain, golden, Verdict.NOT_MEASURED, note=passed_over)
+
+
+def _mismatch(golden: Golden, evidence: Evidence, sku: str, rivals: Collection[str]) -> str:
+    """Why a figure may not be held against a golden; empty where it may."""
+    everywhere = not golden.sku or (golden.metric is not Metric.TIME_MS and golden.sku in FAMILIES)
+    if everywhere and sku in rivals and sku:
+        return f"with the SKU {sku}, which has a golden of its own"
+    if not everywhere and sku != golden.sku:
+        return f"with the SKU {sku}" if sku else "without a SKU"
+    if golden.release and not covers(golden.release, evidence.release):
+        return f"with release {evidence.release or 'unknown'}"
+    disturbed = evidence.refused.startswith("disturbed:")
+    undecided = evidence.refused.endswith(" inconclusive")
+    return "" if not evidence.refused or disturbed or undecided else f"but {evidence.refused}"
+
+
+def _verdict(golden: Golden, evidence: Evidence, result: Result) -> tuple[Verdict, str]:
+    """The verdict, and a remark on it."""
+    own = next((check.passed for check in result.checks if _is_of(check, golden) and check.passed is not None), None)
+    if result.verdict == "inconclusive":
+        return Verdict.INCONCLUSIVE, result.reason
+    # Where the run has held it against this very golden, it knows more: a breach may not have been confirmed.
+    broken = evidence.measured > golden.limit if own is None else not own
+    if broken:
+        return Verdict.BROKEN, evidence.refused
+    loose = evidence.measured < _LOOSE * golden.value
+    return Verdict.LOOSE if loose else Verdict.KEPT, evidence.refused
+
+
+def _is_of(check: Check, golden: Golden) -> bool:
+    """Whether a figure was held against this very golden."""
+    same = check.golden == golden.value and check.factor == golden.factor
+    return check.metric == golden.metric and same and check.note == str(golden.origin)
