@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 DIALECT = "micro"
 PROGRAM = "main.onnx"
-# What stands before a variant's label in the role of a benchmark step that profiles it.
+# What stands before a variant's label in the role of a benchmark step that traces it.
 TRACE = "trace."
-MEMORY = "memory."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class PointChain(TorchChain):
         return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
 
     def profile(self, variant: Variant, kind: str) -> Step:
-        """Traces a variant (`TRACE`), or watches its memory (`MEMORY`)."""
+        """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
         step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
         return self.ran(step, [self._input(variant)], exclusive=True)
 

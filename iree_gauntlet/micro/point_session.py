@@ -14,10 +14,16 @@ from iree_gauntlet.bench.exporting import Exporter
 from iree_gauntlet.bench.measuring_worker import ask, planned_command, worker_words
 from iree_gauntlet.cases import MAIN, Stage, Verdict
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.micro.memory_plot import memory_plot
-from iree_gauntlet.micro.memory_profile import MEMORY_WORKER, memory_plan, read_memory_profile, write_memory_profile
+from iree_gauntlet.measuring.profiles.memory_profile import (
+    MEMORY_FILE,
+    MEMORY_ROLE,
+    MEMORY_WORKER,
+    memory_plan,
+    read_memory_profile,
+    write_memory_profile,
+)
 from iree_gauntlet.micro.module_facts import ModuleFacts, prove, read_module_facts, shows
-from iree_gauntlet.micro.point_chain import MEMORY, TRACE, PointChain
+from iree_gauntlet.micro.point_chain import TRACE, PointChain
 from iree_gauntlet.micro.point_check import check_variant
 from iree_gauntlet.micro.point_measurement import UNPROVEN, UNREAD, Measuring, PointMeasurement
 from iree_gauntlet.micro.record import MEASURED, SAME, VariantFigures
@@ -165,12 +171,12 @@ class PointSession:
             return PointMeasurement(
                 self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
             ).run(step)
-        kind = TRACE if step.role.startswith(TRACE) else MEMORY
+        kind = TRACE if step.role.startswith(TRACE) else MEMORY_ROLE
         variant = self._variant(step.role.removeprefix(kind))
         compiled = self.chain.made(variant, self._build(variant))
         processes = self.session.processes
-        if kind == MEMORY:
-            return _profile_memory(step, self.chain, variant, compiled, processes)
+        if kind == MEMORY_ROLE:
+            return _profile_memory(step, self.chain, compiled, processes)
         call_ms = float(self._found[variant.label].figures["call_ms"])
         flags = self.workbench.flags_of(BENCHMARK_MODULE)
         path, toolchain = Path(step.folder) / variant.label, self.chain.toolchain
@@ -191,7 +197,7 @@ class PointSession:
 
     def _profiles(self) -> Sequence[Step]:
         model = self.chain.point.model
-        kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY, model.memory_profiler)) if wanted]
+        kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if wanted]
         return tuple(
             self.chain.profile(variant, kind)
             for variant in self.chain.point.variants
@@ -200,10 +206,8 @@ class PointSession:
         )
 
 
-def _profile_memory(
-    step: Step, chain: PointChain, variant: Variant, compiled: CompiledProgram, processes: Processes
-) -> Result:
-    """The high-water of memory by phase, with the series behind it and a plot of that, in the step's folder."""
+def _profile_memory(step: Step, chain: PointChain, compiled: CompiledProgram, processes: Processes) -> Result:
+    """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
     plan = memory_plan(compiled.plan([chain.device], 1))
     answer = ask(step, processes, planned_command(step, worker_words(chain.toolchain, MEMORY_WORKER), plan))
     step = replace(step, command=answer.command)
@@ -213,13 +217,10 @@ def _profile_memory(
         profile = read_memory_profile(answer.figures)
     except GauntletError as error:
         return processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
-    path = Path(step.folder) / "memory"
-    write_memory_profile(profile, path.with_suffix(".json"))
+    write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
     notes = profile.lines()
     if importlib.util.find_spec("matplotlib") is None:
         notes.append("no plot: matplotlib is not installed (pip install 'iree-gauntlet[plots]')")
-    else:
-        memory_plot(profile, path, f"{chain.point.name}: {variant.label}")
     statistics = {name: value for name, value in profile.as_dict().items() if name != "series"}
     result = Result(Verdict.PASSED, statistics={"memory": statistics}, notes=tuple(notes))
     return processes.complete(step, answer.outcome, result)

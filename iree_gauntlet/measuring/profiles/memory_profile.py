@@ -1,4 +1,4 @@
-"""What a program needs of memory, phase by phase: the plan for the process that looks, and what it found."""
+"""A program's memory, phase by phase: the plan for the process that watches it, and what it found."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Name of a profile's file in the folder of its step; plots have the same, with their own endings.
+MEMORY_FILE = "memory.json"
+# What stands before a variant's label in the role of a step that watches its memory.
+MEMORY_ROLE = "memory."
 # Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"
 _CALLS = 10
@@ -26,10 +30,10 @@ class MemorySample:
     """Memory at one moment.
 
     Attributes:
-        ms: since the looking began.
+        ms: since the watch began.
         resident_bytes: of the process.
-        mapped_bytes: of these, what is mapped from files, such as parameters that are used where they lie.
-        device_bytes: what the device's allocator has given out; None where it is not said.
+        mapped_bytes: of these, what is mapped from files, such as parameters that are used in place.
+        device_bytes: what the device's allocator has given out; None where it is unknown.
     """
 
     ms: float
@@ -44,12 +48,12 @@ class MemoryPhase:
 
     Attributes:
         name: `load`, `first call`, `calls`, `after`.
-        begin_ms: when it began, since the looking began.
+        begin_ms: when it began, since the watch began.
         end_ms: when it ended.
         begin_bytes: resident set where it began.
         peak_bytes: the most that was resident in it.
         end_bytes: resident set where it ended.
-        device_bytes: what the device's allocator had given out where it ended; None where it is not said.
+        device_bytes: what the device's allocator had given out where it ended; None where it is unknown.
     """
 
     name: str
@@ -70,8 +74,8 @@ class MemoryProfile:
         series: samples, in order.
         interval_ms: how often a sample was taken at the end.
         exact_peaks: whether the phases' peaks are the kernel's own marks, not the largest samples.
-        device_peak_bytes: the most that the device's allocator had given out at a time; None where it is not said.
-            On local-task it is what calls were handed, without what the program allocates itself.
+        device_peak_bytes: the most that the device's allocator had given out at a time; None where it is unknown.
+            On local-task it is what calls were given, without what the program allocates itself.
     """
 
     phases: tuple[MemoryPhase, ...]
@@ -104,12 +108,12 @@ class MemoryProfile:
 
 
 def memory_plan(plan: Mapping[str, Any], *, calls: int = _CALLS, interval_ms: float = _INTERVAL_MS) -> dict[str, Any]:
-    """A plan of `measure_module`, as one for the worker that looks at memory.
+    """A plan of `measure_module`, as one for the worker that watches memory.
 
     Args:
         plan: says what is called on what; its calls, its warm-up and its outputs do not count.
         calls: after the first one.
-        interval_ms: how often memory is looked at.
+        interval_ms: how often memory is sampled.
     """
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
     return {**taken, "devices": list(plan["devices"])[:1], "calls": calls, "interval_ms": interval_ms}
@@ -149,3 +153,18 @@ def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
         OSError: the folder is missing, read-only or full.
     """
     write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
+
+
+def written_memory_profile(path: Path) -> MemoryProfile | None:
+    """A profile that was written; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return MemoryProfile(
+            tuple(MemoryPhase(**phase) for phase in found["phases"]),
+            tuple(MemorySample(**sample) for sample in found["series"]),
+            found["interval_ms"],
+            found["exact_peaks"],
+            found["device_peak_bytes"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

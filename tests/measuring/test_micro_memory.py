@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.micro.memory_plot import memory_plot
-from iree_gauntlet.micro.memory_profile import (
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.profiles.memory_profile import (
     MEMORY_WORKER,
     MemoryProfile,
     memory_plan,
     read_memory_profile,
     write_memory_profile,
+    written_memory_profile,
 )
+from iree_gauntlet.reports.sweeps.sweep_plots import memory_plot
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.workers import iree_side
 from iree_gauntlet.workers.iree_side.measure_memory import MemoryWatch, measure, thinned
@@ -198,6 +199,7 @@ def test_an_answer_is_read_and_written(tmp_path: Path) -> None:
     assert document["peak_bytes"] == 80_000_000
     assert document["phases"] == _ANSWER["phases"]
     assert [list(sample.values()) for sample in document["series"]] == _ANSWER["samples"]
+    assert written_memory_profile(tmp_path / "memory.json") == profile
     assert profile.lines() == [
         "load: at most 60.0 MB, 55.0 MB at its end",
         "first call: at most 80.0 MB, 55.0 MB at its end, 4.1 kB on the device",
@@ -229,20 +231,17 @@ def test_another_answer_is_refused(answer: dict[str, Any]) -> None:
         read_memory_profile(answer)
 
 
-def test_the_plot_is_drawn_twice_alike(tmp_path: Path) -> None:
+def test_the_plot_is_drawn_twice_alike() -> None:
     pytest.importorskip("matplotlib")
-    files = [memory_plot(_profile(), tmp_path / f"memory.{number}", "int8wo") for number in range(2)]
-    svg, png = files[0]
-    assert [svg.name, png.name] == ["memory.0.svg", "memory.0.png"]
-    assert svg.read_bytes() == files[1][0].read_bytes()
-    assert png.read_bytes() == files[1][1].read_bytes()
-    assert png.read_bytes().startswith(b"\x89PNG")
-    text = svg.read_text()
+    svg, png = memory_plot(_profile(), "int8wo")
+    assert (svg, png) == memory_plot(_profile(), "int8wo")
+    assert png.startswith(b"\x89PNG")
+    text = svg.decode()
     assert all(name in text for name in [*_PHASES, "int8wo", "resident", "allocator"])
 
 
-def test_without_matplotlib_the_plot_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match="matplotlib"):
-        memory_plot(_profile(), tmp_path / "memory", "int8wo")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"phases": [{"name": "load"}]}'])
+def test_what_was_not_written_as_a_profile_is_none(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "memory.json").write_text(content)
+    assert written_memory_profile(tmp_path / "memory.json") is None
