@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.bench.chosen_devices import chosen_devices, chosen_target, target_flags
-from iree_gauntlet.bench.module_steps import builder_identity
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
@@ -22,32 +20,34 @@ from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
 from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.micro.configuration import MicroConfig, Point, points_of
-from iree_gauntlet.micro.configuration_schema import iree_device
-from iree_gauntlet.micro.point_chain import DIALECT, PointChain
-from iree_gauntlet.micro.point_measurement import Measuring
-from iree_gauntlet.micro.point_session import PointSession
-from iree_gauntlet.micro.roofline import Roofline, machine_roofline, why_no_roofline
 from iree_gauntlet.records.run_folder import make_folder
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.devices import device_available
+from iree_gauntlet.torch_models.chosen_devices import chosen_devices, chosen_target, target_flags
+from iree_gauntlet.torch_models.configuration import MicroConfig, Point, points_of
+from iree_gauntlet.torch_models.configuration_schema import iree_device
+from iree_gauntlet.torch_models.module_steps import builder_identity
+from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
+from iree_gauntlet.torch_models.point_measurement import Measuring
+from iree_gauntlet.torch_models.point_session import PointSession
+from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.bench.torch_python import TorchPython
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.engine.session import Session
     from iree_gauntlet.experiments.sweep_resume import Earlier
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
-    from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.torch_python import TorchPython
 
 
 # Options that a resumed run takes over as they are.

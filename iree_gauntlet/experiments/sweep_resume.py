@@ -18,7 +18,7 @@ from iree_gauntlet.steps import step_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iree_gauntlet.micro.configuration import MicroConfig
+    from iree_gauntlet.torch_models.configuration import MicroConfig
 
 
 # A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.

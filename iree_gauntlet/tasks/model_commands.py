@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.bench_options import OPTIONS, BenchOption, read_options
 from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import MicroRequest, ToolchainRequest
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
+from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from iree_gauntlet.bench import against
-from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
+from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models.peers import BLOCKS, Peer, judged, shown
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench, answer_of
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.bench import against
-from iree_gauntlet.bench.agreement import agreement, limits
-from iree_gauntlet.bench.build_folder import read_build, tensors
-from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models.agreement import agreement, limits
+from iree_gauntlet.torch_models.build_folder import read_build, tensors
+from iree_gauntlet.torch_models.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.peer_bench import PeerBench, answer_of, run_script
 
@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*running(sys.executable, "iree_gauntlet.bench.building"), str(folder / "plan.json")]
+    argv = [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 

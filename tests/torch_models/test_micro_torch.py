@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.bench.torch_python import running
+from iree_gauntlet.torch_models.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import built_here, distance, plan_of, read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.micro.variant_plan import VariantPlan
+    from iree_gauntlet.torch_models.variant_plan import VariantPlan
 
-WORDS = running(sys.executable, "iree_gauntlet.micro.measure_torch_variants")
+WORDS = running(sys.executable, "iree_gauntlet.torch_models.measure_torch_variants")
 
 pytestmark = pytest.mark.models
 

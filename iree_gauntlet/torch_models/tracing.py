@@ -1,0 +1,246 @@
+"""A trace of a benchmark's program: `--trace light` and `--trace verbose`.
+
+A trace is a run of its own beside the measured one, by the native `iree-benchmark-module` of the same toolchain, with
+the same module, parameters and inputs, under the runtime's profiler. Its times tell what a call is made of; they are no
+evidence of how fast it is. Nothing here raises for what a tool does: where there is no trace, the reason takes its
+place, and the benchmark stands.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.profiling import profile_dispatches
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
+from iree_gauntlet.results import shorten
+from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.module_steps import FUNCTION, CompiledProgram, TorchChain
+from iree_gauntlet.torch_models.trace_table import TraceTable, table_lines, trace_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.toolchains.flags import FlagSet
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.torch_models.build_folder import Array
+
+
+LIGHT = "light"
+VERBOSE = "verbose"
+
+_VIEWER = "https://ui.perfetto.dev"
+_PROFILE = "iree-profile"
+# Rows on the console; the files have all of them.
+_MOST_ROWS = 10
+# Element types that a .npy file has; all others have to be raw bytes.
+_NPY_TYPES = frozenset(
+    {"i1", "f16", "f32", "f64"} | {f"{sign}i{bits}" for sign in ("", "s", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What came of tracing a program.
+
+    Attributes:
+        name: of the program: `main`, `prefill`, `decode`.
+        level: `light` or `verbose`.
+        table: None where there is no trace.
+        reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
+        files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
+        commands: what was started, as a person would type it.
+        seconds: wall time inside the tools.
+        log: path of the log of the last tool, relative to the run's folder; empty where none was started.
+    """
+
+    name: str
+    level: str
+    table: TraceTable | None
+    reason: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    seconds: float = 0.0
+    log: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal, the file of results and the trace's own; times in ns of one call."""
+        return {
+            "program": self.name,
+            "level": self.level,
+            "reason": self.reason,
+            **({} if self.table is None else self.table.as_dict()),
+            "files": dict(self.files),
+            "commands": list(self.commands),
+            "seconds": self.seconds,
+            "log": self.log,
+        }
+
+
+def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
+    """`iree-benchmark-module` for a program of a model.
+
+    Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
+    tool takes its header for values.
+
+    Args:
+        tool: path of the native program.
+        folder: where the command runs; made where it is missing.
+        compiled: what is run.
+        device: the runtime's name of it.
+
+    Raises:
+        GauntletError: an input cannot be read, or not be written.
+    """
+    inputs = compiled.program.inputs
+    words = (
+        tool,
+        f"--device={device}",
+        f"--module={compiled.module}",
+        f"--parameters=model={compiled.parameters}",
+        f"--function={FUNCTION}",
+        *(f"--input={_input_text(compiled.exported / item.file, item, folder)}" for item in inputs),
+    )
+    return Command(words, str(folder))
+
+
+def traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
+    """A step that runs a program in its folder as `trace` takes it.
+
+    Raises:
+        GauntletError: an input cannot be read, or not be written.
+    """
+    command = benchmark_command(chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device)
+    return replace(step, command=replace(command, env=chain.env))
+
+
+def trace(
+    step: Step,
+    level: str,
+    path: Path,
+    toolchain: Toolchain,
+    processes: Processes,
+    known: FlagSet,
+    *,
+    call_ms: float | None = None,
+) -> Trace:
+    """Runs a program under the profiler and writes what it is made of.
+
+    The caller sees to it that the machine and the device are quiet. The tools' files go into the step's folder.
+
+    Args:
+        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
+        level: `light` or `verbose`.
+        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
+            name. Its folder is made where it is missing.
+        toolchain: whose runtime it is.
+        processes: starts the tools.
+        known: the flags of its `iree-benchmark-module`.
+        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+
+    Raises:
+        ValueError: another level.
+    """
+    if level not in (LIGHT, VERBOSE):
+        raise ValueError(f"{level!r} is no level of a trace")
+    folder, name = path.parent, path.name
+    prefix = f"{name}.profile."
+    profiling = profile_dispatches(step, toolchain, processes, known, invocation_ms=call_ms, name=prefix)
+    table = None if profiling.profile is None else trace_table(profiling.profile)
+    made = Trace(name, level, table, profiling.reason, (), profiling.commands, profiling.seconds, profiling.log)
+    if table is None:
+        return made
+    bundle = Path(step.folder) / f"{prefix}ireeprof"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text, data = folder / f"{name}.trace.txt", folder / f"{name}.trace.json"
+        files = (("table", str(text)), ("data", str(data)), ("profile", str(bundle)))
+        made = replace(made, files=files)
+        if level == VERBOSE:
+            made = _with_perfetto(made, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
+        write_atomic(text, "\n".join([*_headed(made, table_lines(table)), ""]))
+        write_atomic(data, json.dumps(made.as_dict(), indent=2) + "\n")
+    except OSError as error:
+        return replace(made, reason=_cannot_write(error), files=())
+    return made
+
+
+def shown(trace: Trace) -> list[str]:
+    """A trace on the console: the ten functions that take longest, and one line for all others."""
+    if trace.table is None:
+        return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
+    lines = _headed(trace, table_lines(trace.table, _MOST_ROWS))
+    files = dict(trace.files)
+    if "table" in files:
+        lines.append(f"all functions: {files['table']}")
+    if "perfetto" in files:
+        lines.append(f"for {_VIEWER}: {files['perfetto']}")
+    return lines
+
+
+def _headed(trace: Trace, lines: Sequence[str]) -> list[str]:
+    first, *others = lines
+    lacking = [f"note: {one_line(trace.reason)}"] if trace.reason else []
+    return [f"trace of {trace.name}: {first}", *others, *lacking]
+
+
+def _with_perfetto(
+    made: Trace, bundle: Path, file: Path, step: Step, toolchain: Toolchain, processes: Processes
+) -> Trace:
+    """The trace with a file for Perfetto, or with the reason why there is none."""
+    assert step.command is not None, "it was profiled"
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
+    rows = bundle.with_suffix(".ireeperf.jsonl")
+    rows.unlink(missing_ok=True)
+    argv = (str(tool), "export", "--format=ireeperf-jsonl", f"--output={rows}", str(bundle))
+    command = Command(argv, step.command.cwd, step.command.env)
+    prefix = f"{made.name}.profile.export."
+    device = next((word.partition("=")[2] for word in step.command.argv if word.startswith("--device=")), "")
+    try:
+        outcome = processes.run(step, command, name=prefix)
+        made = replace(
+            made,
+            commands=(*made.commands, shell_line(command)),
+            seconds=made.seconds + outcome.seconds,
+            log=processes.log(step, f"{prefix}stderr.txt"),
+        )
+        if outcome.cancelled:
+            return replace(made, reason=f"no file for Perfetto: {_PROFILE} was interrupted")
+        if outcome.exit_code != 0:
+            ended = after_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
+            return replace(made, reason=f"no file for Perfetto: {ended.reason}")
+        with rows.open(encoding="utf-8") as lines_of_rows:
+            document = perfetto_trace(lines_of_rows, device)
+    except GauntletError as error:
+        return replace(made, reason=shorten(f"no file for Perfetto: {error.what}"))
+    write_atomic(file, json.dumps(document, separators=(",", ":")) + "\n")
+    return replace(made, files=(*made.files, ("perfetto", str(file))))
+
+
+def _cannot_write(error: OSError) -> str:
+    return shorten(f"{error.filename}: {error.strerror or error}")
+
+
+def _input_text(file: Path, item: Array, folder: Path) -> str:
+    """What stands behind `--input=`."""
+    if item.type in _NPY_TYPES:
+        return f"@{file}"
+    from iree_gauntlet.measuring.numerics.arrays import read_npy  # noqa: PLC0415 - brings NumPy
+
+    raw = folder / f"{file.stem}.bin"
+    content = read_npy(file).array.tobytes()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(raw, content)
+    except OSError as error:
+        raise GauntletError(f"an input of {item.type} cannot be written as bytes: {_cannot_write(error)}") from error
+    shape = "".join(f"{size}x" for size in item.shape)
+    return f"{shape}{item.type}=@{raw}"
