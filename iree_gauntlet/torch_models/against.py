@@ -1,12 +1,10 @@
-"""How fast IREE is beside torch and onnxruntime, on the same machine, in the same minutes, on the same model.
+"""How fast IREE is next to torch and onnxruntime, on the same machine, in the same minutes, on the same model.
 
 A round is a process start with a warm-up of its own: of IREE's measuring program, or of a script that calls the peer.
 Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
 A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`);
-`peers.py` says what is made of them. Peers run on the CPU, whatever IREE runs on.
-
-Before its blocks, each peer is tried: its outputs must be those of torch eager that lie in the build folder, within
-the tolerance that IREE's own were held to before.
+`peers.py` says what is made of them. Peers run on the CPU, whatever IREE runs on. Before its blocks, each is tried
+(`peer_trial.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +23,18 @@ from iree_gauntlet.engine.rounds.blocks import AB, BlockTaker, Pair, PairEvidenc
 from iree_gauntlet.engine.rounds.machine_lock import WaitCancelledError
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of, take_round
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.results import shorten
 from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
-from iree_gauntlet.torch_models.agreement import agreement, limits
-from iree_gauntlet.torch_models.build_folder import Build, read_build, read_outputs, tensors
+from iree_gauntlet.torch_models.agreement import limits
+from iree_gauntlet.torch_models.build_folder import Build, read_build
+from iree_gauntlet.torch_models.peer_trial import (
+    CODE_FOLDER,
+    TRIAL_CALLS,
+    WARM_UP_CALLS,
+    Expected,
+    peer_rounds,
+    try_peer,
+)
 from iree_gauntlet.torch_models.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.torch_models.torch_python import running
 
@@ -39,25 +44,23 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.session import Session
 
 
-_WARM_UP_CALLS = 1
-_TRIAL_CALLS = 3
 _LEAST_CALLS = 3
 # The calls of a round take so long in IREE, and at most so long in a peer that is much slower.
 _ROUND_MS = 500.0
 _SLOW_ROUND_MS = 5000.0
 _TRIAL = "trial."
 _MS = 1000.0
-# Code that torch.compile makes, kept from round to round: a process's TMPDIR does not outlive it.
-_CODE = "inductor"
 _TORCH = {"torch": {"torch eager": "eager", "torch.compile": "compile"}, "torch-eager": {"torch eager": "eager"}}
+_MEASURE_TORCH = "iree_gauntlet.torch_models.measure_torch"
+_MEASURE_ONNX = "iree_gauntlet.torch_models.measure_onnx"
 
 
 @dataclass(frozen=True, slots=True)
 class AgainstPlace:
-    """Where peers run, and what they are told.
+    """Where peers run, and what they are given.
 
     Attributes:
-        builder: what the builder was told: torch builds the same model again.
+        builder: the builder's plan: torch builds the same model again.
         torch_python: a Python that has torch.
         env: variables of the peers' processes; those of IREE's stand in its own command.
         replace_disturbed: whether a block with a disturbed round is no evidence.
@@ -98,12 +101,12 @@ def measure(
         GauntletError: IREE cannot be measured, or the build folder cannot be read.
     """
     taker = BlockTaker(session, replace_disturbed=place.replace_disturbed)
-    own = _Rounds(iree, json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8")))
-    peers = _Peers(session, own, build, read_build(build), place, taker, seed)
+    plan = json.loads(Path(iree.command.argv[-1]).read_text(encoding="utf-8"))
+    peers = _Peers(session, iree, plan, build, read_build(build), place, taker, seed)
     found: list[Peer] = []
     try:
-        for name, peer in peers.peers(names):
-            measured = peers.against(name, peer)
+        for peer in peers.peers(names):
+            measured = peers.against(peer)
             if session.cancelled.is_set():
                 break
             found.append(measured)
@@ -114,19 +117,29 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounds:
-    """How rounds of one side are started, but for their plan."""
+class _Script:
+    """A peer's script, but for its plan.
 
-    measurement: Measurement
-    plan: Mapping[str, Any]
+    Attributes:
+        rounds: of it.
+        model: what its plan says of the model, but for the number of calls.
+    """
 
-    def with_plan(self, home: Path, name: str, changes: Mapping[str, Any]) -> Measurement:
-        """Rounds by a plan that is written into a folder, where their logs go too."""
-        path = home / f"{name}.json"
-        write_atomic(path, json.dumps({**self.plan, **changes}, indent=1))
-        plain = self.measurement
-        command = replace(plain.command, argv=(*plain.command.argv[:-1], str(path)), cwd=str(home))
-        return replace(plain, step=replace(plain.step, folder=str(home)), command=command)
+    rounds: Measurement
+    model: Mapping[str, Any]
+
+    def with_plan(self, home: Path, name: str, calls: int, **changes: Any) -> Measurement:
+        """Its rounds with so many calls, by a plan in which some fields are other than they usually are."""
+        plan = {"warm_up_calls": WARM_UP_CALLS, "compile_threads": None, "outputs": "", **changes}
+        return _planned(self.rounds, home, name, {"models": [{**self.model, "calls": calls}], **plan})
+
+
+def _planned(rounds: Measurement, home: Path, name: str, plan: Mapping[str, Any]) -> Measurement:
+    """Rounds by a plan that is written into a folder, where their logs go too."""
+    path = home / f"{name}.json"
+    write_atomic(path, json.dumps(plan, indent=1))
+    command = replace(rounds.command, argv=(*rounds.command.argv[:-1], str(path)), cwd=str(home))
+    return replace(rounds, step=replace(rounds.step, folder=str(home)), command=command)
 
 
 @dataclass(slots=True)
@@ -134,7 +147,8 @@ class _Peers:
     """What all peers of a model have in common."""
 
     session: Session[Any]
-    iree: _Rounds
+    iree: Measurement
+    plan: Mapping[str, Any]
     folder: Path
     build: Build
     place: AgainstPlace
@@ -142,130 +156,101 @@ class _Peers:
     seed: int
     iree_ms: float = 0.0
 
-    def peers(self, names: Sequence[str]) -> Iterator[tuple[str, _Rounds]]:
-        """The peers that are asked for, by name."""
+    def peers(self, names: Sequence[str]) -> Iterator[_Script]:
+        """The peers that are asked for."""
         place = self.place
-        plan = {"build": str(self.folder), "builder": dict(place.builder)}
+        model = {"build": str(self.folder), "builder": dict(place.builder)}
         # Those of `torch` are all of torch's.
         for name in (name for name in names if name != "torch-eager" or "torch" not in names):
             if name in _TORCH:
                 for peer, mode in _TORCH[name].items():
-                    asked = {**plan, "mode": mode, "compile_threads": None}
-                    yield (
-                        peer,
-                        self._script(peer, place.torch_python, "iree_gauntlet.torch_models.measure_torch", asked),
-                    )
+                    asked = {**model, "mode": mode, "compile_mode": None}
+                    yield self._script(peer, place.torch_python, _MEASURE_TORCH, asked)
             else:
-                # Host modules run in torch, and onnxruntime beside them then.
+                # Host modules run in torch, and onnxruntime with them then.
                 own = importlib.util.find_spec(name) is not None and not self.build.has_host_modules
-                python = sys.executable if own else place.torch_python
-                yield name, self._script(name, python, "iree_gauntlet.torch_models.measure_onnx", plan)
+                yield self._script(name, sys.executable if own else place.torch_python, _MEASURE_ONNX, model)
 
-    def _script(self, name: str, python: str, module: str, plan: Mapping[str, Any]) -> _Rounds:
-        env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / _CODE)))
+    def _script(self, name: str, python: str, module: str, model: Mapping[str, Any]) -> _Script:
+        env = (*self.place.env, ("TORCHINDUCTOR_CACHE_DIR", str(self._home(name) / CODE_FOLDER)))
         # The plan takes the place of the last word.
         command = Command((*running(python, module), ""), "", env)
-        return _Rounds(Measurement(self.iree.measurement.step, command, name, _peer_times), plan)
+        return _Script(peer_rounds(self.iree.step, command, name), {"name": name, **model})
 
-    def against(self, name: str, peer: _Rounds) -> Peer:
+    def against(self, script: _Script) -> Peer:
         """One peer: a trial, then its blocks."""
-        home = self._home(name)
+        home = self._home(script.rounds.tool)
         outputs = home / "outputs"
         outputs.mkdir(parents=True, exist_ok=True)
         try:
-            return self._compared(name, home, peer, outputs)
+            return self._compared(script, home, outputs)
         finally:
             # Gradients and code of a large model; nobody reads them any more.
             shutil.rmtree(outputs)
-            shutil.rmtree(home / _CODE, ignore_errors=True)
+            shutil.rmtree(home / CODE_FOLDER, ignore_errors=True)
 
     def _home(self, name: str) -> Path:
-        return Path(self.iree.measurement.step.folder) / "against" / name.replace(" ", "-")
+        return Path(self.iree.step.folder) / "against" / name.replace(" ", "-")
 
-    def _compared(self, name: str, home: Path, peer: _Rounds, outputs: Path) -> Peer:
-        self.session.progress.status(f"{name}: first round")
-        failure, text = self._tried(peer.with_plan(home, "trial", {**_timing(_TRIAL_CALLS), "outputs": str(outputs)}))
-        if failure:
-            return Peer(name, reason=failure)
-        answer = _answer(text)
-        found = Peer(
-            name,
-            version=str(answer["version"]),
-            first_call_ms=float(answer["first_call_ms"]),
-            compile_s=answer["compile_s"],
-        )
-        wrong = self._wrong(outputs, answer["outputs"])
-        if wrong:
-            return replace(found, reason=shorten(f"its outputs are not those of torch eager: {wrong}"))
-        calls = self._calls(home, statistics.median(answer["call_ms"]))
+    def _compared(self, script: _Script, home: Path, outputs: Path) -> Peer:
+        name, session = script.rounds.tool, self.session
+        session.progress.status(f"{name}: first round")
+        trial = script.with_plan(home, "trial", TRIAL_CALLS, outputs=str(outputs))
+        (tried,) = try_peer(session, trial, _TRIAL, outputs, [self._expected()])
+        self._require_going_on()
+        found = Peer(name, version=tried.version, first_call_ms=tried.first_call_ms, compile_s=tried.compile_s)
+        if tried.problem:
+            return replace(found, reason=tried.problem)
+        calls = self._calls(home, tried.call_ms)
         pair = Pair(
-            f"{self.iree.measurement.step.chain} against {name}",
-            self.iree.with_plan(home, "iree", self._iree_plan(calls)),
-            # Compiled before: torch.compile's processes would be work beside what is measured.
-            peer.with_plan(home, "peer", {**_timing(calls), "outputs": "", "compile_threads": 1}),
+            f"{self.iree.step.chain} against {name}",
+            _planned(self.iree, home, "iree", self._iree_plan(calls)),
+            # Compiled before: torch.compile's processes would be work next to what is measured.
+            script.with_plan(home, "peer", calls, compile_threads=1),
         )
         evidence = PairEvidence()
         while evidence.count < BLOCKS and self.taker.goes_on(evidence):
-            self.session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
+            session.progress.status(f"{name}: block {evidence.count + 1} of {BLOCKS}")
             self.taker.take(pair.block(AB, evidence, self.seed), evidence)
         return judged(replace(found, calls=calls), evidence)
 
     def _calls(self, home: Path, peer_ms: float) -> int:
         """How many calls a round has, for both sides: decided before any of them is taken."""
-        group = int(self.iree.plan.get("in_flight", 1))
+        group = int(self.plan.get("in_flight", 1))
         if not self.iree_ms:
-            tried = self.iree.with_plan(home, "iree-trial", self._iree_plan(_TRIAL_CALLS * group))
-            failure, text = self._tried(tried)
-            if failure:
-                raise GauntletError(f"{tried.step.chain}: {failure}", f"Its log is in {home}.")
-            (self.iree_ms,) = tried.read(text, 0.0)
+            trial = _planned(self.iree, home, "iree-trial", self._iree_plan(TRIAL_CALLS * group))
+            with self.session.quiet(trial.device, exclusive=False):
+                taken = take_round(trial, self.session.processes, _TRIAL)
+            self._require_going_on()
+            if taken.failure:
+                raise GauntletError(f"{trial.step.chain}: {taken.failure}", f"Its log is in {home}.")
+            (self.iree_ms,) = taken.times
         calls = min(math.ceil(_ROUND_MS / self.iree_ms), math.ceil(_SLOW_ROUND_MS / peer_ms))
         return math.ceil(max(_LEAST_CALLS, calls) / group) * group
 
     def _iree_plan(self, calls: int) -> dict[str, Any]:
         """As many calls in one context, since peers have one."""
-        if "generations" in self.iree.plan:
-            return {"generations": calls, "warm_up": _WARM_UP_CALLS, "outputs": ""}
-        return {**_timing(calls), "devices": self.iree.plan["devices"][:1], "outputs": ""}
+        if "generations" in self.plan:
+            changes = {"generations": calls, "warm_up": WARM_UP_CALLS}
+        else:
+            changes = {"calls": calls, "warm_up_calls": WARM_UP_CALLS, "devices": self.plan["devices"][:1]}
+        return {**self.plan, **changes, "outputs": ""}
 
-    def _tried(self, measurement: Measurement) -> tuple[str, str]:
-        """Why a round failed, and what it wrote; it is no evidence, so that others may run beside it."""
-        with self.session.quiet(measurement.device, exclusive=False):
-            taken = take_round(measurement, self.session.processes, _TRIAL)
+    def _require_going_on(self) -> None:
         if self.session.cancelled.is_set():
             raise WaitCancelledError("cancelled in the first round of a peer")
-        return taken.failure, "" if taken.failure else self.session.processes.stdout(measurement.step, _TRIAL)
 
-    def _wrong(self, outputs: Path, items: Sequence[Mapping[str, str]]) -> str:
-        """Where a peer's outputs are not those of torch eager; empty where they are."""
-        build = self.build
-        expected = [array for program in build.programs for array in program.outputs]
-        if build.host.get("post"):
-            expected = list(build.host_outputs)
-        found = read_outputs(items, outputs)
-        # Peers' contractions are never narrowed.
-        allowed = limits(expected)
-        gradients = build.kind == "training"
-        return agreement(found, tensors(self.folder, expected), allowed, gradients=gradients).problem
-
-
-def _timing(calls: int) -> dict[str, Any]:
-    return {"calls": calls, "warm_up_calls": _WARM_UP_CALLS}
-
-
-def _answer(text: str) -> dict[str, Any]:
-    """What a script found: its last line; models may print before it."""
-    found: dict[str, Any] = json.loads(text.rstrip().splitlines()[-1])
-    return found
-
-
-def _peer_times(text: str, _seconds: float) -> tuple[float, ...]:
-    return (statistics.median(_answer(text)["call_ms"]),)
+    def _expected(self) -> Expected:
+        """What every peer should compute; its contractions are never narrowed."""
+        arrays = [array for program in self.build.programs for array in program.outputs]
+        if self.build.host.get("post"):
+            arrays = list(self.build.host_outputs)
+        return Expected(self.folder, arrays, limits(arrays), gradients=self.build.kind == "training")
 
 
 def _iree_times(text: str, _seconds: float) -> tuple[float, ...]:
     """The median of all calls, or generations; one figure, since a log of thousands of calls is of no use."""
-    answer = _answer(text)
+    answer = json.loads(text)
     if "host_ms" in answer:
         # Stages run beside each other: a call has no time of its own.
         times = [answer["total_s"] * _MS / answer["calls"]]

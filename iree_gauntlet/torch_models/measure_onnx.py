@@ -2,16 +2,16 @@
 
 It is run by `torch_process.py`; its plan is
 
-    {"build": "/…",              the folder of the built model
-     "calls": 50,                in all; of a generative model, generations
+    {"models": [                 one
+        {"name": "onnxruntime",
+         "build": "/…",          the folder of the built model
+         "builder": {…},         its builder's plan: modules on the host are built again
+         "calls": 50}],          of a generative model, generations
      "warm_up_calls": 1,         after the first call
-     "outputs": "/…/folder",     where outputs go, to be checked; empty for nowhere
-     "builder": {…}}             what its builder was told: modules on the host are built again
+     "outputs": "/…/folder"}     where outputs go, to be checked; empty for nowhere
 
-The answer is {"call_ms": […], "first_call_ms", "compile_s", "version", "outputs": [{"file", "type"}], "chosen",
-"peak_rss_bytes"}: `compile_s` is what making the sessions took, `chosen` are the tokens of the last generation, by
-sample. Outputs are those of every program for the inputs in the build folder, or of the last host module where there
-is one.
+The answer is that of `measure_torch.py`, but for a model that cannot be measured, which ends the process: `compile_s`
+is what making the sessions took.
 
 A call takes arrays and gives arrays. The state of a generative model stays in onnxruntime's own values. Modules on
 the host run in torch, before and after: this Python has to have it then.
@@ -94,14 +94,14 @@ def _generate(programs: Sequence[_Program], plan: Mapping[str, Any]) -> list[lis
     return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
 
 
-def _host(plan: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
+def _host(asked: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
     """The model's modules on the host; None where it has none."""
     if not any(build["host"].values()):
         return None
     from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
 
-    host = build_host_modules(plan["builder"], main.inputs)
-    host.give(read_arrays(build["host_inputs"], Path(plan["build"])))
+    host = build_host_modules(asked["builder"], main.inputs)
+    host.give(read_arrays(build["host_inputs"], Path(asked["build"])))
     return host
 
 
@@ -112,12 +112,13 @@ def run(path: Path) -> dict[str, Any]:
         Exception: what onnxruntime raises, and torch where modules run on the host.
     """
     plan = json.loads(path.read_bytes())
-    folder = Path(plan["build"])
+    (asked,) = plan["models"]
+    folder = Path(asked["build"])
     build = json.loads((folder / "build.json").read_text(encoding="utf-8"))
     begin = time.perf_counter_ns()
     programs = [_Program(folder, program) for program in build["programs"]]
     loaded = time.perf_counter_ns()
-    main, host = programs[0], _host(plan, build, programs[0])
+    main, host = programs[0], _host(asked, build, programs[0])
     chosen: list[list[int]] = []
 
     def call() -> object:
@@ -131,17 +132,18 @@ def run(path: Path) -> dict[str, Any]:
     began = time.perf_counter_ns()
     call()
     first = time.perf_counter_ns() - began
-    times = timed_calls(call, plan)
+    times = timed_calls(call, {**plan, **asked})
     outputs: Sequence[tuple[str, NDArray[Any] | None]]
     if host is None:
         outputs = [item for program in programs for item in program.call(program.inputs)]
     else:
         outputs = host.arrays(host.after(main.call(host.before())))
-    return {
+    figures = {
+        "name": asked["name"],
         "call_ms": times,
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": (loaded - begin) / _NS_PER_S,
-        "version": _onnxruntime().__version__,
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "chosen": chosen,
     }
+    return {"version": _onnxruntime().__version__, "models": [figures]}

@@ -1,29 +1,36 @@
-"""Measure a built model in torch on the CPU, eager or compiled, with torch's own number of threads.
+"""Measure built models in torch on the CPU, one after the other, eager or compiled, with torch's own thread count.
 
 It is run by `torch_process.py`; its plan is
 
-    {"build": "/…",              the folder of the built model, whose inputs are used
-     "builder": {…},             what its builder was told: the same model is built again
-     "mode": "eager",            or "compile": torch.compile of what runs on the device; host modules stay eager
-     "compile_threads": null,    processes that torch.compile may use; null for torch's own choice
-     "calls": 50,                in all; of a generative model, generations
-     "warm_up_calls": 1,         after the first call
-     "outputs": "/…/folder"}     where outputs go, to be checked; empty for nowhere
+    {"models": [
+        {"name": "torch eager",      comes back with the answer
+         "build": "/…",              the folder of the built model, whose inputs are used
+         "builder": {…},             its builder's plan: the same model is built again
+         "mode": "eager",            or "compile": torch.compile of what runs on the device; host modules stay eager
+         "compile_mode": "default",  of torch.compile, null for its own; without meaning for eager
+         "calls": 50}],              of a generative model, generations
+     "warm_up_calls": 1,             of each model, after its first call
+     "compile_threads": null,        processes that torch.compile may use; null for torch's own choice
+     "outputs": "/…/folder"}         where the outputs of first calls go, to be checked; empty for nowhere
 
-The answer is {"call_ms": […], "first_call_ms", "compile_s", "version", "outputs": [{"file", "type", "shape"}],
-"chosen", "peak_rss_bytes"}: `compile_s` is the first call where that is what compiles, else null; `chosen` are the
-tokens of the last generation, by sample. Outputs are those of every program for the inputs in the build folder, or of
-the last host module where there is one.
+The answer is {"version", "peak_rss_bytes", "models": […]}, in the order of the plan: {"name", "call_ms": […],
+"first_call_ms", "compile_s", "outputs": [{"file", "type", "shape"}], "chosen"} each, or {"name", "error"} with what
+went wrong in one line. `compile_s` is the first call where that is what compiles, else null; `chosen` are the tokens of
+the last generation, by sample. Outputs are those of every program for the inputs in the build folder, or of the last
+host module where there is one.
 
 A call is the model's own modules on tensors that are there: in inference without autograd, in training forward, loss
-and backward. Gradients stay where torch keeps them, and so does the state of a generative model.
+and backward. Gradients stay where torch keeps them, and so does the state of a generative model. One model is held at a
+time: it is freed before the next one is made.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import time
+import traceback
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +39,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from iree_gauntlet.torch_models.build_plan import BuildPlan, checked_plan
+from iree_gauntlet.torch_models.built_model import apply_recipes, base_model
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
+from iree_gauntlet.torch_models.plugins import load_registry
 from iree_gauntlet.torch_models.torch_arrays import tensor_of, write_arrays
 from iree_gauntlet.torch_models.training import eager_step
+from iree_gauntlet.torch_models.variant_plan import VariantPlan
 from iree_gauntlet.torch_models.weights import cast, convert, shares_weights
 from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls
 
@@ -169,8 +179,14 @@ class BuiltModel:
         return [tensor_of(*item) for item in read_arrays(items, self._folder)]
 
 
-def _model(plan: BuildPlan, build: BuiltModel) -> TorchModel:
-    """The model as `building.py` makes it, with its weights in the data format."""
+def _model(builder: Mapping[str, Any], build: BuiltModel) -> TorchModel:
+    """The model as its builder makes it."""
+    if "model_type" in builder:
+        variant = checked_plan(builder, "the builder's plan", VariantPlan)
+        registry = load_registry([Path(file) for file in variant.plugins])
+        module, _ = apply_recipes(variant, registry, base_model(variant, registry)[0])
+        return _Inference(Pipeline(None, module, None, ()), DataFormat.FP32, build)
+    plan = checked_plan(builder, "the builder's plan", BuildPlan)
     content = planned_model(plan).content
     model: TorchModel
     if not isinstance(content, Pipeline):
@@ -187,35 +203,40 @@ def _model(plan: BuildPlan, build: BuiltModel) -> TorchModel:
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Measure as a plan says; the answer.
-
-    Raises:
-        Exception: what the model, or torch.compile, raises.
-    """
+    """Measure as a plan says; the answer."""
     plan = json.loads(path.read_bytes())
-    model = _model(checked_plan(plan["builder"], "the builder's plan", BuildPlan), BuiltModel(Path(plan["build"])))
-    found = measured(model, {"compile_mode": None, **plan}, "output")
-    chosen = torch.cat(model.chosen, 1).tolist() if model.chosen else []
-    return {"version": torch.__version__, **found, "chosen": chosen}
+    found = []
+    for index, asked in enumerate(plan["models"]):
+        try:
+            figures = _measured(plan, asked, f"{index}.output")
+        except Exception as error:  # noqa: BLE001 - a model and what compiles it may raise anything, and it is said
+            traceback.print_exc()
+            said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            figures = {"error": f"{type(error).__name__}: {said}"}
+        found.append({"name": asked["name"], **figures})
+        torch._dynamo.reset()  # noqa: SLF001 - torch has no other name for it
+        gc.collect()
+    return {"version": torch.__version__, "models": found}
 
 
-def measured(model: TorchModel, plan: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """What is found of a model: `call_ms`, `first_call_ms`, `compile_s` and `outputs`.
+def _measured(plan: Mapping[str, Any], asked: Mapping[str, Any], stem: str) -> dict[str, Any]:
+    """What is found of a model.
 
     Args:
-        model: its modules are compiled where the plan says so.
-        plan: has `mode`, `compile_mode`, `compile_threads`, `calls`, `warm_up_calls` and `outputs`.
-        stem: of the files of outputs.
+        plan: of all models.
+        asked: of this one.
+        stem: of the files of its outputs.
 
     Raises:
         Exception: what the model, or torch.compile, raises.
     """
-    compiled = plan["mode"] == "compile"
+    model = _model(asked["builder"], BuiltModel(Path(asked["build"])))
+    compiled = asked["mode"] == "compile"
     if compiled:
         if plan["compile_threads"] is not None:
             torch._inductor.config.compile_threads = plan["compile_threads"]  # noqa: SLF001 - there is no other name
         torch._dynamo.utils.counters.clear()  # noqa: SLF001 - as above
-        model.modules = tuple(torch.compile(module, mode=plan["compile_mode"]) for module in model.modules)
+        model.modules = tuple(torch.compile(module, mode=asked["compile_mode"]) for module in model.modules)
     begin = time.perf_counter_ns()
     given = model.call()
     first = time.perf_counter_ns() - begin
@@ -224,8 +245,9 @@ def measured(model: TorchModel, plan: Mapping[str, Any], stem: str) -> dict[str,
     # At once: sums of gradients are changed in place by the next call.
     outputs = write_arrays(model.outputs(given), Path(plan["outputs"]), stem) if plan["outputs"] else []
     return {
-        "call_ms": timed_calls(model.call, plan),
+        "call_ms": timed_calls(model.call, {**plan, **asked}),
         "first_call_ms": first / _NS_PER_MS,
         "compile_s": first / _NS_PER_S if compiled else None,
         "outputs": outputs,
+        "chosen": torch.cat(model.chosen, 1).tolist() if model.chosen else [],
     }

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.engine.rounds.taken_rounds import Measurement, gpu_of
 from iree_gauntlet.results import Result, shorten
-from iree_gauntlet.torch_models.interleaved import InterleavedRounds, PointEvidence
 from iree_gauntlet.torch_models.measuring_worker import MODULE_WORKER, planned_command, worker_words
 from iree_gauntlet.torch_models.peers import BLOCKS
 from iree_gauntlet.torch_models.point_record import MEASURED, VariantFigures, median_ms, point_record
+from iree_gauntlet.torch_models.point_rounds import (
+    COMPILE,
+    EAGER,
+    InterleavedRounds,
+    PointEvidence,
+    TorchTrial,
+    calls_of,
+    try_torch,
+)
 from iree_gauntlet.torch_models.roofline import Roofline, why_no_roofline
-from iree_gauntlet.torch_models.torch_rounds import COMPILE, EAGER, TorchTrial, calls_of, try_torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,8 +125,7 @@ class PointMeasurement:
         if not modes or not self.chain.device.startswith("local-"):
             # Torch runs on the CPU here: beside another device that says nothing.
             return TorchTrial()
-        with self.session.quiet(exclusive=False):
-            return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session.processes)
+        return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session)
 
     def _rounds(self, step: Step, wanted: Sequence[Variant], trial: TorchTrial) -> PointEvidence:
         words = worker_words(self.chain.toolchain, MODULE_WORKER)

@@ -16,14 +16,14 @@ import numpy as np
 
 from iree_gauntlet.measuring.statistics.comparison_verdict import compare_log_ratios
 from iree_gauntlet.torch_models.peers import ONE_LOOK, ratio_figures
+from iree_gauntlet.torch_models.point_rounds import COMPILE, EAGER, torch_name
 from iree_gauntlet.torch_models.recipe_registry import BASELINE
-from iree_gauntlet.torch_models.torch_rounds import COMPILE, EAGER, torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from iree_gauntlet.torch_models.configuration import Point, Variant
-    from iree_gauntlet.torch_models.interleaved import PointEvidence
+    from iree_gauntlet.torch_models.point_rounds import PointEvidence
 
 
 MEASURED = "measured"

@@ -95,9 +95,10 @@ class PeerBench:
 def run_script(
     module: str, build: Path, env: dict[str, str] | None = None, **plan: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A module of `bench` by itself, as in a Python where the toolkit is not installed."""
+    """A script that measures a peer by itself, as in a Python where the toolkit is not installed."""
     path = build.parent / "script.json"
-    path.write_text(json.dumps({"build": str(build), "calls": 2, "warm_up_calls": 1, "outputs": "", **plan}))
+    shared = {"warm_up_calls": 1, "compile_threads": None, "outputs": plan.pop("outputs", "")}
+    path.write_text(json.dumps({"models": [{"name": "peer", "build": str(build), "calls": 2, **plan}], **shared}))
     argv = [*running(sys.executable, f"iree_gauntlet.torch_models.{module}"), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
@@ -106,5 +107,6 @@ def run_script(
 def answer_of(build: Path, module: str, **plan: Any) -> dict[str, Any]:
     done = run_script(module, build, **plan)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    (found,) = json.loads(done.stdout.splitlines()[-1])["models"]
+    assert isinstance(found, dict)
     return found

@@ -1,9 +1,9 @@
-"""Rounds of all variants of a point, interleaved: every pair of them can be compared, within the same minutes.
+"""Rounds of all variants of a point, in IREE and in torch, interleaved: each can be compared with each other one.
 
 A block is one go over all programs in an order drawn by lot, and back in the opposite order: whatever grows linearly
 over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
 the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
-by lot too: a start of torch takes seconds.
+by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peer_trial.py`).
 
 A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
 another one takes its place. Rounds are never left out for their times.
@@ -12,22 +12,40 @@ another one takes its place. Rounds are never left out for their times.
 from __future__ import annotations
 
 import json
+import math
 import random
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.engine.rounds.blocks import BlockTaker, Evidence, PlannedBlock, seed_of
 from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.measuring_worker import planned_command
+from iree_gauntlet.torch_models.peer_trial import (
+    CODE_FOLDER,
+    TRIAL_CALLS,
+    WARM_UP_CALLS,
+    Expected,
+    peer_rounds,
+    try_peer,
+)
 from iree_gauntlet.torch_models.peers import BLOCKS
+from iree_gauntlet.torch_models.point_check import variant_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from iree_gauntlet.engine.rounds.taken_rounds import Measurement, TakenRound
     from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.steps import Step
+    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.configuration import Variant
+    from iree_gauntlet.torch_models.point_chain import PointChain
 
 
+EAGER = "eager"
+COMPILE = "compile"
 _ATTEMPTS = 3
 _KIND = "micro"
 # Under this name the start of torch stands in the log; it is no label of a recipe.
@@ -117,7 +135,7 @@ class InterleavedRounds:
     def _torch_round(self, torch: TorchRound) -> Measurement:
         self._torch_order = list(torch.programs)
         self._lots.shuffle(self._torch_order)
-        plan = {**torch.plan, "variants": [torch.programs[name] for name in self._torch_order]}
+        plan = {**torch.plan, "models": [torch.programs[name] for name in self._torch_order]}
         write_atomic(Path(torch.measurement.command.argv[-1]), json.dumps(plan, indent=1))
         return torch.measurement
 
@@ -131,3 +149,92 @@ class InterleavedRounds:
                 times[each] = (*times.get(each, ()), time)
         for name, values in times.items():
             found.times.setdefault(name, []).append(values)
+
+
+@dataclass(slots=True)
+class TorchTrial:
+    """A trial of torch.
+
+    Attributes:
+        round: for the blocks; None where nothing of torch's can be measured.
+        problems: why a program is not measured, by its name.
+        first_call_ms: by name of the program.
+    """
+
+    round: TorchRound | None = None
+    problems: dict[str, str] = field(default_factory=dict)
+    first_call_ms: dict[str, float] = field(default_factory=dict)
+
+
+def torch_name(mode: str, label: str) -> str:
+    """Of a program of torch: `torch eager int8wo`."""
+    return f"torch {mode} {label}"
+
+
+def calls_of(call_ms: float, round_ms: float) -> int:
+    """How many calls a round has."""
+    return max(TRIAL_CALLS, math.ceil(round_ms / call_ms))
+
+
+def try_torch(
+    step: Step,
+    chain: PointChain,
+    builds: Mapping[str, Build],
+    variants: Sequence[Variant],
+    modes: Sequence[str],
+    round_ms: float,
+    session: Session[Any],
+) -> TorchTrial:
+    """Runs each program of torch once, checks its outputs, and decides how many calls a round of it has.
+
+    Args:
+        step: of the benchmark; gives the folder and the time limit.
+        chain: the point.
+        builds: what torch made before, by label.
+        variants: that are measured.
+        modes: `eager`, `compile`.
+        round_ms: how long the calls of a round take.
+        session: what it runs in.
+
+    Raises:
+        GauntletError: what it left cannot be read.
+    """
+    folder = Path(step.folder) / "torch"
+    outputs = folder / "outputs"
+    outputs.mkdir(parents=True, exist_ok=True)
+    programs: dict[str, dict[str, Any]] = {}
+    expected = []
+    for mode in modes:
+        for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
+            name, allowed = torch_name(mode, side), variant_tolerance(variant, chain.point.model.dtype, builds[side])
+            programs[name] = {
+                "name": name,
+                "builder": asdict(chain.plan(side)),
+                "build": str(chain.exported(side)),
+                "mode": mode,
+                "compile_mode": chain.point.model.torch_compile_mode,
+                "calls": TRIAL_CALLS,
+            }
+            expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
+
+    def rounds(prefix: str, **changes: Any) -> tuple[dict[str, Any], Measurement]:
+        plan = {"models": list(programs.values()), "warm_up_calls": WARM_UP_CALLS, "compile_threads": None, **changes}
+        words = chain.torch.running("iree_gauntlet.torch_models.measure_torch")
+        env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
+        return plan, peer_rounds(step, planned_command(step, words, plan, prefix, env), "torch")
+
+    _, first = rounds("torch.trial.", outputs=str(outputs))
+    trial = TorchTrial()
+    for name, tried in zip(list(programs), try_peer(session, first, "torch.trial.", outputs, expected), strict=True):
+        if tried.problem or tried.first_call_ms is None:
+            trial.problems[name] = tried.problem
+            del programs[name]
+            continue
+        trial.first_call_ms[name] = tried.first_call_ms
+        programs[name]["calls"] = calls_of(tried.call_ms, round_ms)
+    shutil.rmtree(outputs)
+    if programs:
+        # Compiled before: torch.compile's processes would be work next to what is measured.
+        plan, measured = rounds("torch.", compile_threads=1, outputs="")
+        trial.round = TorchRound(measured, plan, programs)
+    return trial
