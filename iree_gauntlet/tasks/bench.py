@@ -26,8 +26,14 @@ from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
 from iree_gauntlet.torch_models.bench_result import perf_entry, result_lines
 from iree_gauntlet.torch_models.bench_session import BenchSession
 from iree_gauntlet.torch_models.build_plan import BuildPlan
-from iree_gauntlet.torch_models.chosen_devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
-from iree_gauntlet.torch_models.compiler_options import fidelity_flags, opt_level_flags
+from iree_gauntlet.torch_models.compiler_options import (
+    DEFAULT_DEVICE,
+    chosen_devices,
+    chosen_target,
+    fidelity_flags,
+    opt_level_flags,
+    target_flags,
+)
 from iree_gauntlet.torch_models.discovery import discover, find_model
 from iree_gauntlet.torch_models.instantiate import check_options
 from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.experiments.sweep import MicroRun
-from iree_gauntlet.experiments.sweep_resume import earlier_micro
+from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
 from iree_gauntlet.journal_format import JOURNAL, read_journal
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.live.printing import write_text

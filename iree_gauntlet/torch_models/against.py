@@ -4,7 +4,7 @@ A round is a process start with a warm-up of its own: of IREE's measuring progra
 Both make the same number of calls, and the median call stands for the round. Rounds are taken in blocks of four,
 A B B A or B A A B by the fall of a coin, and blocks with a disturbed round are replaced (`engine/rounds/blocks.py`);
 `peers.py` says what is made of them. Peers run on the CPU, whatever IREE runs on. Before its blocks, each is tried
-(`peer_trial.py`).
+(`peers.py`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from iree_gauntlet.steps import Command, Step
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.agreement import limits
 from iree_gauntlet.torch_models.build_folder import Build, read_build
-from iree_gauntlet.torch_models.peer_trial import (
+from iree_gauntlet.torch_models.peers import (
+    BLOCKS,
     CODE_FOLDER,
     TRIAL_CALLS,
     WARM_UP_CALLS,
     Expected,
+    Peer,
+    judged,
     peer_rounds,
+    shown,
     try_peer,
 )
-from iree_gauntlet.torch_models.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.torch_models.torch_python import running
 
 if TYPE_CHECKING:

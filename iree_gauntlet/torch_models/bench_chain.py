@@ -14,7 +14,7 @@ from iree_gauntlet.engine.modules.module_key import make_key
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.torch_models.discovery import sources
-from iree_gauntlet.torch_models.module_steps import TorchChain, builder_identity, hash_of_files
+from iree_gauntlet.torch_models.torch_chain import TorchChain, builder_identity, hash_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

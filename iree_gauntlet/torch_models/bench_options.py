@@ -1,17 +1,18 @@
 """The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
 
 Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. The
-argparse front and the Invoke task are both made of `OPTIONS`, and both hand what they found, as text, to
-`read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
+argparse front (PyBuda's command line, word for word) and the Invoke task are both made of `OPTIONS`, and both give what
+they found, as text, to `read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 import shlex
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.option import Option
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _LOOPS_A_CHIP = 5
 _MOST_DIGITS = 9
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROGRAM = "python -m iree_gauntlet.bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +336,53 @@ def _nearest(word: str, known: Sequence[str]) -> str:
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
     return by_folded[close[0]] if close else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are the toolkit's own errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"See {self.prog} --help.")
+
+
+def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
+    """The parser; values stay text, since `read_options` checks them for every front."""
+    parser = _Parser(prog=prog, description="Benchmark a model on IREE", allow_abbrev=False)
+    for option in OPTIONS:
+        names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]
+        if isinstance(option.default, bool):
+            parser.add_argument(*names, dest=option.name, action="store_true", help=option.help)
+        else:
+            repeatable = isinstance(option.default, list)
+            parser.add_argument(
+                *names,
+                dest=option.name,
+                action="append" if repeatable else "store",
+                metavar=_metavar(option),
+                help=option.help.replace("%", "%%"),
+            )
+    return parser
+
+
+def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
+    """Reads a command line.
+
+    Args:
+        arguments: without the program's name. Names may have dashes for underscores.
+        prog: the program's name for messages.
+
+    Raises:
+        UsageError: an unknown option, or a value that is not allowed.
+        SystemExit: with code 0, after printing what `--help` asks for.
+    """
+    found, unknown = build_parser(prog).parse_known_args(spelled_out(arguments, dashes=False))
+    if unknown:
+        near = nearest_option(unknown[0])
+        raise UsageError(
+            f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
+        )
+    return read_options(vars(found))
+
+
+def _metavar(option: BenchOption) -> str:
+    return f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper()

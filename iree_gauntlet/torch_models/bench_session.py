@@ -13,11 +13,11 @@ from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
 from iree_gauntlet.torch_models.against import AgainstPlace, iree_rounds, measure
 from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
-from iree_gauntlet.torch_models.exporting import Exporter
 from iree_gauntlet.torch_models.loop import run_loop
 from iree_gauntlet.torch_models.measuring_worker import Workers
 from iree_gauntlet.torch_models.model_check import check_outputs
 from iree_gauntlet.torch_models.peers import shown
+from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,13 +7,14 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.torch_models.formats import DataFormat
+from iree_gauntlet.torch_models.formats import TORCH_TYPES, DataFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 
+_BASELINE = "baseline"
 _REMEDY = "the file is written by the toolkit; one written by hand has the fields of {kind}"
 
 Asked = TypeVar("Asked", bound="Plan")
@@ -131,3 +132,38 @@ def _fits(asked: Field[Any], found: Mapping[str, Any]) -> bool:
     return (
         isinstance(value, str) and (value or asked.default) == value and value in asked.metadata.get("choices", [value])
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantPlan(Plan):
+    """An architecture at a shape, as recipes change it.
+
+    Attributes:
+        plugins: files with recipes and architectures beside the built-in ones, absolute.
+        model_type: as a configuration spells it: `ln_linear_gelu`.
+        config: a configuration of the transformers library, or its folder, absolute; None for none.
+        m, k, n: sizes, 0 or more.
+        dtype: f32, f16 or bf16.
+        quantization: a recipe with its arguments; `baseline` for none.
+        sparsity: the same; None for none.
+    """
+
+    plugins: tuple[str, ...] = ()
+    model_type: str
+    config: str | None = None
+    m: int
+    k: int
+    n: int
+    dtype: str = field(default="f32", metadata={"choices": tuple(TORCH_TYPES)})
+    quantization: str = _BASELINE
+    sparsity: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Of the recipes: `int8wo`, `baseline+block`."""
+        return "+".join(filter(None, (self.quantization, self.sparsity)))
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the model stays as the architecture makes it."""
+        return self.quantization == _BASELINE and self.sparsity is None

@@ -24,8 +24,7 @@ from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.directions import write_directions
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.in_format import Spread, compute_in_format
-from iree_gauntlet.torch_models.torch_arrays import type_name, write_arrays
-from iree_gauntlet.torch_models.weights import convert
+from iree_gauntlet.torch_models.torch_tensors import convert, type_name, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,9 +11,8 @@ from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
 from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
 from iree_gauntlet.torch_models.formats import DataFormat
 from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
-from iree_gauntlet.torch_models.torch_arrays import type_name, write_arrays
+from iree_gauntlet.torch_models.torch_tensors import cast, shares_weights, type_name, write_arrays
 from iree_gauntlet.torch_models.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
-from iree_gauntlet.torch_models.weights import cast, shares_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.torch_models.formats import TORCH_TYPES
 from iree_gauntlet.torch_models.layers import Changed, changed_layers, fingerprints, linear_layers
-from iree_gauntlet.torch_models.variant_plan import DTYPES, VariantPlan
 
 if TYPE_CHECKING:
+    from iree_gauntlet.torch_models.build_plan import VariantPlan
     from iree_gauntlet.torch_models.lookup import AskedRecipe, Registry
 
 
@@ -33,7 +34,7 @@ def base_model(plan: VariantPlan, registry: Registry) -> tuple[Any, tuple[Any, .
     """
     asked = registry.model_type(plan.model_type)
     made = asked.architecture
-    dtype = getattr(torch, DTYPES[plan.dtype])
+    dtype = getattr(torch, TORCH_TYPES[plan.dtype])
     given: dict[str, Any] = {}
     torch.manual_seed(_SEED)
     if asked.activation is not None:

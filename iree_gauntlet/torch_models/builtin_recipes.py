@@ -138,8 +138,11 @@ def semi_sparse(model: Any) -> Any:
 )
 def _two_of_four(model: Any) -> Any:
     """The two of largest magnitude stay."""
-    from iree_gauntlet.torch_models.layers import prune_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.sparse_weights import keep_two_of_four, unfit_for_fours  # noqa: PLC0415
+    from iree_gauntlet.torch_models.layers import (  # noqa: PLC0415
+        keep_two_of_four,
+        prune_linear_layers,
+        unfit_for_fours,
+    )
 
     return prune_linear_layers(model, keep_two_of_four, unfit_for_fours)
 
@@ -152,8 +155,11 @@ def _two_of_four(model: Any) -> Any:
 )
 def block(model: Any, size: int = 64) -> Any:
     """The blocks of the largest sum of squares stay."""
-    from iree_gauntlet.torch_models.layers import prune_linear_layers  # noqa: PLC0415
-    from iree_gauntlet.torch_models.sparse_weights import keep_blocks, unfit_for_blocks  # noqa: PLC0415
+    from iree_gauntlet.torch_models.layers import (  # noqa: PLC0415
+        keep_blocks,
+        prune_linear_layers,
+        unfit_for_blocks,
+    )
 
     return prune_linear_layers(
         model, lambda weight: keep_blocks(weight, size), lambda layer: unfit_for_blocks(layer, size)

@@ -1,7 +1,7 @@
-"""The data formats of the benchmarks' `--dataformat`, and what each of them is on IREE.
+"""The data formats of the benchmarks' `--dataformat`, what each of them is on IREE, and how near outputs have to be.
 
 Nothing heavy is imported until weights are rounded, so that options can be read anywhere; and nothing but the
-standard library and NumPy ever, since the Python that builds models has torch and not much of the toolkit.
+standard library, NumPy and onnx ever, since the Python that builds models has torch and not much of the toolkit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
 
-_TORCH_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+# IREE's names of the types that a model may have, and torch's.
+TORCH_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 # Unit roundoff, 2^-p for p significant bits.
 UNIT_ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -31,6 +35,8 @@ _NARROWED = 0.6
 _SAFETY = 2.0
 # The worst of n values by its rms: 4.9 for n = 10^6 normal errors, relative to a largest value of as many rms.
 _PEAK = 4.0
+# Operators of ONNX.
+_CONTRACTIONS = frozenset({"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvTranspose", "Einsum"})
 
 
 class DataFormat(Enum):
@@ -60,7 +66,7 @@ class DataFormat(Enum):
     @property
     def torch_type(self) -> str:
         """The same in torch's spelling: float32, float16 or bfloat16."""
-        return _TORCH_TYPES[self.element_type]
+        return TORCH_TYPES[self.element_type]
 
     @property
     def emulated(self) -> bool:
@@ -145,3 +151,49 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
     # Half a unit less one, and one more where the last bit that stays is odd: a tie goes up only from there.
     raised = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return np.where(finite, raised, bits).view(np.float32)
+
+
+def read_contractions(path: Path) -> int:
+    """The same for a file; its weights are not read."""
+    import onnx  # noqa: PLC0415 - graphs can be handed over by who has it
+
+    return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
+
+
+def longest_contraction_path(graph: Any) -> int:
+    """The largest number of contractions on a way from an input to an output.
+
+    Matrix products, convolutions, transposed ones and Einsum count. A branch or the body of a loop counts as if it
+    ran once.
+
+    Args:
+        graph: an ONNX GraphProto, sorted as ONNX demands: values before those who use them. Its functions are
+            inlined.
+    """
+    return _longest(graph, {})
+
+
+def _longest(graph: Any, outer: dict[str, int]) -> int:
+    """The longest way through a graph that also sees the values around it.
+
+    Args:
+        graph: the graph.
+        outer: the longest way to each value outside.
+    """
+    ways = dict(outer)
+    longest = 0
+    for node in graph.node:
+        before = max((ways.get(name, 0) for name in node.input), default=0)
+        # What an inner graph takes from around it is on its ways already.
+        inside = max((_longest(inner, ways) for inner in _inner_graphs(node)), default=0)
+        way = max(before + (node.op_type in _CONTRACTIONS), inside)
+        ways.update((name, way) for name in node.output if name)
+        longest = max(longest, way)
+    return longest
+
+
+def _inner_graphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

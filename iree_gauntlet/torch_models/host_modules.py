@@ -13,7 +13,7 @@ from iree_gauntlet.torch_models.build_plan import BuildPlan, checked_plan
 from iree_gauntlet.torch_models.declarations import failure_problem
 from iree_gauntlet.torch_models.host_pipeline import StageError
 from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
-from iree_gauntlet.torch_models.torch_arrays import TYPES, array_of, tensor_of, type_name
+from iree_gauntlet.torch_models.torch_tensors import TYPES, array_of, tensor_of, type_name
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, array_bits, host_type
 
 if TYPE_CHECKING:

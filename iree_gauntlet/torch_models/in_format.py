@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from iree_gauntlet.torch_models.decompositions import backward_decompositions
 from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat
-from iree_gauntlet.torch_models.weights import cast
+from iree_gauntlet.torch_models.torch_tensors import cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

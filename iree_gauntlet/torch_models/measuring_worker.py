@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.bench_chain import Chain
     from iree_gauntlet.torch_models.build_folder import Build
-    from iree_gauntlet.torch_models.module_steps import CompiledProgram
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
 
 MODULE_WORKER = "measure_module.py"

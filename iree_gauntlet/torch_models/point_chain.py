@@ -12,8 +12,8 @@ from iree_gauntlet.engine.plan import blocked
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
-from iree_gauntlet.torch_models.module_steps import CompiledProgram, TorchChain
-from iree_gauntlet.torch_models.variant_plan import VariantPlan
+from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

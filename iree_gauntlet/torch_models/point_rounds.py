@@ -3,7 +3,7 @@
 A block is one go over all programs in an order drawn by lot, and back in the opposite order: whatever grows linearly
 over it (a clock that heats up) falls on all of them alike. Each round of IREE is a process start of its own. Between
 the two halves stands one start of torch, which runs its own programs one after the other, each once, in an order drawn
-by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peer_trial.py`).
+by lot too: a start of torch takes seconds. Before the first block, torch's programs are tried (`peers.py`).
 
 A round that other work disturbed is taken again, a few times; a block in which one stays disturbed is no evidence, and
 another one takes its place. Rounds are never left out for their times.
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from iree_gauntlet.engine.rounds.blocks import BlockTaker, Evidence, PlannedBlock, seed_of
 from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.torch_models.measuring_worker import planned_command
-from iree_gauntlet.torch_models.peer_trial import (
+from iree_gauntlet.torch_models.peers import (
+    BLOCKS,
     CODE_FOLDER,
     TRIAL_CALLS,
     WARM_UP_CALLS,
@@ -30,7 +31,6 @@ from iree_gauntlet.torch_models.peer_trial import (
     peer_rounds,
     try_peer,
 )
-from iree_gauntlet.torch_models.peers import BLOCKS
 from iree_gauntlet.torch_models.point_check import variant_tolerance
 
 if TYPE_CHECKING:

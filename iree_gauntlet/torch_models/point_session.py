@@ -23,7 +23,6 @@ from iree_gauntlet.results import Result, shorten
 from iree_gauntlet.steps import Step, step_id
 from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
 from iree_gauntlet.torch_models import tracing
-from iree_gauntlet.torch_models.exporting import Exporter
 from iree_gauntlet.torch_models.measuring_worker import ask, planned_command, worker_words
 from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
 from iree_gauntlet.torch_models.point_chain import TRACE, PointChain
@@ -31,6 +30,7 @@ from iree_gauntlet.torch_models.point_check import check_variant
 from iree_gauntlet.torch_models.point_measurement import UNPROVEN, UNREAD, Measuring, PointMeasurement
 from iree_gauntlet.torch_models.point_record import MEASURED, SAME, VariantFigures
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
+from iree_gauntlet.torch_models.torch_chain import Exporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.workbench import Workbench
     from iree_gauntlet.torch_models.build_folder import Build
     from iree_gauntlet.torch_models.configuration import Variant
-    from iree_gauntlet.torch_models.module_steps import CompiledProgram
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
 
 
 @dataclass(slots=True)

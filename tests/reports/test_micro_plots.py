@@ -22,7 +22,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     scale_ticks,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_document import times
 from iree_gauntlet.reports.sweeps.sweep_plots import Plot, draw_plots, speedup_bars
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iree_gauntlet.torch_models.build_folder import read_build
+from iree_gauntlet.torch_models.build_plan import VariantPlan
 from iree_gauntlet.torch_models.torch_python import running
-from iree_gauntlet.torch_models.variant_plan import VariantPlan
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 

@@ -22,10 +22,17 @@ from iree_gauntlet.option import Option
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, parse_compiler_help
 from iree_gauntlet.toolchains.known_flags import KnownFlags
-from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOptions, nearest_option, read_options, spelled_out
+from iree_gauntlet.torch_models.bench_options import (
+    OPTIONS,
+    BenchOptions,
+    build_parser,
+    nearest_option,
+    parse,
+    read_options,
+    spelled_out,
+)
 from iree_gauntlet.torch_models.compiler_options import fidelity_flags, opt_level_flags
 from iree_gauntlet.torch_models.formats import DataFormat
-from iree_gauntlet.torch_models.front import build_parser, parse
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -262,7 +269,7 @@ def test_names_are_each_one_option() -> None:
 
 def test_reading_options_is_light() -> None:
     program = (
-        "import sys; from iree_gauntlet.torch_models.front import parse; parse(['-m', 'bert'])\n"
+        "import sys; from iree_gauntlet.torch_models.bench_options import parse; parse(['-m', 'bert'])\n"
         "print({n.partition('.')[0] for n in sys.modules} & {'numpy', 'torch', 'pydantic', 'invoke'})"
     )
     done = subprocess.run(

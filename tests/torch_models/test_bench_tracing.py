@@ -27,9 +27,18 @@ from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
 from iree_gauntlet.torch_models.build_folder import Array, Program
-from iree_gauntlet.torch_models.module_steps import CompiledProgram
-from iree_gauntlet.torch_models.trace_table import TraceTable, table_lines, trace_table
-from iree_gauntlet.torch_models.tracing import LIGHT, VERBOSE, Trace, benchmark_command, shown, trace
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram
+from iree_gauntlet.torch_models.tracing import (
+    LIGHT,
+    VERBOSE,
+    Trace,
+    TraceTable,
+    benchmark_command,
+    shown,
+    table_lines,
+    trace,
+    trace_table,
+)
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
 from tests.support.recorded_profiles import recorded

@@ -19,7 +19,7 @@ from tests.support.variant_builder import built_here, distance, plan_of, read
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.torch_models.variant_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_plan import VariantPlan
 
 WORDS = running(sys.executable, "iree_gauntlet.torch_models.measure_torch")
 

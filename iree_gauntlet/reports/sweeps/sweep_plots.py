@@ -24,7 +24,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_document import times
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, entries, mean_ratio
 
 if TYPE_CHECKING:

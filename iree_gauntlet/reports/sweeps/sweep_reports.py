@@ -17,8 +17,7 @@ from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.oss_database import oss_json
 from iree_gauntlet.reports.sweeps.sweep_csv import results_csv
-from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
-from iree_gauntlet.reports.sweeps.sweep_figures import NOT_MEASURED, UNREACHED
+from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, sweep_document
 from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots, memory_plot
 from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
 from iree_gauntlet.settings import shown

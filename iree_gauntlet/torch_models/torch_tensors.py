@@ -1,4 +1,4 @@
-"""The weights of torch modules in a data format: rounded to its values, then cast to the type that holds them."""
+"""Torch's tensors and weights: as arrays and files under IREE's names of element types, and in a data format."""
 
 from __future__ import annotations
 
@@ -12,6 +12,59 @@ from iree_gauntlet.torch_models.formats import DataFormat, round_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+# Element types in IREE's spelling. IREE's integers have no sign of their own.
+TYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "ui8",
+    torch.bool: "i1",
+}
+
+
+def type_name(tensor: Any) -> str:
+    """A tensor's element type in IREE's spelling; empty for one that IREE does not take."""
+    return TYPES.get(tensor.dtype, "")
+
+
+def array_of(tensor: Any) -> NDArray[Any]:
+    """A tensor's values; nothing is copied where it is contiguous."""
+    bits = tensor.detach().contiguous()
+    array: NDArray[Any] = (
+        bits.view(torch.int16).numpy().view(np.uint16) if bits.dtype == torch.bfloat16 else bits.numpy()
+    )
+    return array
+
+
+def tensor_of(array: NDArray[Any], name: str) -> Any:
+    """An array as a tensor of an element type; nothing is copied."""
+    if name == "bf16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def write_arrays(tensors: Sequence[Any], folder: Path, stem: str) -> list[dict[str, Any]]:
+    """Write tensors to `STEM_0.npy` and so on.
+
+    Returns:
+        The file, the type and the shape of each.
+    """
+    found = []
+    for index, tensor in enumerate(tensors):
+        name = f"{stem}_{index}.npy"
+        np.save(folder / name, array_of(tensor), allow_pickle=False)
+        found.append({"file": name, "type": type_name(tensor), "shape": list(tensor.shape)})
+    return found
 
 
 def convert(modules: Sequence[Any], form: DataFormat) -> float:
