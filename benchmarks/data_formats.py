@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from iree_gauntlet.bench.block_float import rounding_error
-from iree_gauntlet.bench.formats import DataFormat, round_weights
+from iree_gauntlet.torch_models.block_float import rounding_error
+from iree_gauntlet.torch_models.formats import DataFormat, round_weights
 
 _COLUMNS = 4096
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from iree_gauntlet.bench.formats import DataFormat
+from iree_gauntlet.torch_models.formats import DataFormat
 
 _ROOT = Path(__file__).parents[1]
 _MODEL = """

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from iree_gauntlet import pytest_plugin
 from iree_gauntlet.artifacts.parameters import __main__ as parameters
-from iree_gauntlet.bench.bench_options import OPTIONS as BENCH_OPTIONS
 from iree_gauntlet.option import Option, dashed, options_of
 from iree_gauntlet.requests import (
     CacheRequest,
@@ -30,6 +29,7 @@ from iree_gauntlet.requests import (
 )
 from iree_gauntlet.tasks.program import namespace
 from iree_gauntlet.tasks.task_options import GauntletTask
+from iree_gauntlet.torch_models.bench_options import OPTIONS as BENCH_OPTIONS
 
 if TYPE_CHECKING:
     from argparse import Action

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from iree_gauntlet.bench.model_registry import Generative, benchmark_model, on_device, on_host
+from iree_gauntlet.torch_models.model_registry import Generative, benchmark_model, on_device, on_host
 
 __all__ = ["Generative", "benchmark_model", "on_device", "on_host"]

@@ -6,8 +6,8 @@ import sys
 
 from invoke.exceptions import Exit
 
-from iree_gauntlet.bench.front import parse
 from iree_gauntlet.tasks.task_options import ended
+from iree_gauntlet.torch_models.bench_options import parse
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A run of `micro`: point after point, each planned as it comes, everything in the journal."""
+"""A run of `micro`: point after point, each planned as it comes, everything in the journal; and how it is resumed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.artifacts.hashing import hash_file
-from iree_gauntlet.bench.chosen_devices import chosen_devices, chosen_target, target_flags
-from iree_gauntlet.bench.module_steps import builder_identity
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
@@ -20,38 +18,139 @@ from iree_gauntlet.engine.run_event import run_event
 from iree_gauntlet.engine.workbench import Workbench, plan_context
 from iree_gauntlet.errors import GauntletError, UsageError
 from iree_gauntlet.figures import duration
+from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal
 from iree_gauntlet.measuring.machine.gpus import asked_gpus, is_gpu, read_gpus
 from iree_gauntlet.measuring.machine.machine_state import machine_facts
-from iree_gauntlet.micro.configuration import MicroConfig, Point, points_of
-from iree_gauntlet.micro.configuration_schema import iree_device
-from iree_gauntlet.micro.point_chain import DIALECT, PointChain
-from iree_gauntlet.micro.point_measurement import Measuring
-from iree_gauntlet.micro.point_session import PointSession
-from iree_gauntlet.micro.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.option import read
 from iree_gauntlet.records.run_folder import make_folder
-from iree_gauntlet.settings import shown
+from iree_gauntlet.requests import MicroRequest, ToolchainRequest, given, require_as_begun
+from iree_gauntlet.settings import runs_folder, shown
+from iree_gauntlet.steps import step_id
 from iree_gauntlet.toolchains.devices import device_available
+from iree_gauntlet.torch_models.compiler_options import chosen_devices, chosen_target, target_flags
+from iree_gauntlet.torch_models.configuration import MicroConfig, Point, points_of
+from iree_gauntlet.torch_models.configuration_schema import iree_device
+from iree_gauntlet.torch_models.point_chain import DIALECT, PointChain
+from iree_gauntlet.torch_models.point_measurement import Measuring
+from iree_gauntlet.torch_models.point_session import PointSession
+from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.torch_models.torch_chain import builder_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from iree_gauntlet.bench.torch_python import TorchPython
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.engine.plan_context import PlanContext
     from iree_gauntlet.engine.session import Session
-    from iree_gauntlet.experiments.sweep_resume import Earlier
     from iree_gauntlet.measuring.machine.gpu_state import GpuState
-    from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.records.event_log import Journal
-    from iree_gauntlet.requests import MicroRequest, ToolchainRequest
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.torch_python import TorchPython
 
 
+# A point that came to one of these is done. After an error, or on a machine that was too busy, it is tried again.
+_STANDING = (Verdict.PASSED, Verdict.FAILED, Verdict.SKIPPED)
 # Options that a resumed run takes over as they are.
 _KEPT = ("device", "target", "dtype", "against", "disturbed", "output", "targets")
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A run to resume.
+
+    Attributes:
+        folder: of the run.
+        record: its journal.
+    """
+
+    folder: Path
+    record: JournalRecord
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What it was asked for."""
+        found: dict[str, Any] = self.record.runs[-1]["micro"]
+        return found
+
+    def continued(self, asked: MicroRequest, toolchain: ToolchainRequest) -> tuple[MicroRequest, ToolchainRequest]:
+        """What this run was asked for, in place of what is not given now.
+
+        Raises:
+            UsageError: something else is asked for than before.
+        """
+        before = {**self.asked, **self.asked["iree"]}
+        require_as_begun("run", self.folder.name, given((asked, toolchain)), before)
+        asked = read(MicroRequest, {**asdict(asked), **before})
+        return asked, read(ToolchainRequest, {**asdict(toolchain), **before})
+
+    def require_same(self, config: MicroConfig) -> None:
+        """Refuses a configuration that has changed since.
+
+        Raises:
+            UsageError: it has.
+        """
+        if hash_file(config.file) != self.asked["digest"]:
+            raise UsageError(
+                f"{config.file} is not what {self.folder.name} was started with",
+                "Start a new run: what is done comes from the cache.",
+            )
+
+    def done(self, identity: str) -> dict[str, list[dict[str, Any]]]:
+        """Steps of the points that are done, by the point's chain.
+
+        Args:
+            identity: of the toolchain now.
+
+        Raises:
+            UsageError: the run was made by another IREE.
+        """
+        before = self.record.runs[-1].get("toolchain", {})
+        if before.get("identity", "") != identity:
+            raise UsageError(
+                f"{self.folder.name} was run with another IREE ({before.get('compiler', 'none')})",
+                "Start a new run: one run measures one IREE.",
+            )
+        found: dict[str, list[dict[str, Any]]] = {}
+        for step in self.record.steps:
+            result = self.record.results.get(step_id(step["chain"], Stage.BENCHMARK))
+            if result is not None and result.verdict in _STANDING:
+                found.setdefault(step["chain"], []).append(step)
+        return found
+
+
+def earlier_micro(run_dir: str) -> Earlier:
+    """The run of `--run-dir`, or the newest one of `micro`.
+
+    Raises:
+        UsageError: there is none, or what is named is none.
+        GauntletError: its journal cannot be read.
+    """
+    if run_dir:
+        named = Path(run_dir)
+        folder = named if named.is_dir() else runs_folder() / named
+        found = _read(folder)
+        if found is None:
+            raise UsageError(f"{folder} is no run of `micro`", "Name the folder of one, or leave --run-dir out.")
+        return found
+    journals = runs_folder().glob(f"*/{JOURNAL}")
+    for journal in sorted(journals, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        found = _read(journal.parent)
+        if found is not None:
+            return found
+    raise UsageError(f"there is no run of `micro` in {runs_folder()}", "Start one with --config.")
+
+
+def _read(folder: Path) -> Earlier | None:
+    try:
+        record = read_journal(folder / JOURNAL)
+    except GauntletError:
+        # Another run's journal is nothing to resume, whatever is wrong with it.
+        return None
+    return Earlier(folder, record) if record.runs and "micro" in record.runs[-1] else None
 
 
 @dataclass(slots=True)

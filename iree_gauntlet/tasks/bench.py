@@ -8,17 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.bench.bench_session import BenchSession
-from iree_gauntlet.bench.build_plan import BuildPlan
-from iree_gauntlet.bench.chain import DIALECT, Chain
-from iree_gauntlet.bench.chosen_devices import DEFAULT_DEVICE, chosen_devices, chosen_target, target_flags
-from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
-from iree_gauntlet.bench.discovery import discover, find_model
-from iree_gauntlet.bench.instantiate import check_options
-from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
-from iree_gauntlet.bench.perf_file import append_result, check_output
-from iree_gauntlet.bench.result import perf_entry, result_lines
-from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table
 from iree_gauntlet.engine.model_engine import model_engine, model_session, require_importer
 from iree_gauntlet.engine.plan import Plan
@@ -33,14 +22,31 @@ from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.requests import ToolchainRequest
 from iree_gauntlet.settings import cache_folder, project_folder, shown
 from iree_gauntlet.toolchains.toolchain import COMPILE
+from iree_gauntlet.torch_models.bench_chain import DIALECT, Chain
+from iree_gauntlet.torch_models.bench_result import perf_entry, result_lines
+from iree_gauntlet.torch_models.bench_session import BenchSession
+from iree_gauntlet.torch_models.build_plan import BuildPlan
+from iree_gauntlet.torch_models.compiler_options import (
+    DEFAULT_DEVICE,
+    chosen_devices,
+    chosen_target,
+    fidelity_flags,
+    opt_level_flags,
+    target_flags,
+)
+from iree_gauntlet.torch_models.discovery import discover, find_model
+from iree_gauntlet.torch_models.instantiate import check_options
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
+from iree_gauntlet.torch_models.perf_file import append_result, check_output
+from iree_gauntlet.torch_models.torch_python import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iree_gauntlet.bench.bench_options import BenchOptions
     from iree_gauntlet.cases import Verdict
     from iree_gauntlet.engine.engine import Engine
     from iree_gauntlet.progress import Progress
+    from iree_gauntlet.torch_models.bench_options import BenchOptions
 
 
 _MODELS = "specs/models"

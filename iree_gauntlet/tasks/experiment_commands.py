@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.bench_options import OPTIONS, BenchOption, read_options
 from iree_gauntlet.option import Option, options_of, read
 from iree_gauntlet.requests import (
     DEFAULT_SUITE,
@@ -18,6 +17,7 @@ from iree_gauntlet.requests import (
     ToolchainRequest,
 )
 from iree_gauntlet.tasks.task_options import CACHE, RUNNING, SELECTION, TOOLCHAIN, gauntlet_task
+from iree_gauntlet.torch_models.bench_options import OPTIONS, BenchOption, read_options
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import ExitCode

@@ -7,26 +7,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from iree_gauntlet.bench.torch_python import find_torch_python
 from iree_gauntlet.engine.workbench import open_workbench
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.experiments.sweep import MicroRun
-from iree_gauntlet.experiments.sweep_resume import earlier_micro
+from iree_gauntlet.experiments.sweep import MicroRun, earlier_micro
 from iree_gauntlet.journal_format import JOURNAL, read_journal
-from iree_gauntlet.micro.configuration import overridden, read_micro_config
-from iree_gauntlet.micro.plugins import entry_point_files, load_registry
-from iree_gauntlet.micro.refused_recipes import REFUSED
-from iree_gauntlet.micro.registry import CUSTOM
 from iree_gauntlet.reports.experiment_reports import write_reports
 from iree_gauntlet.reports.output import Output, open_progress, write_text
 from iree_gauntlet.reports.sweeps.sweep_reports import check_output, read_targets, write_micro_reports
 from iree_gauntlet.settings import shown
+from iree_gauntlet.torch_models.configuration import overridden, read_micro_config
+from iree_gauntlet.torch_models.plugins import entry_point_files, load_registry
+from iree_gauntlet.torch_models.recipe_registry import CUSTOM
+from iree_gauntlet.torch_models.refused_recipes import REFUSED
+from iree_gauntlet.torch_models.torch_python import find_torch_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.micro.lookup import Registry
     from iree_gauntlet.requests import MicroRequest, ToolchainRequest
+    from iree_gauntlet.torch_models.lookup import Registry
 
 
 def micro(asked: MicroRequest, toolchain: ToolchainRequest) -> ExitCode:

@@ -16,7 +16,6 @@ from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 
 from iree_gauntlet import __version__
-from iree_gauntlet.bench.bench_options import nearest_option, spelled_out
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import ExitCode
 from iree_gauntlet.option import Option, dashed, options_of, read
@@ -41,6 +40,7 @@ from iree_gauntlet.tasks.task_options import (
     with_defaults,
 )
 from iree_gauntlet.tasks.upkeep_commands import report_task, upkeep_collections
+from iree_gauntlet.torch_models.bench_options import nearest_option, spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -13,7 +13,7 @@ from iree_gauntlet.bench import benchmark_model, on_host
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from iree_gauntlet.bench.model_registry import OnHost
+    from iree_gauntlet.torch_models.model_registry import OnHost
 
 # hidden size, heads
 _SIZES = {"tiny": (192, 3), "base": (768, 12)}

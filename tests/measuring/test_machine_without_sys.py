@@ -24,8 +24,8 @@ from iree_gauntlet.measuring.machine.machine_sensors import (
     used_swap,
 )
 from iree_gauntlet.measuring.machine.machine_state import CpuWatch, benchmark_warnings, machine_facts, machine_state
-from iree_gauntlet.micro import roofline
 from iree_gauntlet.system.short_process import Answer
+from iree_gauntlet.torch_models import roofline
 from iree_gauntlet.workers.iree_side import run_server
 
 if TYPE_CHECKING:

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError
-from iree_gauntlet.reports.sweeps.oss_database import SPEEDUP, oss_json, oss_records
-from iree_gauntlet.reports.sweeps.oss_schema import check_oss_records, fits_float32, oss_json_schema
+from iree_gauntlet.reports.sweeps.oss_database import (
+    SPEEDUP,
+    check_oss_records,
+    fits_float32,
+    oss_json,
+    oss_json_schema,
+    oss_records,
+)
 from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
 from tests.support.budgets import part_of_the_examples
 from tests.support.micro_records import HEADER, point, ratio, record, records, squares, variant

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from iree_gauntlet.errors import UsageError
 from iree_gauntlet.reports.sweeps.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
@@ -23,8 +22,8 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     scale_ticks,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_figures import times
-from iree_gauntlet.reports.sweeps.sweep_plots import Plot, check_matplotlib, draw_plots, speedup_bars
+from iree_gauntlet.reports.sweeps.sweep_document import times
+from iree_gauntlet.reports.sweeps.sweep_plots import Plot, draw_plots, speedup_bars
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, entries, read_rows
 from tests.support.micro_records import RECIPES, grid, point, ratio, record, squares, variant
 
@@ -68,16 +67,6 @@ def few() -> list[dict[str, Any]]:
         )
         for size in (1024, 2048)
     ]
-
-
-def test_without_matplotlib_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(UsageError) as raised:
-        check_matplotlib()
-    assert "matplotlib" in raised.value.what
-    assert "iree-gauntlet[plots]" in raised.value.hint
-    with pytest.raises(UsageError):
-        draw_plots(read_rows(few()))
 
 
 @pytest.mark.parametrize(

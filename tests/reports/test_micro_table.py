@@ -12,15 +12,16 @@ from markdown_it import MarkdownIt
 from iree_gauntlet.document import Judged, Table
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_markdown import markdown
-from iree_gauntlet.reports.sweeps.sweep_document import speedup_table, sweep_document
-from iree_gauntlet.reports.sweeps.sweep_figures import (
+from iree_gauntlet.reports.sweeps.sweep_document import (
     LEGEND,
     decibels,
     doubts,
     heading_facts,
     ratio_text,
     speedup_cell,
+    speedup_table,
     summaries,
+    sweep_document,
     times,
 )
 from iree_gauntlet.reports.sweeps.sweep_rows import Ratio, Row, entries, read_rows

@@ -1,6 +1,6 @@
 """Stands in for a Python that has torch, which is too large for the tests: answers its probe, and builds models.
 
-What it leaves is what `bench/building.py` leaves, made with onnx and NumPy. Faults come by the variable STAND_IN; a
+What it leaves is what `building.py` leaves, made with onnx and NumPy. Faults come by the variable STAND_IN; a
 torch that has one where it is asked for its version is another torch, so that what it makes is kept apart.
 """
 

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.bench.against import AgainstPlace, iree_rounds, measure
-from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.progress import Progress
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.steps import Command, Resources, Step
+from iree_gauntlet.torch_models.against import AgainstPlace, iree_rounds, measure
+from iree_gauntlet.torch_models.torch_python import running
 from iree_gauntlet.workers import iree_side
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.sessions import session_in
@@ -23,7 +23,7 @@ from tests.support.sessions import session_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.bench.peers import Peer
+    from iree_gauntlet.torch_models.peers import Peer
 
 __all__ = ["CHAIN", "PeerBench", "answer_of", "run_script"]
 
@@ -95,10 +95,11 @@ class PeerBench:
 def run_script(
     module: str, build: Path, env: dict[str, str] | None = None, **plan: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A module of `bench` by itself, as in a Python where the toolkit is not installed."""
+    """A script that measures a peer by itself, as in a Python where the toolkit is not installed."""
     path = build.parent / "script.json"
-    path.write_text(json.dumps({"build": str(build), "calls": 2, "warm_up_calls": 1, "outputs": "", **plan}))
-    argv = [*running(sys.executable, f"iree_gauntlet.bench.{module}"), str(path)]
+    shared = {"warm_up_calls": 1, "compile_threads": None, "outputs": plan.pop("outputs", "")}
+    path.write_text(json.dumps({"models": [{"name": "peer", "build": str(build), "calls": 2, **plan}], **shared}))
+    argv = [*running(sys.executable, f"iree_gauntlet.torch_models.{module}"), str(path)]
     limit = LIMIT_SECONDS
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit, env=env or {}, cwd="/")
 
@@ -106,5 +107,6 @@ def run_script(
 def answer_of(build: Path, module: str, **plan: Any) -> dict[str, Any]:
     done = run_script(module, build, **plan)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    (found,) = json.loads(done.stdout.splitlines()[-1])["models"]
+    assert isinstance(found, dict)
     return found

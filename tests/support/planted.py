@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from iree_gauntlet.bench.build_folder import Array, Directions
-from iree_gauntlet.bench.directions import write_directions
-from iree_gauntlet.bench.formats import UNIT_ROUNDOFF, DataFormat, round_weights
 from iree_gauntlet.measuring.numerics.arrays import Tensor
+from iree_gauntlet.torch_models.build_folder import Array, Directions
+from iree_gauntlet.torch_models.directions import write_directions
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, DataFormat, round_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,14 +17,21 @@ from hypothesis import strategies as st
 from invoke.parser.context import ParserContext
 from invoke.parser.parser import Parser
 
-from iree_gauntlet.bench.bench_options import OPTIONS, BenchOptions, nearest_option, read_options, spelled_out
-from iree_gauntlet.bench.compiler_options import fidelity_flags, opt_level_flags
-from iree_gauntlet.bench.formats import DataFormat
-from iree_gauntlet.bench.front import build_parser, parse
 from iree_gauntlet.errors import ExitCode, ToolchainError, UsageError
 from iree_gauntlet.option import Option
 from iree_gauntlet.tasks.task_options import TOOLCHAIN, gauntlet_task
 from iree_gauntlet.toolchains.flags import FlagSet, KnownFlags, parse_compiler_help
+from iree_gauntlet.torch_models.bench_options import (
+    OPTIONS,
+    BenchOptions,
+    build_parser,
+    nearest_option,
+    parse,
+    read_options,
+    spelled_out,
+)
+from iree_gauntlet.torch_models.compiler_options import fidelity_flags, opt_level_flags
+from iree_gauntlet.torch_models.formats import DataFormat
 from tests.support.places import ROOT
 
 if TYPE_CHECKING:
@@ -261,7 +268,7 @@ def test_names_are_each_one_option() -> None:
 
 def test_reading_options_is_light() -> None:
     program = (
-        "import sys; from iree_gauntlet.bench.front import parse; parse(['-m', 'bert'])\n"
+        "import sys; from iree_gauntlet.torch_models.bench_options import parse; parse(['-m', 'bert'])\n"
         "print({n.partition('.')[0] for n in sys.modules} & {'numpy', 'torch', 'pydantic', 'invoke'})"
     )
     done = subprocess.run(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from iree_gauntlet.bench import against
-from iree_gauntlet.bench.peers import BLOCKS, Peer, judged, shown
 from iree_gauntlet.engine.rounds.blocks import PairEvidence
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.statistics.rounds import Block, BlockOrder, Round
+from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models.peers import BLOCKS, Peer, judged, shown
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench, answer_of
 
@@ -37,8 +37,8 @@ case $plan in
 */torch.compile/*) call=0.5 first=4000.0 compile=4.0 ;;
 esac
 echo "a model says something"
-echo '{{"version": "2.13.0", "outputs": [{{"file": "{output}", "type": "f32"}}],' \\
-  "\\"first_call_ms\\": $first, \\"compile_s\\": $compile, \\"call_ms\\": [9.0, $call, $call]}}"
+echo '{{"version": "2.13.0", "models": [{{"outputs": [{{"file": "{output}", "type": "f32"}}],' \\
+  "\\"first_call_ms\\": $first, \\"compile_s\\": $compile, \\"call_ms\\": [9.0, $call, $call]}}]}}"
 """
 
 
@@ -71,7 +71,7 @@ def test_peers_are_measured_beside_iree(tmp_path: Path, pipeline: Path) -> None:
         assert peer.calls == 250
         home = name.replace(" ", "-")
         ours, its = bench.plan(home, "iree"), bench.plan(home, "peer")
-        assert ours["calls"] == its["calls"] == peer.calls
+        assert ours["calls"] == its["models"][0]["calls"] == peer.calls
         assert ours["warm_up_calls"] == its["warm_up_calls"] == 1
         assert (ours["outputs"], its["outputs"]) == ("", "")
         assert not (bench.folder / "step" / "against" / home / "outputs").exists()
@@ -180,7 +180,7 @@ def test_calls_come_in_whole_groups(bench: PeerBench, pipeline: Path, monkeypatc
     (build / "measure_module.json").unlink()
     (build / "measure_module.json").write_text(json.dumps(plan | {"in_flight": 4, "devices": ["local-task"] * 2}))
     (peer,) = bench.measure(["onnxruntime"], build)
-    assert peer.calls == bench.plan("onnxruntime", "peer")["calls"] == 4
+    assert peer.calls == bench.plan("onnxruntime", "peer")["models"][0]["calls"] == 4
     assert bench.plan("onnxruntime", "iree")["devices"] == ["local-task"]
     assert (peer.blocks, peer.low, peer.word) == (1, None, "inconclusive")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.bench import against
-from iree_gauntlet.bench.peers import BLOCKS, shown
+from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models.peers import BLOCKS, shown
 from tests.support.bench_project import first_benchmarks
 from tests.support.peer_bench import CHAIN, PeerBench
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.bench import against
-from iree_gauntlet.bench.agreement import agreement, limits
-from iree_gauntlet.bench.build_folder import read_build, tensors
-from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.measuring.numerics.arrays import read_npy
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models import against
+from iree_gauntlet.torch_models.agreement import agreement, limits
+from iree_gauntlet.torch_models.build_folder import read_build, tensors
+from iree_gauntlet.torch_models.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
-from tests.support.peer_bench import PeerBench, answer_of, run_script
+from tests.support.peer_bench import PeerBench, answer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ def _built(folder: Path, model: str, **changes: Any) -> tuple[Path, dict[str, An
     build = folder / "build"
     plan = {"models_dirs": [str(models)], "model": model, "output": str(build), "dataformat": "Fp32", **changes}
     (folder / "plan.json").write_text(json.dumps(plan))
-    argv = [*running(sys.executable, "iree_gauntlet.bench.building"), str(folder / "plan.json")]
+    argv = [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")]
     subprocess.run(argv, check=True, capture_output=True, timeout=LIMIT_SECONDS)
     return build, plan
 
@@ -163,12 +163,9 @@ def test_torch_is_measured_eager_and_compiled(
 
 def test_without_a_compiler_torch_compile_says_so(tmp_path: Path, perceptron: tuple[Path, dict[str, Any]]) -> None:
     build, plan = perceptron
-    done = run_script(
-        "measure_torch", build, builder=plan, mode="compile", compile_threads=1, env={"PATH": str(tmp_path)}
-    )
-    assert done.returncode == 1
-    first = next(line for line in done.stderr.splitlines() if "error: " in line)
-    assert first.startswith("error: InductorError: InvalidCxxCompiler: No working C++ compiler found in ")
+    asked = {"builder": plan, "mode": "compile", "compile_mode": None}
+    error = answer_of(build, "measure_torch", env={"PATH": str(tmp_path)}, **asked)["error"]
+    assert error.startswith("InductorError: InvalidCxxCompiler: No working C++ compiler found in ")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +181,7 @@ def test_torch_computes_what_the_builder_computed(tmp_path: Path, model: str, ch
     build, plan = _built(tmp_path, model, **changes)
     outputs = tmp_path / "outputs"
     outputs.mkdir()
-    asked: dict[str, Any] = {"mode": "eager", "compile_threads": None, "outputs": str(outputs)}
+    asked: dict[str, Any] = {"mode": "eager", "outputs": str(outputs)}
     answer = answer_of(build, "measure_torch", builder=plan, **asked)
     record = read_build(build)
     expected = [array for program in record.programs for array in program.outputs]

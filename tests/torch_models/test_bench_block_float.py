@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.bench.block_float import (
+from iree_gauntlet.torch_models.block_float import (
     BLOCK,
     BlockFormat,
     block_exponents,

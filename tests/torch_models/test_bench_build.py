@@ -13,12 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from iree_gauntlet.bench.build_folder import read_build
-from iree_gauntlet.bench.build_plan import BuildPlan, read_plan
-from iree_gauntlet.bench.contractions import longest_contraction_path, read_contractions
-from iree_gauntlet.bench.formats import UNIT_ROUNDOFF
-from iree_gauntlet.bench.torch_python import running
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.torch_models.build_folder import read_build
+from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, longest_contraction_path, read_contractions
+from iree_gauntlet.torch_models.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -40,7 +39,7 @@ def run_builder(folder: Path, plan: BuildPlan) -> subprocess.CompletedProcess[st
     (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     # From another folder, as an environment in which the toolkit is not installed.
     return subprocess.run(
-        [*running(sys.executable, "iree_gauntlet.bench.building"), str(folder / "plan.json")],
+        [*running(sys.executable, "iree_gauntlet.torch_models.building"), str(folder / "plan.json")],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)},
         capture_output=True,
@@ -458,8 +457,8 @@ def none(training: bool):
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_gradients_of_biases_are_exported_in_the_type_of_the_model(tmp_path: Path, needs_torch: Any, name: str) -> None:
     torch = needs_torch
-    from iree_gauntlet.bench.build_steps import export_program  # noqa: PLC0415 - it imports torch
-    from iree_gauntlet.bench.training import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.build_steps import export_program  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.training import eager_step, exportable_step  # noqa: PLC0415 - it imports torch
 
     dtype = getattr(torch, name)
     module, given = torch.nn.Conv2d(2, 3, 3).to(dtype), torch.randn(1, 2, 4, 4).to(dtype)
@@ -498,7 +497,7 @@ def test_convolution_backward_is_torch_s(
     groups: int,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.bench.decompositions import convolution_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import convolution_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     values, kernel = torch.randn(shape, dtype=torch.float64), torch.randn(weight, dtype=torch.float64)
@@ -533,7 +532,7 @@ def test_max_pool_backward_is_torch_s(
     ceil: bool,
 ) -> None:
     torch = needs_torch
-    from iree_gauntlet.bench.decompositions import max_pool_backward  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import max_pool_backward  # noqa: PLC0415 - it imports torch
 
     torch.manual_seed(5)
     # Whole numbers, so that there are several largest values in many windows.
@@ -548,7 +547,7 @@ def test_max_pool_backward_is_torch_s(
 @pytest.mark.models
 def test_padding_that_takes_away_is_torch_s(needs_torch: Any) -> None:
     torch = needs_torch
-    from iree_gauntlet.bench.decompositions import crop  # noqa: PLC0415 - it imports torch
+    from iree_gauntlet.torch_models.decompositions import crop  # noqa: PLC0415 - it imports torch
 
     values = torch.randn(2, 5, 6)
     for rooms in ([-1, -2], [1, -1, -2, 0], [-3, 2, 0, 1]):

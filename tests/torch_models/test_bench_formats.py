@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from iree_gauntlet.bench.block_float import block_format, round_to_blocks
-from iree_gauntlet.bench.formats import DataFormat, round_weights, tolerance
+from iree_gauntlet.torch_models.block_float import block_format, round_to_blocks
+from iree_gauntlet.torch_models.formats import DataFormat, round_weights, tolerance
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 
@@ -122,7 +122,7 @@ def test_narrowed_contractions_have_the_tolerance_of_their_inputs() -> None:
 
 def test_formats_need_the_standard_library_and_numpy_only() -> None:
     program = (
-        "import sys; import iree_gauntlet.bench.formats as f; light = set(sys.modules)\n"
+        "import sys; import iree_gauntlet.torch_models.formats as f; light = set(sys.modules)\n"
         "import numpy as np; [f.round_weights(np.ones(3), form) for form in f.DataFormat]\n"
         "heavy = {'ml_dtypes', 'pydantic', 'torch'}\n"
         "print('numpy' in light, {n.partition('.')[0] for n in sys.modules} & heavy)"

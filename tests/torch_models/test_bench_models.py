@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from iree_gauntlet.bench import Generative, benchmark_model, on_host
-from iree_gauntlet.bench.build_plan import BuildOptions
-from iree_gauntlet.bench.declarations import by_name, declarations
-from iree_gauntlet.bench.discovery import discover
-from iree_gauntlet.bench.instantiate import Instance, Pipeline, instantiate
-from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import UsageError
+from iree_gauntlet.torch_models.build_plan import BuildOptions
+from iree_gauntlet.torch_models.declarations import by_name, declarations
+from iree_gauntlet.torch_models.discovery import discover
+from iree_gauntlet.torch_models.instantiate import Instance, Pipeline, instantiate
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.places import ROOT
 

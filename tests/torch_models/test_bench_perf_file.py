@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iree_gauntlet.bench import perf_file
-from iree_gauntlet.bench.perf_file import About, Appended, failed_result, measured_result, result_path
 from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.torch_models import perf_file
+from iree_gauntlet.torch_models.perf_file import About, Appended, failed_result, measured_result, result_path
 from tests.support.budgets import part_of_the_examples
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.permissions import permissions_respected
@@ -25,7 +25,7 @@ ABOUT = About({"model": "bert", "config": "tiny"}, "llvm-cpu", "box", "89ece87b"
 WRITER = """
 import os, sys
 from pathlib import Path
-from iree_gauntlet.bench import perf_file
+from iree_gauntlet.torch_models import perf_file
 # Each waits for the others' locks for as long as it takes.
 perf_file._LOCK_SECONDS = 500.0
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -38,7 +38,7 @@ for number in range(count):
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from iree_gauntlet.bench.perf_file import append_result
+from iree_gauntlet.torch_models.perf_file import append_result
 
 CALLS = {
     *("open", "write", "flush", "close", "fsync", "fchmod", "chmod", "truncate", "utime"),

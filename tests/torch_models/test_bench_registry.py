@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.bench import Generative, benchmark_model, on_device, on_host
-from iree_gauntlet.bench.build_plan import BuildOptions
-from iree_gauntlet.bench.declarations import by_name, declarations
-from iree_gauntlet.bench.instantiate import Pipeline, arguments, arrange, check_options
-from iree_gauntlet.bench.model_registry import BenchmarkModel, ModelError
 from iree_gauntlet.errors import ExitCode, UsageError
+from iree_gauntlet.torch_models.build_plan import BuildOptions
+from iree_gauntlet.torch_models.declarations import by_name, declarations
+from iree_gauntlet.torch_models.instantiate import Pipeline, arguments, arrange, check_options
+from iree_gauntlet.torch_models.model_registry import BenchmarkModel, ModelError
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def test_generative_models_are_checked_too() -> None:
 
 def test_declaring_models_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.bench, iree_gauntlet.bench.discovery, iree_gauntlet.bench.instantiate;"
+        "import sys, iree_gauntlet.bench, iree_gauntlet.torch_models.discovery, iree_gauntlet.torch_models.instantiate;"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

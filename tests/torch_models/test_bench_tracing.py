@@ -17,10 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.bench.build_folder import Array, Program
-from iree_gauntlet.bench.module_steps import CompiledProgram
-from iree_gauntlet.bench.trace_table import TraceTable, table_lines, trace_table
-from iree_gauntlet.bench.tracing import LIGHT, VERBOSE, Trace, benchmark_command, shown, trace
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.processes.processes import Processes
 from iree_gauntlet.engine.processes.supervisor import Supervisor
@@ -30,6 +26,19 @@ from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
 from iree_gauntlet.steps import Command, Resources, Step
 from iree_gauntlet.toolchains.flags import FlagSet, parse_runtime_help
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models.build_folder import Array, Program
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram
+from iree_gauntlet.torch_models.tracing import (
+    LIGHT,
+    VERBOSE,
+    Trace,
+    TraceTable,
+    benchmark_command,
+    shown,
+    table_lines,
+    trace,
+    trace_table,
+)
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 from tests.support.places import DATA
 from tests.support.recorded_profiles import recorded

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.bench.build_plan import checked_plan, read_plan
 from iree_gauntlet.errors import GauntletError, UsageError
-from iree_gauntlet.micro.variant_plan import DTYPES, VariantPlan
+from iree_gauntlet.torch_models.build_plan import VariantPlan, checked_plan, read_plan
+from iree_gauntlet.torch_models.formats import TORCH_TYPES
 from tests.support.variant_builder import Built, built, built_here, distance, errors, plan_of, run_builder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PLANS = st.builds(
     m=_SIZE,
     k=_SIZE,
     n=_SIZE,
-    dtype=st.sampled_from(list(DTYPES)),
+    dtype=st.sampled_from(list(TORCH_TYPES)),
     quantization=_TEXT,
     sparsity=st.none() | _TEXT,
     output=st.text(max_size=8),

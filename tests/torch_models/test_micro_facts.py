@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
-from iree_gauntlet.micro.module_facts import (
+from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models.module_facts import (
     ModuleFacts,
     ReadParameter,
     dispatch_types,
@@ -24,8 +25,7 @@ from iree_gauntlet.micro.module_facts import (
     span_lengths,
     widened_at_load,
 )
-from iree_gauntlet.micro.registry import Proof
-from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models.recipe_registry import Proof
 from tests.support.command_line import LIMIT_SECONDS, with_fields
 
 if TYPE_CHECKING:

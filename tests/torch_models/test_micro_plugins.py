@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iree_gauntlet.errors import UsageError
-from iree_gauntlet.micro.plugins import BUILTIN_FILES, ENTRY_POINTS, entry_point_files, load_registry
-from iree_gauntlet.micro.registry import PluginError
+from iree_gauntlet.torch_models.plugins import BUILTIN_FILES, ENTRY_POINTS, entry_point_files, load_registry
+from iree_gauntlet.torch_models.recipe_registry import PluginError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.micro.lookup import Registry
+    from iree_gauntlet.torch_models.lookup import Registry
 
 SHAPES = BUILTIN_FILES[:1]
 HEAD = "from iree_gauntlet.micro.registry import activation, architecture, compiler_recipe, recipe, shape_set\n"

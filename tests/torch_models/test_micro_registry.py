@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.bench.declarations import by_name, declarations
 from iree_gauntlet.errors import ExitCode, UsageError
-from iree_gauntlet.micro.lookup import Registry
-from iree_gauntlet.micro.plugins import load_registry
-from iree_gauntlet.micro.registry import (
+from iree_gauntlet.torch_models.declarations import by_name, declarations
+from iree_gauntlet.torch_models.lookup import Registry
+from iree_gauntlet.torch_models.plugins import load_registry
+from iree_gauntlet.torch_models.recipe_registry import (
     Activation,
     Architecture,
     PluginError,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from iree_gauntlet.bench.declarations import Declaration
+    from iree_gauntlet.torch_models.declarations import Declaration
 
 HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "onnx", "ml_dtypes")
 
@@ -392,7 +392,7 @@ def test_a_decorator_is_for_functions() -> None:
 
 def test_declaring_is_light() -> None:
     statement = (
-        "import sys, iree_gauntlet.micro.shapes; from iree_gauntlet.micro.plugins import load_registry;"
+        "import sys, iree_gauntlet.torch_models.shapes; from iree_gauntlet.torch_models.plugins import load_registry;"
         "load_registry();"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )

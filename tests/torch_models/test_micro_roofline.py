@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.measuring.machine.machine_state import MachineFacts, machine_facts
-from iree_gauntlet.micro import roofline
-from iree_gauntlet.micro.roofline import Roofline, machine_roofline, why_no_roofline
+from iree_gauntlet.torch_models import roofline
+from iree_gauntlet.torch_models.roofline import Roofline, machine_roofline, why_no_roofline
 from iree_gauntlet.workers.iree_side.measure_roofline import best_seconds, copy_rate, measure, product_rate
 from tests.support.clocks import Clock
 from tests.support.command_line import Done

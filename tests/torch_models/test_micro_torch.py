@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet.bench.torch_python import running
+from iree_gauntlet.torch_models.torch_python import running
 from tests.support.command_line import LIMIT_SECONDS
 from tests.support.variant_builder import built_here, distance, plan_of, read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from iree_gauntlet.micro.variant_plan import VariantPlan
+    from iree_gauntlet.torch_models.build_plan import VariantPlan
 
-WORDS = running(sys.executable, "iree_gauntlet.micro.measure_torch_variants")
+WORDS = running(sys.executable, "iree_gauntlet.torch_models.measure_torch")
 
 pytestmark = pytest.mark.models
 
 
-def measured(folder: Path, variants: list[dict[str, Any]], **given: Any) -> subprocess.CompletedProcess[str]:
+def measured(folder: Path, models: list[dict[str, Any]], **given: Any) -> subprocess.CompletedProcess[str]:
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)
     plan = {
-        "variants": variants,
+        "models": models,
         "warm_up_calls": 1,
         "compile_threads": 1,
         "outputs": str(outputs),
@@ -54,7 +54,7 @@ def variant(plan: VariantPlan, mode: str = "eager", calls: int = 4) -> dict[str,
         "build": plan.output,
         "mode": mode,
         "compile_mode": "default",
-        "label": plan.label,
+        "name": f"torch {mode} {plan.label}",
         "calls": calls,
     }
 
@@ -78,8 +78,9 @@ def test_variants_one_after_the_other(tmp_path: Path) -> None:
     found = answer(measured(tmp_path, [variant(plan) for plan in plans]))
     assert found["version"]
     assert found["peak_rss_bytes"] > 1e6
-    assert [item["label"] for item in found["variants"]] == ["baseline", "int8dq", "int4wo-16", "baseline+2:4"]
-    for item, build in zip(found["variants"], builds, strict=True):
+    labels = ["baseline", "int8dq", "int4wo-16", "baseline+2:4"]
+    assert [item["name"] for item in found["models"]] == [f"torch eager {label}" for label in labels]
+    for item, build in zip(found["models"], builds, strict=True):
         assert len(item["call_ms"]) == 4
         assert all(value > 0 for value in (*item["call_ms"], item["first_call_ms"]))
         assert item["compile_s"] is None
@@ -94,9 +95,9 @@ def test_a_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     gone = plan_of(tmp_path / "gone")
     wrong = variant(plan_of(tmp_path / "0", quantization="gemlitewo-4-32"))
     found = answer(measured(tmp_path, [wrong, variant(gone), variant(plan)], outputs=""))
-    first, second, third = found["variants"]
+    first, second, third = found["models"]
     assert first["error"].startswith("UsageError: gemlitewo-4-32: GemLite's kernels are made for CUDA")
-    assert set(first) == {"label", "mode", "error"}
+    assert set(first) == {"name", "error"}
     assert second["error"].startswith("FileNotFoundError: ")
     assert third["outputs"] == []
     assert len(third["call_ms"]) == 4
@@ -109,7 +110,7 @@ def test_compiled(tmp_path: Path) -> None:
     plans = [plan_of(tmp_path / str(index), **asked) for index, asked in enumerate(wanted)]
     builds = [built_here(tmp_path / str(index), plan) for index, plan in enumerate(plans)]
     found = answer(measured(tmp_path, [variant(plan, "compile", 2) for plan in plans]))
-    for item, build in zip(found["variants"], builds, strict=True):
+    for item, build in zip(found["models"], builds, strict=True):
         assert item["compile_s"] == pytest.approx(item["first_call_ms"] / 1e3)
         actual = [read(tmp_path / "outputs", output) for output in item["outputs"]]
         assert distance(actual, build.outputs()) < 1e-3

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iree_gauntlet import bench
-from iree_gauntlet.bench.host_pipeline import StageError, run_pipeline
-from iree_gauntlet.bench.measure_pipeline import add_torch
+from iree_gauntlet import torch_models
 from iree_gauntlet.toolchains.installed import find_installed
+from iree_gauntlet.torch_models.host_pipeline import StageError, run_pipeline
+from iree_gauntlet.torch_models.measure_pipeline import add_torch
 from iree_gauntlet.workers.iree_side.plan_file import PlanError
 from tests.support.command_line import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SCRIPT = Path(bench.__file__).with_name("measure_pipeline.py")
+_SCRIPT = Path(torch_models.__file__).with_name("measure_pipeline.py")
 _FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",

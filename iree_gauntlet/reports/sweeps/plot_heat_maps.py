@@ -17,7 +17,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_document import times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,35 +2,232 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Kind, Picture, Table
-from iree_gauntlet.figures import duration, error_figure, milliseconds
+from iree_gauntlet.document import Block, Column, Document, Folded, Heading, Items, Judged, Kind, Picture, Table
+from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
 from iree_gauntlet.records.chain_figures import NOTHING
-from iree_gauntlet.reports.sweeps.sweep_figures import (
-    LEGEND,
-    decibels,
-    doubts,
-    heading_facts,
-    ratio_text,
-    remarks,
-    size_text,
-    speedup_cell,
-    summaries,
-    time_text,
-)
-from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Row, entries
+from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, Side, entries, mean_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.reports.sweeps.sweep_plots import Plot
 
 
+# What a ratio says, where it is not plain from its size.
+_MARKS = {"inconclusive": " ?", "same": " ="}
+_SIGNS = {"faster": "▲ ", "slower": "▼ "}
+# Of a point that a sweep did not come to: what became of it, and why, by the sweep's state.
+NOT_MEASURED = "not measured"
+UNREACHED = {
+    "interrupted": "the sweep was interrupted",
+    "unfinished": "the sweep was killed, or is still under way",
+    "complete": "nothing says what became of it",
+}
+LEGEND = (
+    "speed-up: the baseline's time over the recipe's, above 1 is faster; in parentheses its 95 % interval",
+    "it is the middle of the ratios within blocks of rounds, so that it need not be the quotient of the median times",
+    "▲ is faster and ▼ slower, by 1 % or more; = is the same within 3 %, ? is inconclusive",
+    "of a recipe: geometric mean, lowest and highest speed-up, at how many shapes it is what, least SQNR, its bytes",
+    "eager/IREE, compile/IREE: torch's time over IREE's for the same recipe, above 1 means that IREE is faster",
+)
 _TITLE = "IREE Gauntlet: micro-benchmarks"
 _BASELINE = "baseline, ms"
 # What a terminal shows.
 _MOST_ROWS, _MOST_DOUBTS = 60, 12
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSummary:
+    """The result of a recipe over all shapes of an entry.
+
+    Attributes:
+        recipe: its label.
+        mean: geometric mean of its speed-ups; None where none was measured.
+        least, most: speed-ups.
+        faster, slower, undecided, missing: at how many shapes it was that, or not measured.
+        sqnr_db: the worst.
+        parameter_share: bytes of its parameters over the baseline's, geometric mean.
+        eager, compiled: time of torch eager and torch.compile over IREE's, geometric means.
+    """
+
+    recipe: str
+    mean: float | None
+    least: float | None
+    most: float | None
+    faster: int
+    slower: int
+    undecided: int
+    missing: int
+    sqnr_db: float | None
+    parameter_share: float | None
+    eager: float | None
+    compiled: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of a summary's columns."""
+        spread = NOTHING if self.least is None or self.most is None else f"{times(self.least)} … {times(self.most)}"
+        return (
+            self.recipe,
+            _times_or_nothing(self.mean),
+            spread,
+            *(str(count) if count else NOTHING for count in (self.faster, self.slower, self.undecided, self.missing)),
+            decibels(self.sqnr_db),
+            NOTHING if self.parameter_share is None else f"{100 * self.parameter_share:.0f} %",
+            _times_or_nothing(self.eager),
+            _times_or_nothing(self.compiled),
+        )
+
+
+def summaries(entry: Entry) -> tuple[RecipeSummary, ...]:
+    """One of the baseline, and one of each recipe."""
+    return tuple(_summary(entry, recipe) for recipe in dict.fromkeys(row.recipe for row in entry.rows))
+
+
+def times(ratio: float) -> str:
+    """A ratio in three digits: `1.72`, `0.094`, `12.5`."""
+    if not math.isfinite(ratio):
+        return str(ratio)
+    if abs(ratio) >= 99.95 or ratio == 0:
+        return f"{ratio:.0f}"
+    if abs(ratio) >= 9.995:
+        return f"{ratio:.1f}"
+    return f"{ratio:.2f}" if abs(ratio) >= 0.0995 else f"{ratio:.2g}"
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """`1.72 (1.60–1.84)`, marked where it is no difference; a dash for none."""
+    if ratio is None:
+        return NOTHING
+    span = "" if ratio.low is None or ratio.high is None else f" ({times(ratio.low)}–{times(ratio.high)})"
+    return f"{times(ratio.ratio)}{span}{_MARKS.get(ratio.word, '')}"
+
+
+def speedup_cell(row: Row | None) -> Judged | str:
+    """The speed-up of a variant, with a sign where it is one; in its place the result of the variant, if anything."""
+    if row is None or row.speedup is None:
+        return NOTHING if row is None or row.status == "measured" else row.status
+    word = row.speedup.word
+    return Judged(f"{_SIGNS.get(word, '')}{ratio_text(row.speedup)}", word)
+
+
+def _time_text(side: Side | None) -> str:
+    """A time in ms, without its unit."""
+    return milliseconds(side.ms) if side else NOTHING
+
+
+def decibels(value: float | None) -> str:
+    """A signal-to-noise ratio: `42.1 dB`, `exact` where nothing differs."""
+    if value is None:
+        return NOTHING
+    return "exact" if value == math.inf else f"{value:.1f} dB"
+
+
+def _size_text(value: float | None) -> str:
+    """A number of bytes in decimal units."""
+    return NOTHING if value is None or not math.isfinite(value) else byte_size(value)
+
+
+def doubts(rows: Iterable[Row]) -> tuple[str, ...]:
+    """What was not measured and why, and the notes, each once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.point_notes:
+            labels = found.setdefault(note, [])
+            if row.label not in labels:
+                labels.append(row.label)
+        if row.status != "measured":
+            reason = f": {row.reason}" if row.reason else ""
+            found.setdefault(f"{row.recipe}: {row.status}{reason}", []).append(row.label)
+        for note in row.notes:
+            found.setdefault(f"{row.recipe}: {note}", []).append(row.label)
+    return tuple(f"{text} ({_some(labels)})" for text, labels in found.items())
+
+
+def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a heading says below its title: the run, IREE, the machine, how much was measured."""
+    header = header or {}
+    toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
+    points = len({(row.name, row.model_type, row.dtype, row.device, row.label) for row in rows})
+    versions = [f"{name} {version}" for name, version in (header.get("versions") or {}).items()]
+    cores = machine.get("cores")
+    facts = (
+        f"run {header['run']}" if header.get("run") else "",
+        f"configuration {header['config']}" if header.get("config") else "",
+        f"IREE {toolchain['compiler']}" if toolchain.get("compiler") else "",
+        f"runtime {toolchain['runtime']}" if toolchain.get("runtime") != toolchain.get("compiler") else "",
+        ", ".join(versions),
+        f"{machine.get('cpu', '')}, {cores} cores" if cores else "",
+        f"locks in {header['lock_folder']}" if header.get("lock_folder") else "",
+        f"{points} point{'s' if points != 1 else ''}, {len(rows)} variants",
+    )
+    return tuple(fact for fact in facts if fact)
+
+
+def remarks(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a reader must know before the figures: that a sweep did not finish, and what has none and why.
+
+    Args:
+        header: of the run, with its `state` and the points that are `missing`.
+        rows: of all points that finished.
+    """
+    header = header or {}
+    points: dict[tuple[str, str], list[str]] = {}
+    for item in header.get("missing") or ():
+        points.setdefault((item["status"], item["reason"]), []).append(item["point"])
+    said = [f"{status}: {reason} ({_some(names)})" for (status, reason), names in points.items()]
+    state = header.get("state", "complete")
+    if state == "complete":
+        return tuple(said)
+    measured = len({(row.name, row.label) for row in rows})
+    total = measured + sum(map(len, points.values()))
+    return (f"{UNREACHED[state]}: {measured} of {total} points measured; micro --resume continues it", *said)
+
+
+def _summary(entry: Entry, recipe: str) -> RecipeSummary:
+    rows = entry.of_recipe(recipe)
+    found = [row.speedup for row in rows if row.speedup]
+    ratios = [ratio.ratio for ratio in found]
+    words = [ratio.word for ratio in found]
+    noises = [row.sqnr_db for row in rows if row.sqnr_db is not None]
+    shares = []
+    for row in rows:
+        baseline = entry.baseline(row.label)
+        if baseline and baseline.parameter_bytes and row.parameter_bytes is not None:
+            shares.append(row.parameter_bytes / baseline.parameter_bytes)
+    missing = sum(row.iree is None for row in rows) + len(entry.shapes) - len({row.label for row in rows})
+    return RecipeSummary(
+        recipe,
+        mean_ratio(ratios),
+        min(ratios, default=None),
+        max(ratios, default=None),
+        words.count("faster"),
+        words.count("slower"),
+        sum(word not in ("faster", "slower") for word in words) + sum(row.status == "same module" for row in rows),
+        missing,
+        min(noises, default=None),
+        mean_ratio(shares),
+        _beside(row.torch_eager for row in rows),
+        _beside(row.torch_compile for row in rows),
+    )
+
+
+def _beside(sides: Iterable[Side | None]) -> float | None:
+    return mean_ratio([side.beside_iree.ratio for side in sides if side and side.beside_iree])
+
+
+def _times_or_nothing(ratio: float | None) -> str:
+    return NOTHING if ratio is None else times(ratio)
+
+
+def _some(labels: Sequence[str]) -> str:
+    """The first few shapes, and how many more."""
+    unique = list(dict.fromkeys(labels))
+    more = len(unique) - 3
+    return ", ".join(unique[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def _columns(names: Sequence[str], *figures: str) -> tuple[Column, ...]:
@@ -75,7 +272,7 @@ def speedup_table(entry: Entry) -> Table:
     """Shapes and recipes, the longer axis down; beside the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
-    times = {shape: time_text(row.iree if row else None) for shape, row in baselines.items()}
+    times = {shape: _time_text(row.iree if row else None) for shape, row in baselines.items()}
     cells = {(recipe, shape): speedup_cell(entry.row(recipe, shape)) for recipe in recipes for shape in shapes}
     if len(shapes) < len(recipes):
         lines = [(recipe, *(cells[recipe, shape] for shape in shapes)) for recipe in recipes]
@@ -111,11 +308,11 @@ def _figures(row: Row) -> tuple[str, ...]:
     share = NOTHING if row.roofline_share is None else f"{100 * row.roofline_share:.0f} % {row.roofline_bound}"
     error = [NOTHING if value is None else error_figure(value) for value in (row.max_error, row.relative_error)]
     return (
-        *(row.label, row.shape, row.recipe, row.status, time_text(row.iree), ratio_text(row.speedup)),
-        *(time_text(eager), ratio_text(eager.beside_iree if eager else None)),
-        *(time_text(compiled), ratio_text(compiled.beside_iree if compiled else None)),
-        *(*error, decibels(row.sqnr_db), size_text(row.module_bytes), size_text(row.parameter_bytes)),
-        *(size_text(row.peak_rss_bytes), size_text(row.device_peak_bytes)),
+        *(row.label, row.shape, row.recipe, row.status, _time_text(row.iree), ratio_text(row.speedup)),
+        *(_time_text(eager), ratio_text(eager.beside_iree if eager else None)),
+        *(_time_text(compiled), ratio_text(compiled.beside_iree if compiled else None)),
+        *(*error, decibels(row.sqnr_db), _size_text(row.module_bytes), _size_text(row.parameter_bytes)),
+        *(_size_text(row.peak_rss_bytes), _size_text(row.device_peak_bytes)),
         NOTHING if row.compile_s is None else duration(row.compile_s),
         NOTHING if first is None else milliseconds(first),
         *(share, "; ".join(row.shows)),

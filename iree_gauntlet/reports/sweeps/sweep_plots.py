@@ -1,11 +1,10 @@
-"""Plots of the speed-ups as SVG and PNG, by matplotlib, which the toolkit does without where it is not installed.
+"""Plots of a sweep as SVG and PNG: speed-ups, and memory over time. Without matplotlib there are none.
 
-The same rows give the same bytes with the same matplotlib: no dates, no random identifiers.
+The same figures give the same bytes with the same matplotlib: no dates, no random identifiers.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import re
@@ -15,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.document import INK, PAPER
-from iree_gauntlet.errors import UsageError
 from iree_gauntlet.reports.sweeps.plot_heat_maps import grid_map, is_grid, overview_map
 from iree_gauntlet.reports.sweeps.plot_style import (
     STATUS_MARKS,
@@ -26,7 +24,7 @@ from iree_gauntlet.reports.sweeps.plot_style import (
     text_width,
     tick_text,
 )
-from iree_gauntlet.reports.sweeps.sweep_figures import times
+from iree_gauntlet.reports.sweeps.sweep_document import times
 from iree_gauntlet.reports.sweeps.sweep_rows import Entry, Ratio, Row, entries, mean_ratio
 
 if TYPE_CHECKING:
@@ -35,8 +33,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from iree_gauntlet.measuring.profiles.memory_profile import MemoryPhase, MemoryProfile
 
-_PACKAGE = "matplotlib"
+
 _DOTS_PER_INCH = 144
 # Inches.
 _MARGIN = 0.15
@@ -50,6 +49,12 @@ _MOST_LABELS = 200
 # Octaves that a panel shows at least, and at most: an interval may reach further than any colours do.
 _LEAST_OCTAVES, _MOST_OCTAVES = 0.2, 5.0
 _UNDECIDED = ("same", "inconclusive")
+# Of plots of memory.
+_MEMORY_WIDTH, _MEMORY_HEIGHT = 7.6, 3.9
+_ROW_POINTS = 9
+_MB = 1e6
+# Of Okabe and Ito, as in the other plots.
+_RESIDENT, _MAPPED, _DEVICE, _BORDER = "#0072b2", "#8c8c8c", "#d55e00", "#bdbdbd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +75,20 @@ class Plot:
     png: bytes
 
 
-def check_matplotlib() -> None:
-    """Makes sure that plots can be drawn, before a long run.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec(_PACKAGE) is None:
-        raise UsageError(
-            "plots need matplotlib, which is not installed in this Python",
-            "pip install 'iree-gauntlet[plots]', or leave the plots out",
-        )
-
-
 def draw_plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Heat maps and bars of all entries that have a recipe beside the baseline.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    check_matplotlib()
+    """Heat maps and bars of all entries that have a recipe besides the baseline."""
     found: dict[str, Plot] = {}
     for entry in entries(rows):
         if not any(row.speedup for row in entry.rows):
             continue
         for name, title, draw in _wanted(entry):
             stem = _free_name(_UNFIT.sub("-", name)[:_LONGEST_NAME].strip(".-"), found)
-            svg, png = picture(draw)
+            svg, png = _picture(draw)
             found[stem] = Plot(stem, entry.title, title, svg, png)
     return tuple(found.values())
 
 
-def picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
+def _picture(draw: Callable[[], Figure]) -> tuple[bytes, bytes]:
     """A figure as SVG and as PNG.
 
     Args:
@@ -236,4 +223,46 @@ def _legend(axes: Axes, words: set[str]) -> None:
     ]
     axes.legend(
         handles=shown, loc="lower left", bbox_to_anchor=(0, 1.2), ncols=4, frameon=False, borderpad=0, borderaxespad=0
+    )
+
+
+def memory_plot(profile: MemoryProfile, title: str) -> tuple[bytes, bytes]:
+    """The resident set over time, what of it is mapped from files, the device's own, and the phases; SVG and PNG."""
+    return _picture(partial(_memory_figure, profile, title))
+
+
+def _memory_figure(profile: MemoryProfile, title: str) -> Figure:
+    figure = figure_of(title, _MEMORY_WIDTH, _MEMORY_HEIGHT)
+    axes = figure.subplots()
+    times = [sample.ms for sample in profile.series]
+    axes.plot(times, [sample.resident_bytes / _MB for sample in profile.series], color=_RESIDENT, label="resident")
+    mapped = [sample.mapped_bytes / _MB for sample in profile.series]
+    axes.plot(times, mapped, color=_MAPPED, linestyle="--", label="of these, mapped from files")
+    given = [(sample.ms, sample.device_bytes / _MB) for sample in profile.series if sample.device_bytes is not None]
+    if given:
+        axes.plot(*zip(*given, strict=True), color=_DEVICE, label="given out by the device's allocator")
+    for number, phase in enumerate(profile.phases):
+        # Short phases begin close to each other.
+        _mark_phase(axes, phase, number % 2)
+    most = max(profile.peak_bytes, *(sample.device_bytes or 0 for sample in profile.series))
+    axes.set_ylim(0, 1.08 * most / _MB)
+    axes.set_xlim(0, 1.02 * max(*times, profile.phases[-1].end_ms))
+    axes.set_xlabel("ms")
+    axes.set_ylabel("MB")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.13), ncols=3, frameon=False, borderpad=0, borderaxespad=0)
+    return figure
+
+
+def _mark_phase(axes: Axes, phase: MemoryPhase, row: int) -> None:
+    """Where a phase begins, and the most that was resident in it, which may lie between two samples."""
+    axes.axvline(phase.begin_ms, color=_BORDER, linewidth=0.6, zorder=0)
+    axes.hlines(phase.peak_bytes / _MB, phase.begin_ms, phase.end_ms, color=_RESIDENT, linewidth=0.6)
+    axes.annotate(
+        phase.name,
+        (phase.begin_ms, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3 + row * _ROW_POINTS),
+        textcoords="offset points",
+        fontsize=7,
+        color=INK,
     )

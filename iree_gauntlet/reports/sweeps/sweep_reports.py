@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from iree_gauntlet.cases import Stage
 from iree_gauntlet.errors import GauntletError, UsageError
+from iree_gauntlet.measuring.profiles.memory_profile import MEMORY_FILE, MEMORY_ROLE, written_memory_profile
 from iree_gauntlet.records.outcome import state_of
 from iree_gauntlet.reports.render_console import print_document
 from iree_gauntlet.reports.render_html import html_page
 from iree_gauntlet.reports.render_markdown import markdown
 from iree_gauntlet.reports.sweeps.oss_database import oss_json
 from iree_gauntlet.reports.sweeps.sweep_csv import results_csv
-from iree_gauntlet.reports.sweeps.sweep_document import sweep_document
-from iree_gauntlet.reports.sweeps.sweep_figures import NOT_MEASURED, UNREACHED
-from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots
+from iree_gauntlet.reports.sweeps.sweep_document import NOT_MEASURED, UNREACHED, sweep_document
+from iree_gauntlet.reports.sweeps.sweep_plots import draw_plots, memory_plot
 from iree_gauntlet.reports.sweeps.sweep_rows import read_rows
 from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import step_id
@@ -59,6 +59,7 @@ def write_micro_reports(record: JournalRecord, run_dir: Path, stream: TextIO) ->
         **{f"{plot.name}.png": plot.png for plot in plots},
     }
     _write(folder, files)
+    _draw_memory(record, run_dir)
     names = ", ".join(name for name in files if name.startswith("results."))
     print_document(document, stream, f"{shown(folder)}: {names}", environ=os.environ)
     if not plots and any(row.speedup for row in rows):
@@ -126,6 +127,22 @@ def _records(record: JournalRecord, points: Sequence[str]) -> list[dict[str, Any
     """Of all points that finished, in the order of the configuration."""
     results = [record.results.get(step_id(chain, Stage.BENCHMARK)) for chain in points]
     return [result.statistics["micro"] for result in results if result is not None and "micro" in result.statistics]
+
+
+def _draw_memory(record: JournalRecord, run_dir: Path) -> None:
+    """Draws each profile of memory next to its file; without matplotlib, the profile's step has said so."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        if result is None or "memory" not in result.statistics:
+            continue
+        path = (run_dir / result.log).with_name(MEMORY_FILE)
+        profile = written_memory_profile(path)
+        if profile is not None:
+            label = step["id"].removeprefix(step_id(step["chain"], Stage.BENCHMARK, MEMORY_ROLE))
+            svg, png = memory_plot(profile, f"{_name(step['chain'])}: {label}")
+            _write(path.parent, {path.with_suffix(".svg").name: svg, path.with_suffix(".png").name: png})
 
 
 def _missing(record: JournalRecord, asked: Mapping[str, Any]) -> list[dict[str, str]]:

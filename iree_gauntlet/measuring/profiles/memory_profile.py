@@ -1,0 +1,170 @@
+"""A program's memory, phase by phase: the plan for the process that watches it, and what it found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import byte_size
+from iree_gauntlet.system.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+# Name of a profile's file in the folder of its step; plots have the same, with their own endings.
+MEMORY_FILE = "memory.json"
+# What stands before a variant's label in the role of a step that watches its memory.
+MEMORY_ROLE = "memory."
+# Of `iree_gauntlet.workers.iree_side`.
+MEMORY_WORKER = "measure_memory.py"
+_CALLS = 10
+_INTERVAL_MS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory at one moment.
+
+    Attributes:
+        ms: since the watch began.
+        resident_bytes: of the process.
+        mapped_bytes: of these, what is mapped from files, such as parameters that are used in place.
+        device_bytes: what the device's allocator has given out; None where it is unknown.
+    """
+
+    ms: float
+    resident_bytes: int
+    mapped_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPhase:
+    """A part of the process's life.
+
+    Attributes:
+        name: `load`, `first call`, `calls`, `after`.
+        begin_ms: when it began, since the watch began.
+        end_ms: when it ended.
+        begin_bytes: resident set where it began.
+        peak_bytes: the most that was resident in it.
+        end_bytes: resident set where it ended.
+        device_bytes: what the device's allocator had given out where it ended; None where it is unknown.
+    """
+
+    name: str
+    begin_ms: float
+    end_ms: float
+    begin_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """What was seen of a program.
+
+    Attributes:
+        phases: in order.
+        series: samples, in order.
+        interval_ms: how often a sample was taken at the end.
+        exact_peaks: whether the phases' peaks are the kernel's own marks, not the largest samples.
+        device_peak_bytes: the most that the device's allocator had given out at a time; None where it is unknown.
+            On local-task it is what calls were given, without what the program allocates itself.
+    """
+
+    phases: tuple[MemoryPhase, ...]
+    series: tuple[MemorySample, ...]
+    interval_ms: float
+    exact_peaks: bool
+    device_peak_bytes: int | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was resident at a time: the high-water mark of all phases."""
+        return max(phase.peak_bytes for phase in self.phases)
+
+    @property
+    def program_bytes(self) -> int:
+        """The same without what the process had before it loaded the program: Python, the runtime, the inputs."""
+        return self.peak_bytes - self.phases[0].begin_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For files and for the journal; bytes and ms."""
+        return {"peak_bytes": self.peak_bytes, "program_bytes": self.program_bytes, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """A line for each phase, for people."""
+        return [
+            f"{phase.name}: at most {byte_size(phase.peak_bytes)}, {byte_size(phase.end_bytes)} at its end"
+            + (f", {byte_size(phase.device_bytes)} on the device" if phase.device_bytes else "")
+            for phase in self.phases
+        ]
+
+
+def memory_plan(plan: Mapping[str, Any], *, calls: int = _CALLS, interval_ms: float = _INTERVAL_MS) -> dict[str, Any]:
+    """A plan of `measure_module`, as one for the worker that watches memory.
+
+    Args:
+        plan: says what is called on what; its calls, its warm-up and its outputs do not count.
+        calls: after the first one.
+        interval_ms: how often memory is sampled.
+    """
+    taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
+    return {**taken, "devices": list(plan["devices"])[:1], "calls": calls, "interval_ms": interval_ms}
+
+
+def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
+    """What the worker answered.
+
+    Raises:
+        GauntletError: it is no answer of that worker.
+    """
+    try:
+        phases = tuple(MemoryPhase(**phase) for phase in answer["phases"])
+        series = tuple(MemorySample(*sample) for sample in answer["samples"])
+        device = answer["device_memory"]
+        profile = MemoryProfile(
+            phases,
+            series,
+            answer["interval_ms"],
+            answer["exact_peaks"],
+            device["device_bytes_peak"] if device else None,
+        )
+    except (KeyError, TypeError) as error:
+        raise GauntletError(
+            f"{MEMORY_WORKER} answered something else than phases and samples: {error}",
+            "see its standard output in the step's folder",
+        ) from error
+    if not phases or not series:
+        raise GauntletError(f"{MEMORY_WORKER} saw nothing", "see its standard error in the step's folder")
+    return profile
+
+
+def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
+    """Write a profile as JSON.
+
+    Raises:
+        OSError: the folder is missing, read-only or full.
+    """
+    write_atomic(path, json.dumps(profile.as_dict(), indent=1) + "\n")
+
+
+def written_memory_profile(path: Path) -> MemoryProfile | None:
+    """A profile that was written; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return MemoryProfile(
+            tuple(MemoryPhase(**phase) for phase in found["phases"]),
+            tuple(MemorySample(**sample) for sample in found["series"]),
+            found["interval_ms"],
+            found["exact_peaks"],
+            found["device_peak_bytes"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,291 @@
+"""Whether outputs are those of a model: each by root mean square and worst value, and all along known directions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import is_float
+from iree_gauntlet.measuring.numerics.tolerances import Tolerances
+from iree_gauntlet.torch_models.directions import rms_of_outputs, without_flips
+from iree_gauntlet.torch_models.formats import UNIT_ROUNDOFF, Tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.measuring.numerics.arrays import Tensor
+    from iree_gauntlet.results import OutputComparison
+    from iree_gauntlet.torch_models.build_folder import Array, Directions
+
+
+_PIECE = 1 << 22
+_ERRORS = ("rounding", "sums", "products")
+# Times the errors that were tried.
+_SAFETY = 2.5
+# Times the rms of those that were tried, along a direction; and what all values of a result may have alike: constants
+# are rounded too, and exp, erf and their like are approximated in f32.
+_DIRECTION = 4.0
+_CONSTANT = 0.5
+_APPROXIMATION = 8 * UNIT_ROUNDOFF["f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How outputs agree with what was expected.
+
+    Attributes:
+        comparisons: of each output, for the record.
+        rms: root mean square of the differences of all float outputs, as a share of that of the expected values.
+        peak: largest difference of an output, as a share of its largest expected magnitude; the worst output's.
+        problem: what is wrong, in one line; empty where they agree.
+        tells_nothing: the expected outputs are zero throughout, so that agreeing with them proves little.
+        limit: what was allowed, as `rms` and `peak` are given.
+    """
+
+    comparisons: tuple[OutputComparison, ...]
+    rms: float
+    peak: float
+    problem: str
+    tells_nothing: bool
+    limit: Tolerance
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record."""
+        limit = {"rms_tolerance": self.limit.rms, "peak_tolerance": self.limit.peak}
+        return {name: recorded(value) for name, value in ({"rms": self.rms, "peak": self.peak} | limit).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """By how much contractions look too large, and the errors of all outputs together.
+
+    Attributes:
+        worst: the one that looks worst, in words.
+        error: its error, as a share of its result.
+        limit: what may be rounding.
+        shown: for each share, how many contractions would show an error of it.
+        count: contractions that were tried.
+        flips: values whose fall to the other side of a kink has been taken away, from both.
+        rest: root mean square of the errors that are left, as a share of that of the expected values.
+        rest_limit: what may be rounding.
+        problem: what is wrong, in one line; empty where nothing is.
+    """
+
+    worst: str
+    error: float
+    limit: float
+    shown: dict[str, int]
+    count: int
+    flips: int
+    rest: float
+    rest_limit: float
+    problem: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record, beside what outputs agree by: of all of these, the limit here is the one that binds."""
+        found = {"worst": self.worst, "error": recorded(self.error), "limit": recorded(self.limit)}
+        return {
+            "rms_tolerance": recorded(self.rest_limit),
+            "flips": self.flips,
+            "rms_without_flips": recorded(self.rest),
+            "contractions": {**found, "shown": self.shown, "of": self.count},
+        }
+
+
+def recorded(value: float) -> float | str:
+    """A number as JSON has it; those that it lacks become "nan", "inf" and "-inf"."""
+    return value if math.isfinite(value) else str(value)
+
+
+def limits(arrays: Sequence[Array], narrowed: float = 1.0) -> list[Tolerance]:
+    """How far outputs may be from what was built, by the errors that were tried when they were.
+
+    Args:
+        arrays: of the build.
+        narrowed: how much larger the roundoff of contractions' inputs is than that of the data format.
+    """
+
+    def limit(array: Array, which: int) -> float:
+        found = {kind: figures[which] for kind, figures in array.errors.items()}
+        return _SAFETY * float(_together(found, narrowed)) if found else 0.0
+
+    return [Tolerance(limit(array, 0), limit(array, 1)) for array in arrays]
+
+
+def _together(errors: Mapping[str, Any], narrowed: float) -> Any:
+    """Errors of all kinds, which are independent."""
+    products = narrowed * errors["products"] if narrowed > 1 else 0.0
+    return np.sqrt(errors["rounding"] ** 2 + errors["sums"] ** 2 + products**2 + errors.get("flips", 0.0) ** 2)
+
+
+def found_gains(
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    folder: Path,
+    directions: Directions,
+    narrowed: float,
+    *,
+    gradients: bool = False,
+) -> Gains:
+    """The error of each contraction that fits the errors of the outputs best, and what all of these amount to.
+
+    All outputs have the shapes of the expected ones; `gradients` as of `agreement`.
+
+    Raises:
+        OSError, KeyError, ValueError: the file of directions cannot be read.
+    """
+    with np.load(folder / directions.file, allow_pickle=False) as found:
+        outputs, places, scales, filters, flips = (
+            found[name] for name in ("outputs", "places", "scales", "filters", "flips")
+        )
+        allowed = _DIRECTION * _together(dict(zip(_ERRORS, found["along"], strict=True)), narrowed) + _APPROXIMATION
+        rooms = _SAFETY * _together(dict(zip(_ERRORS, found["rest"], strict=True)), narrowed)
+    allowed += _CONSTANT * narrowed * max(UNIT_ROUNDOFF.get(tensor.element_type, 0.0) for tensor in expected)
+    # One that nothing depends on shows nothing.
+    allowed = np.where(filters.any(axis=1), allowed, np.inf)
+    sizes = [_Scale.of(tensor) for tensor in expected]
+    if gradients:
+        rooms = np.array([limit.rms for limit in _of_gradients([Tolerance(room, 0.0) for room in rooms], sizes)])
+    errors = np.zeros(len(places))
+    for index, (mine, wanted) in enumerate(zip(actual, expected, strict=True)):
+        at = outputs == index
+        one, other = (np.asarray(t.array.reshape(-1)[places[at]], dtype=np.float64) for t in (mine, wanted))
+        errors[at] = one - other
+    errors, flipped = without_flips(errors, flips, scales)
+    gains, rest = filters @ errors, rms_of_outputs(errors, outputs, len(expected))
+    worst = int(np.argmax(np.abs(gains) / allowed))
+    name, error, limit = directions.names[worst], float(gains[worst]), float(allowed[worst])
+    problem = "".join(
+        f"output {at}: rms of the differences is {rest[at]:.3g}, {rooms[at]:.3g} may be rounding"
+        for at in np.flatnonzero(rest > rooms)[:1]
+    )
+    if abs(error) > limit:
+        problem = f"as if {name} were {100 * error:+.2g} % off: {100 * limit:.2g} % may be rounding"
+    shown = {text: int(np.sum(allowed < share)) for text, share in (("1%", 0.01), ("0.1%", 0.001))}
+    return Gains(
+        name, error, limit, shown, len(gains), len(flipped), _over_all(rest, sizes), _over_all(rooms, sizes), problem
+    )
+
+
+def _over_all(errors: NDArray[np.float64], scales: Sequence[_Scale]) -> float:
+    """The rms of all outputs' errors, as a share of that of their values."""
+    counts, sizes = (np.array([getattr(scale, name) for scale in scales]) for name in ("count", "rms"))
+    return float(np.sqrt((counts @ errors**2) / ((counts @ sizes**2) or 1.0)))
+
+
+def agreement(
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    allowed: Tolerance | Sequence[Tolerance],
+    *,
+    gradients: bool = False,
+) -> Agreement:
+    """Compares outputs.
+
+    Args:
+        actual: what the device gave.
+        expected: what it should give.
+        allowed: a limit for each output, in its own units; or one for all, as shares of each output's own scale.
+        gradients: whether all but the first are gradients: each may be off by the share of its scale that the worst one
+            may, since the ReLU that a value falls to the other side of may be in any layer.
+    """
+    scales = [_Scale.of(tensor) for tensor in expected]
+    if isinstance(allowed, Tolerance):
+        allowed = [Tolerance(allowed.rms * scale.rms, allowed.peak * scale.peak) for scale in scales]
+    allowed = _of_gradients(allowed, scales) if gradients else allowed
+    comparisons: list[OutputComparison] = []
+    problem = ""
+    squares = room = reference = peak = room_peak = 0.0
+    for index, (tensor, wanted, scale, limit) in enumerate(zip(actual, expected, scales, allowed, strict=False)):
+        (found,) = compare_outputs(
+            [tensor], [wanted], Tolerances(limit.peak, limit.peak, limit.peak, limit.peak, rtol=0.0)
+        )
+        found = replace(found, index=index)
+        if found.mismatches and not is_float(wanted.element_type):
+            # Where rounding decides, as in a mask of what is above zero, so many may be other ones.
+            found = replace(found, passed=found.mismatches <= limit.rms**2 * found.count)
+        if found.mismatches is not None and is_float(wanted.element_type) and scale.count:
+            difference = _difference_square(tensor, wanted)
+            squares, room = squares + difference, room + limit.rms**2 * scale.count
+            reference += scale.rms**2 * scale.count
+            if scale.peak and (found.max_abs_error or 0.0) / scale.peak >= peak:
+                peak, room_peak = (found.max_abs_error or 0.0) / scale.peak, limit.peak / scale.peak
+            rms = math.sqrt(difference / scale.count)
+            if found.passed and not rms <= limit.rms:
+                text = (
+                    f"rms of the differences is {rms:.3g}, at most {limit.rms:.3g} is allowed (values: {scale.rms:.3g})"
+                )
+                found = replace(found, passed=False, message=text)
+        comparisons.append(found)
+        if not found.passed and not problem:
+            problem = f"output {index}: {found.message}"
+    if len(actual) != len(expected):
+        problem = f"the module gives {len(actual)} outputs, {len(expected)} are expected"
+    share, most = (math.sqrt(total / reference) if reference else 0.0 for total in (squares, room))
+    tells_nothing = not any(scale.rms for scale in scales) and any(scale.count for scale in scales)
+    return Agreement(tuple(comparisons), share, peak, problem, tells_nothing, Tolerance(most, room_peak))
+
+
+def _of_gradients(allowed: Sequence[Tolerance], scales: Sequence[_Scale]) -> list[Tolerance]:
+    """Limits of a loss and its gradients: to each of these, the share of its scale that the worst one has."""
+    largest = max((scale.rms for scale in scales[1:]), default=0.0)
+    pairs = list(zip(allowed[1:], scales[1:], strict=True))
+    # The smallest ones are nothing but rounding.
+    share = max((limit.rms / scale.rms for limit, scale in pairs if scale.rms > 1e-3 * largest), default=0.0)
+    wider = [
+        Tolerance(max(limit.rms, share * scale.rms), max(limit.peak, share * scale.peak)) for limit, scale in pairs
+    ]
+    return [allowed[0], *wider]
+
+
+def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Root mean square of the differences of all float outputs, as a share of that of the expected values."""
+    squares = reference = 0.0
+    for mine, wanted in zip(actual, expected, strict=True):
+        if is_float(wanted.element_type) and is_float(mine.element_type) and mine.shape == wanted.shape:
+            scale = _Scale.of(wanted)
+            squares += _difference_square(mine, wanted)
+            reference += scale.rms**2 * scale.count
+    return math.sqrt(squares / reference) if reference else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Of expected values: their number, their root mean square, their largest magnitude."""
+
+    count: int
+    rms: float
+    peak: float
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Scale:
+        if not is_float(tensor.element_type) or not tensor.array.size:
+            return cls(0, 0.0, 0.0)
+        power = peak = 0.0
+        for (values,) in pieces(tensor):
+            power += float(np.dot(values, values))
+            # Not max(): NaN has to come through.
+            peak = float(np.maximum(peak, np.abs(values).max()))
+        return cls(tensor.array.size, math.sqrt(power / tensor.array.size), peak)
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float64], ...]]:
+    """The values of tensors of one size, flat and wide, some millions at a time: all at once may not fit."""
+    flat = [tensor.array.ravel() for tensor in tensors]
+    for start in range(0, flat[0].size, _PIECE):
+        yield tuple(np.asarray(values[start : start + _PIECE], dtype=np.float64) for values in flat)
+
+
+def _difference_square(actual: Tensor, expected: Tensor) -> float:
+    total = 0.0
+    for mine, wanted in pieces(actual, expected):
+        difference = mine - wanted
+        total += float(np.dot(difference, difference))
+    return total

@@ -1,0 +1,117 @@
+"""The steps of a benchmark: export, import, compile, threshold, benchmark; each fully described before it runs.
+
+What the export makes decides on the steps after it (a generative model is two programs), so that they are planned
+once it is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from iree_gauntlet.cases import MAIN, Origin, Stage
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.settings import shown
+from iree_gauntlet.steps import Step, StepInput
+from iree_gauntlet.torch_models.discovery import sources
+from iree_gauntlet.torch_models.torch_chain import TorchChain, builder_identity, hash_of_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.torch_models.bench_options import BenchOptions
+    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.build_plan import BuildPlan
+    from iree_gauntlet.torch_models.model_registry import BenchmarkModel
+
+
+DIALECT = "bench"
+# Roles of benchmark steps that follow the main one.
+AGAINST = "against"
+TRACE = "trace"
+
+
+def variant(options: BenchOptions) -> str:
+    """What tells two benchmarks of a model apart, in short: `tiny`, `base-training-Fp16-O3`."""
+    words = [options.config or "model"]
+    words += ["training"] if options.training else []
+    words += [options.dataformat.value] if options.dataformat.value != "Fp32" else []
+    words += [options.math_fidelity] if options.math_fidelity != "HiFi4" else []
+    words += [] if options.backend_opt_level is None else [f"O{options.backend_opt_level}"]
+    words += [] if options.layers is None else [f"{options.layers}layers"]
+    words += [] if options.microbatch is None else [f"mb{options.microbatch}"]
+    words += [] if options.microbatch_count == 1 else [f"{options.microbatch_count}mbs"]
+    words += [] if options.chips == 1 else [f"{options.chips or 'all'}chips"]
+    return "-".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain(TorchChain):
+    """The steps of one benchmark.
+
+    Attributes:
+        model: what is benchmarked.
+        plan: what the builder is told, but for the folder.
+        options: of the command line.
+    """
+
+    model: BenchmarkModel
+    plan: BuildPlan
+    options: BenchOptions
+
+    dialect: ClassVar[str] = DIALECT
+    builder: ClassVar[str] = "iree_gauntlet.torch_models.building"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the model, and what tells this benchmark from others."""
+        return self.model.name, variant(self.options)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the model is written."""
+        return Origin(str(shown(self.model.file)), self.model.name)
+
+    def export(self) -> Step:
+        """Makes the model with torch and exports it."""
+        asked = {name: str(value) for name, value in asdict(self.plan).items() if name not in ("models_dirs", "output")}
+        files = sources(self.model)
+        program = hash_of_files(files, self.model.file.parent)
+        return self.exporting(
+            MAIN, {"kind": "export", "program": program, **asked, "builder": builder_identity()}, files
+        )
+
+    def after_export(self, build: Build, hashes: Mapping[str, str]) -> tuple[Step, ...]:
+        """The steps after the export.
+
+        Args:
+            build: what it made, which lies in its folder.
+            hashes: SHA-256 of its programs and their weights, by file name.
+        """
+        steps: list[Step] = []
+        runnable: list[StepInput] = []
+        compiles: list[str] = []
+        for number, program in enumerate(build.programs):
+            role = program.name if number else MAIN
+            onnx = self.exported() / program.onnx
+            content = make_key({name: found for name, found in hashes.items() if name.startswith(program.onnx)})
+            imported = self.importing(role, onnx, content, MAIN)
+            compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
+            steps += [imported, compiled]
+            compiles.append(compiled.id)
+            runnable += [
+                StepInput("module", compiled.output("module")),
+                StepInput("parameters", imported.output("parameters")),
+            ]
+        files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
+        inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
+        ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))
+        loop = self.ran(self.step(Stage.BENCHMARK), inputs, (ready.id,), exclusive=True)
+        steps += [ready, loop]
+        if self.options.trace != "none":
+            steps.append(self.ran(self.step(Stage.BENCHMARK, TRACE), inputs, (loop.id,), exclusive=True))
+        if self.options.against:
+            # It takes the machine for each block of its rounds by itself.
+            beside = self.ran(self.step(Stage.BENCHMARK, AGAINST), inputs, (loop.id,), cores=0, device="")
+            steps.append(beside)
+        return tuple(steps)

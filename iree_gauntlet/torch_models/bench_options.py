@@ -1,0 +1,388 @@
+"""The options of the benchmarks, each defined once, and the one checked form that every front reads them into.
+
+Names, short names and choices are those of PyBuda's `benchmark.py`; what each means on IREE is in `on_iree`. The
+argparse front (PyBuda's command line, word for word) and the Invoke task are both made of `OPTIONS`, and both give what
+they found, as text, to `read_options`: so equal command lines give equal `BenchOptions`, and mistakes the same message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from iree_gauntlet.errors import UsageError
+from iree_gauntlet.option import Option
+from iree_gauntlet.torch_models.formats import DataFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+_LOOPS_A_CHIP = 5
+_MOST_DIGITS = 9
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROGRAM = "python -m iree_gauntlet.bench"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOption(Option):
+    """One option; `default` is what a front hands on where it is not given: "", False for a switch, [] for a list.
+
+    Attributes:
+        on_iree: what it means here, for the documentation.
+        least: of a number; None for what is no number.
+        value: what it starts from where it is not given, as text; empty for nothing.
+    """
+
+    on_iree: str = ""
+    least: int | None = None
+    value: str = ""
+
+
+def _option(
+    default: Any, text: str, on_iree: str, *, short: str = "", choices: tuple[str, ...] = (), least: int | None = None
+) -> Any:
+    given = False if default is False else [] if text.endswith("(repeatable).") else ""
+    value = "" if default in (None, "", False, ()) else str(getattr(default, "value", default))
+    made = BenchOption("", given, text, short, choices, on_iree=on_iree, least=least, value=value)
+    return field(default=default, metadata={"option": made})
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is asked of a benchmark, checked. Fields are the options; None and empty mean: not given.
+
+    Attributes:
+        env: variables and values, in the order given; of a name given twice the last value.
+        against: without repetitions, in the order given.
+    """
+
+    model: str = _option(
+        "", "Model to benchmark (i.e. bert)", "A function of the models folder, compiled by IREE.", short="m"
+    )
+    config: str = _option(
+        "",
+        "Model configuration to benchmark (i.e. tiny, base, large)",
+        "Handed to the model's function; needed where a model has several.",
+        short="c",
+    )
+    training: bool = _option(
+        False,
+        "Benchmark training",
+        "Forward, loss and backward compiled as one program; gradients are checked.",
+        short="t",
+    )
+    dataformat: DataFormat = _option(
+        DataFormat.FP32,
+        "Set data format",
+        "Element type of weights and activations; block formats are emulated by rounding weights.",
+        short="df",
+        choices=tuple(form.value for form in DataFormat),
+    )
+    math_fidelity: str = _option(
+        "HiFi4",
+        "Set math fidelity",
+        "Width of the inputs of f32 matrix products, through the compiler's demotion flags.",
+        short="mf",
+        choices=("LoFi", "HiFi2", "HiFi3", "HiFi4"),
+    )
+    backend_opt_level: int | None = _option(
+        None,
+        "Set backend optimization level",
+        "`--iree-opt-level=O0` … `O3`; 4 is O3 too, IREE has none above. Not given: the compiler's own default.",
+        short="opt",
+        choices=("0", "1", "2", "3", "4"),
+        least=0,
+    )
+    loop_count: int | None = _option(
+        None,
+        "Set the number of times to loop through the model. By default, it will be 5x the number of chips.",
+        "Microbatches pushed and received in the measured time, all chips together.",
+        least=1,
+    )
+    microbatch: int | None = _option(
+        None,
+        "Samples in one input of the model (default: the model's own).",
+        "First dimension of the model's inputs, fixed when it is exported.",
+        short="mb",
+        least=1,
+    )
+    microbatch_count: int = _option(
+        1,
+        "Microbatches of each program; loop_count must be a multiple of it.",
+        "So many are pushed before the first output is waited for; in training, summed up for one step.",
+        least=1,
+    )
+    chips: int = _option(
+        1,
+        "Number of chips to run benchmark on. 0 to run on all available.",
+        "So many devices of the driver in parallel; where it has fewer, so many contexts on those there are.",
+        least=0,
+    )
+    layers: int | None = _option(
+        None,
+        "Number of layers to run on models where this is applicable (i.e. nlp encoders/decoders)",
+        "Handed to the model's function as `force_num_layers`.",
+        least=1,
+    )
+    trace: str = _option(
+        "none",
+        "Performance trace to be generated during the run.",
+        "A run after the measured one: light is a table of times by dispatch, verbose adds a file for Perfetto.",
+        choices=("none", "light", "verbose"),
+    )
+    list: bool = _option(
+        False, "List available models and configurations", "With parameter counts; nothing is built.", short="l"
+    )
+    env: tuple[tuple[str, str], ...] = _option(
+        (),
+        "Environment variables to run with, i.e. 'OMP_NUM_THREADS=1 IREE_X'; a name alone is set to 1.",
+        "For building, compiling and measuring; part of the result's args.",
+        short="e",
+    )
+    output: str = _option(
+        "",
+        "Output json file to write results to, optionally. If file already exists, results will be appended.",
+        "The document's fields and ours; `.json` is added where it is missing.",
+        short="o",
+    )
+    models_dir: tuple[str, ...] = _option(
+        (),
+        "Folder of model files, in place of specs/models (repeatable).",
+        "Every Python file of the folder is imported; torch is needed once a model is built.",
+    )
+    against: tuple[str, ...] = _option(
+        (),
+        "Measure torch or onnxruntime too, in turns with IREE (repeatable).",
+        "Gives the ratio of IREE to it on this machine: torch is eager and `torch.compile`, torch-eager the one alone.",
+        choices=("torch", "torch-eager", "onnxruntime"),
+    )
+    disturbed: str = _option(
+        "replace",
+        "What becomes of rounds of --against that other work on the machine disturbed.",
+        "As for `compare`.",
+        choices=("replace", "count"),
+    )
+    device: str = _option(
+        "",
+        "IREE device, such as local-task (the default), local-sync, hip://0 or cuda://1.",
+        "Names the compiler's target and the runtime's driver.",
+    )
+    target: str = _option(
+        "",
+        "Chip that is compiled for, such as gfx942 or sm_90, where --device is a GPU.",
+        "`--iree-rocm-target`, `--iree-cuda-target`, `--iree-vulkan-target`. A CPU is compiled for as it is here.",
+    )
+    torch_python: str = _option(
+        "",
+        "Python that has torch, where the toolkit's own has none.",
+        "Models are built there; the toolkit itself never imports torch.",
+    )
+    iree: str = _option(
+        "",
+        "Which IREE: installed (the default, or $IREE_GAUNTLET_IREE), 3.12.0, '>=3.9,<3.12', nightly, "
+        "wheels:DIR, venv:DIR, build:DIR, path.",
+        "Compiler and runtime that are measured.",
+    )
+    iree_compiler: str = _option("", "The compiler, where it is not that of --iree.", "As for every other command.")
+    iree_runtime: str = _option("", "The runtime, where it is not that of --iree.", "As for every other command.")
+    cache_dir: str = _option(
+        "",
+        "Folder of downloads and modules (default: cache/ of the project).",
+        "Built models and compiled modules are kept there, made once.",
+    )
+
+    def loops(self, chips: int) -> int:
+        """How often to loop on so many chips (`--chips 0` counted): the option, or 5 for each chip.
+
+        The default is rounded up to a multiple of the microbatch count, with so many on each chip at least.
+        """
+        if self.loop_count is not None:
+            return self.loop_count
+        groups = max(chips, -(-_LOOPS_A_CHIP * chips // self.microbatch_count))
+        return groups * self.microbatch_count
+
+    def as_args(self) -> dict[str, Any]:
+        """For `args` of a result: every option by its name, of JSON's types."""
+        made: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        made["dataformat"] = self.dataformat.value
+        made["env"] = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env)
+        for name in ("models_dir", "against"):
+            made[name] = [*made[name]]
+        return made
+
+
+OPTIONS: tuple[BenchOption, ...] = tuple(
+    replace(item.metadata["option"], name=item.name) for item in fields(BenchOptions)
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def read_options(values: Mapping[str, Any]) -> BenchOptions:
+    """Checks what a front found, by the options' names; names that are no options are left alone.
+
+    Args:
+        values: text, or a bool for a switch, or a list of texts; missing, None and empty mean: not given.
+
+    Raises:
+        UsageError: a value that is not allowed, or two that do not fit together.
+    """
+    found = {option.name: _checked(option, values.get(option.name)) for option in OPTIONS}
+    options = BenchOptions(**{name: value for name, value in found.items() if value is not None})
+    if not options.list and not options.model:
+        raise UsageError("--model: not given", "Name a model (-m bert), or see which there are with --list.")
+    if options.loop_count is not None and options.loop_count % options.microbatch_count:
+        raise UsageError(
+            f"--loop_count {options.loop_count}: no multiple of --microbatch_count {options.microbatch_count}",
+            f"Allowed are {options.microbatch_count}, {2 * options.microbatch_count}, …",
+        )
+    if options.training and "onnxruntime" in options.against:
+        raise UsageError("--against onnxruntime: does not go with --training", "onnxruntime is for inference only.")
+    return options
+
+
+def spelled_out(words: Sequence[str], *, dashes: bool) -> list[str]:
+    """A command line with every option under its full name; what is no option is left alone.
+
+    Invoke takes `-df` for `-d -f`, and argparse knows a name only as it was given: in this form both agree.
+
+    Args:
+        words: of the command line, without the program; those after `--` are left alone.
+        dashes: `--loop-count`, Invoke's form; else `--loop_count`, the document's.
+    """
+    names: dict[str, str] = {}
+    for option in OPTIONS:
+        full = f"--{option.name.replace('_', '-') if dashes else option.name}"
+        spellings = {f"--{option.name}", f"--{option.name.replace('_', '-')}"}
+        spellings |= {f"-{option.short}", f"--{option.short}"} if option.short else set()
+        names |= dict.fromkeys(spellings, full)
+    made: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return [*made, word, *rest]
+        head, equals, value = word.partition("=")
+        made.append(f"{names.get(head, head)}{equals}{value}")
+    return made
+
+
+def nearest_option(word: str) -> str:
+    """The option that a mistyped one was meant to be, with its dashes; empty where none is close."""
+    typed = word.partition("=")[0]
+    bare = typed.strip("-").replace("-", "_")
+    shorts = {option.short: f"-{option.short}" for option in OPTIONS if option.short}
+    names = {name: f"--{name}" for name in _BY_NAME}
+    if not typed.startswith("--"):
+        names = shorts | names if typed.startswith("-") else {}
+    begun = [name for name in names if bare and name.startswith(bare)]
+    return names.get(begun[0] if len(begun) == 1 else _nearest(bare, tuple(names)), "")
+
+
+def _checked(option: BenchOption, found: Any) -> Any:
+    """The value as `BenchOptions` has it; None where the option was not given."""
+    if isinstance(option.default, bool):
+        return bool(found)
+    if isinstance(option.default, list):
+        return tuple(dict.fromkeys(_text(option, text) for text in found or ()))
+    text = str(found or "") or option.value
+    if not text:
+        return None
+    if option.name == "env":
+        return _environment(text)
+    text = _text(option, text)
+    if option.name == "dataformat":
+        return DataFormat(text)
+    return text if option.least is None else _number(option, text)
+
+
+def _text(option: BenchOption, text: str) -> str:
+    if not text.strip():
+        raise UsageError(f"--{option.name}: empty", option.help)
+    if option.choices and text not in option.choices:
+        near = _nearest(text, option.choices)
+        question = f"; did you mean {near}?" if near else ""
+        raise UsageError(f"--{option.name} {text}: unknown{question}", f"Known: {', '.join(option.choices)}.")
+    return text
+
+
+def _number(option: BenchOption, text: str) -> int:
+    # ASCII digits alone: int() also takes underscores, spaces and the digits of other scripts.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS) or int(text) < (option.least or 0):
+        raise UsageError(f"--{option.name} {text}: a whole number of {option.least} or more expected", option.help)
+    return int(text)
+
+
+def _environment(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--env {text}: {error}", "Write it like 'A=1 B=\"two words\"'.") from None
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"--env {text}: {name!r} is no name of a variable", "Letters, digits and underscores, as in 'A=1 B=2'."
+            )
+        found[name] = value if equals else "1"
+    return tuple(found.items())
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    by_folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[close[0]] if close else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are the toolkit's own errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"See {self.prog} --help.")
+
+
+def build_parser(prog: str = _PROGRAM) -> argparse.ArgumentParser:
+    """The parser; values stay text, since `read_options` checks them for every front."""
+    parser = _Parser(prog=prog, description="Benchmark a model on IREE", allow_abbrev=False)
+    for option in OPTIONS:
+        names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]
+        if isinstance(option.default, bool):
+            parser.add_argument(*names, dest=option.name, action="store_true", help=option.help)
+        else:
+            repeatable = isinstance(option.default, list)
+            parser.add_argument(
+                *names,
+                dest=option.name,
+                action="append" if repeatable else "store",
+                metavar=_metavar(option),
+                help=option.help.replace("%", "%%"),
+            )
+    return parser
+
+
+def parse(arguments: Sequence[str], prog: str = _PROGRAM) -> BenchOptions:
+    """Reads a command line.
+
+    Args:
+        arguments: without the program's name. Names may have dashes for underscores.
+        prog: the program's name for messages.
+
+    Raises:
+        UsageError: an unknown option, or a value that is not allowed.
+        SystemExit: with code 0, after printing what `--help` asks for.
+    """
+    found, unknown = build_parser(prog).parse_known_args(spelled_out(arguments, dashes=False))
+    if unknown:
+        near = nearest_option(unknown[0])
+        raise UsageError(
+            f"{unknown[0]}: no such option{f'; did you mean {near}?' if near else ''}", f"See {prog} --help."
+        )
+    return read_options(vars(found))
+
+
+def _metavar(option: BenchOption) -> str:
+    return f"{{{','.join(option.choices)}}}" if option.choices else option.name.upper()

@@ -1,0 +1,169 @@
+"""The result of a benchmark, out of its journal: an entry of perf.json, and lines for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.figures import byte_size, duration, error_figure, milliseconds
+from iree_gauntlet.steps import step_id
+from iree_gauntlet.torch_models.bench_chain import AGAINST, TRACE, Chain
+from iree_gauntlet.torch_models.perf_file import About, failed_result, measured_result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from iree_gauntlet.journal_format import JournalRecord
+    from iree_gauntlet.results import Result
+    from iree_gauntlet.torch_models.build_folder import Build
+
+
+_GOOD = (Verdict.PASSED, Verdict.SKIPPED)
+_HASH_LENGTH = 8
+_FEW_CALLS = 20
+_UNSTEADY = 2.0
+
+
+def perf_entry(
+    record: JournalRecord, chain: Chain, build: Build | None, date: str, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    """What is appended to perf.json.
+
+    Args:
+        record: the journal of the run.
+        chain: what was benchmarked.
+        build: as it was exported; None where it was not.
+        date: of the run, ISO 8601.
+        notes: what the user is to know of the options.
+    """
+    run = record.runs[-1]
+    machine, toolchain = run["machine"], chain.toolchain
+    source = (toolchain.compiler.commit or toolchain.compiler.identity)[:_HASH_LENGTH]
+    about = About(chain.options.as_args(), chain.target.name, str(machine["host"]), source, date)
+    benchmark = _result(record, chain, Stage.BENCHMARK)
+    more = _more(record, chain, build, notes)
+    problem = _problem(record)
+    if problem or benchmark is None:
+        return failed_result(about, error=problem or "interrupted", more=more)
+    figures = benchmark.statistics
+    samples = figures["total_samples"]
+    return measured_result(about, total_time=figures["total_s"], total_samples=samples, more=more | _measured(figures))
+
+
+def result_lines(record: JournalRecord, chain: Chain, build: Build | None) -> list[str]:
+    """What was measured, for the end of the console."""
+    name = chain.id.partition("@")[0]
+    benchmark = _result(record, chain, Stage.BENCHMARK)
+    if _problem(record) or benchmark is None or build is None:
+        return [f"{name}: no speed is reported"]
+    figures, checked = benchmark.statistics, _result(record, chain, Stage.THRESHOLD)
+    median, p90, p99 = (milliseconds(figures["latency_ms"][name]) for name in ("p50", "p90", "p99"))
+    total, count = duration(figures["total_s"]), figures["total_samples"]
+    each = "a generation" if build.generation else "a call"
+    speed = f"{name}: {figures['samples_per_sec']:.2f} samples/s ({count} in {total})"
+    groups = f"; means of {chain.options.microbatch_count}" if chain.options.microbatch_count > 1 else ""
+    lines = [f"{speed}, {median} ms {each} (p90 {p90}, p99 {p99}{groups})", *_doubts(figures, benchmark)]
+    if "tokens_per_sec" in figures:
+        first, later = milliseconds(figures["prefill_ms"]["p50"]), milliseconds(figures["decode_ms"]["p50"])
+        lines.append(f"{figures['tokens_per_sec']:.1f} tokens/s; the first after {first} ms, then {later} ms each")
+    if checked:
+        error = checked.statistics["error"]
+        narrow = f", {error_figure(checked.statistics['to_f32'])} against f32" if build.reference else ""
+        lines.append(
+            f"error against the model in {chain.options.dataformat.value}: {error_figure(error['rms'])} (rms, "
+            f"{error_figure(error['rms_tolerance'])} is allowed){narrow}; first call "
+            f"{milliseconds(checked.statistics['first_call_ms'])} ms"
+        )
+        if error.get("flips"):
+            without = error_figure(error["rms_without_flips"])
+            lines.append(
+                f"{without} without flips, {error['flips']}: values that rounding moved across a kink, as of a ReLU"
+            )
+        tried = error.get("contractions")
+        if tried:
+            lines.append(f"an error of 1 % would show in {tried['shown']['1%']} of {tried['of']} contractions")
+    compiled = _result(record, chain, Stage.COMPILE)
+    if compiled:
+        seconds = duration(compiled.statistics["tool_seconds"])
+        size = byte_size(compiled.statistics["binary_size_bytes"])
+        lines.append(f"compiled in {seconds} to {size}; peak memory {byte_size(figures['peak_rss_bytes'])}")
+    for role in (AGAINST, TRACE):
+        beside = _result(record, chain, Stage.BENCHMARK, role)
+        lines += beside.notes if beside else ()
+    return lines
+
+
+def _doubts(figures: Mapping[str, Any], benchmark: Result) -> list[str]:
+    """What should be known before a figure is believed."""
+    assert benchmark.samples is not None, "of every benchmark that passed"
+    calls, latency = len(benchmark.samples.real_time_ms), figures["latency_ms"]
+    found = list(benchmark.notes)
+    if latency["p90"] > _UNSTEADY * latency["p50"]:
+        found.append(f"calls vary: one in ten takes {latency['p90'] / latency['p50']:.1f} times the median or longer")
+    if calls < _FEW_CALLS:
+        found.append(f"{calls} calls are few: --loop_count 100 gives figures that can be compared")
+    return [f"note: {text}" for text in found]
+
+
+def _result(record: JournalRecord, chain: Chain, stage: Stage, role: str = MAIN) -> Result | None:
+    """The figures of a step, where it has any."""
+    found = record.results.get(step_id(chain.id, stage, role))
+    return found if found is not None and found.verdict in _GOOD and found.statistics else None
+
+
+def _problem(record: JournalRecord) -> str:
+    """The first step that came out badly; those behind it were skipped."""
+    for step in record.steps:
+        result = record.results.get(step["id"])
+        if result is not None and result.verdict not in _GOOD:
+            return f"{str(step['id']).removeprefix(step['chain'] + ':')} {result.verdict}: {result.reason}"
+    return ""
+
+
+def _more(record: JournalRecord, chain: Chain, build: Build | None, notes: tuple[str, ...]) -> dict[str, Any]:
+    """Our own fields, of a run that failed too."""
+    toolchain, form = chain.toolchain, chain.options.dataformat
+    found: dict[str, Any] = {
+        "run": str(record.runs[-1]["run"]),
+        "device": chain.device,
+        "iree": toolchain.as_dict(),
+        "dataformat": form.label,
+        "compile_flags": list(chain.flags),
+        "notes": [*notes, *_notes(record, chain)],
+    }
+    if build is not None:
+        found |= {
+            "parameters": build.parameter_count,
+            "samples_per_call": build.samples,
+            "weight_error": build.weight_error,
+            "built_with": dict(build.versions),
+        }
+        found |= {"loss_definition": build.loss} if build.loss else {}
+    checked, compiled = _result(record, chain, Stage.THRESHOLD), _result(record, chain, Stage.COMPILE)
+    if checked:
+        figures = checked.statistics
+        found["numeric_error"] = {**figures["error"], "to_f32": figures["to_f32"]}
+        found["first_call_ms"] = figures["first_call_ms"]
+    if compiled:
+        figures = compiled.statistics
+        found["compile_seconds"] = figures["tool_seconds"]
+        found["compile_peak_rss_bytes"] = figures["peak_rss_bytes"]
+        found["module_bytes"] = figures["binary_size_bytes"]
+        found["dispatch_count"] = figures["dispatch_count"]
+    for role in (AGAINST, TRACE):
+        beside = _result(record, chain, Stage.BENCHMARK, role)
+        found |= {role: beside.statistics[role]} if beside else {}
+    return found
+
+
+def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("latency_ms", "overhead_us", "load_ms", "peak_rss_bytes", "device_memory", "disturbed")
+    others = ("tokens_per_sec", "prefill_ms", "decode_ms", "host_ms")
+    return {name: figures[name] for name in (*names, *(name for name in others if name in figures))}
+
+
+def _notes(record: JournalRecord, chain: Chain) -> list[str]:
+    """Of all steps but those beside the benchmark, whose notes are their results."""
+    beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
+    results = [result for name, result in record.results.items() if name not in beside]
+    return list(dict.fromkeys(note for result in results for note in result.notes))

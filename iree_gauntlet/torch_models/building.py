@@ -1,0 +1,215 @@
+"""Building a model: its function is called, its programs are exported, and torch says what they should return."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iree_gauntlet.torch_models.build_plan import BuildPlan, read_plan
+from iree_gauntlet.torch_models.build_steps import REPEATABLE, BuildSteps, ExportFailedError
+from iree_gauntlet.torch_models.formats import DataFormat
+from iree_gauntlet.torch_models.instantiate import Pipeline, planned_model
+from iree_gauntlet.torch_models.torch_tensors import cast, shares_weights, type_name, write_arrays
+from iree_gauntlet.torch_models.training import LOSS, eager_step, exportable_step, random_gradients, random_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.torch_models.model_registry import Generative
+
+
+def run(path: Path) -> None:
+    """Build what a plan asks for into its folder, `build.json` last.
+
+    Modules hand each other what they return flat: its tensors in order, one argument each.
+
+    Raises:
+        UsageError: for options that do not fit the model.
+        ModelError: for what is wrong with it.
+        ExportFailedError: where a program cannot be exported.
+    """
+    plan = read_plan(path, BuildPlan)
+    steps = BuildSteps(plan, plan.form.label, plan.form)
+    kind = "training of " if plan.training else ""
+    with steps.timed("build", f"building {kind}{plan.model} {plan.config or ''}".rstrip()):
+        instance = planned_model(plan)
+    steps.model = instance.model
+    content = instance.content
+    if not isinstance(content, Pipeline):
+        made = _generative(steps, content)
+    elif plan.training:
+        made = _training(steps, content, accumulate=plan.accumulate)
+    else:
+        made = _pipeline(steps, content)
+    steps.write_record(
+        model=instance.model.name,
+        config=instance.options.config,
+        samples=instance.samples,
+        parameter_count=instance.parameter_count,
+        **made,
+    )
+
+
+def _pipeline(steps: BuildSteps, content: Pipeline) -> dict[str, Any]:
+    plain, host_inputs = _before(steps, content)
+    device, post = content.device.to(torch.float32), content.post
+    if not steps.exact:
+        if post is not None and shares_weights(device, post):
+            # The host's stay in f32.
+            post = copy.deepcopy(post)
+        with steps.timed("eager", "running main in f32"):
+            steps.refer_to(steps.eager(device, plain, "the device's module"))
+    steps.convert([device])
+    inputs = cast(plain, steps.form)
+    what = "the device's module"
+    with steps.timed("eager", f"running main in {steps.form.label}"):
+        steps.require_repeatable(steps.eager(device, inputs, what), steps.eager(device, inputs, what))
+
+    def after(outputs: Sequence[Any]) -> list[Any]:
+        return steps.eager(post, cast(outputs, DataFormat.FP32), "the module after the device")
+
+    outputs = steps.in_format(
+        "main", device, inputs, lambda module, given: steps.eager(module, given, what), after if post else None
+    )
+    steps.export("main", device, inputs, outputs)
+    host_outputs = steps.written("main", after(outputs), "host.output", after=True) if post else []
+    return {
+        "kind": "pipeline",
+        "host": {"pre": content.pre is not None, "post": post is not None},
+        "host_inputs": host_inputs,
+        "host_outputs": host_outputs,
+    }
+
+
+def _require_no_chance(steps: BuildSteps, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Refuse gradients that no two steps have alike: the errors that rounding may cause would mean nothing."""
+    differences = sum(float((second[name] - gradient).double().square().sum()) for name, gradient in first.items())
+    if differences > REPEATABLE**2 * sum(float(gradient.double().square().sum()) for gradient in first.values()):
+        raise steps.model.problem(
+            "the gradients of a second step with the same inputs are others, as with dropout",
+            "a model that is trained here must not draw random numbers: make it with a dropout of 0",
+        )
+
+
+def _before(steps: BuildSteps, content: Pipeline) -> tuple[tuple[Any, ...], list[dict[str, Any]]]:
+    """The device's inputs in f32, and the host's where there is a module before the device."""
+    inputs = steps.checked(content.inputs, "the inputs")
+    if content.pre is None:
+        return cast(inputs, DataFormat.FP32), []
+    returned = steps.eager(content.pre, inputs, "the module before the device")
+    return cast(returned, DataFormat.FP32), write_arrays(inputs, steps.folder, "host.input")
+
+
+def _training(steps: BuildSteps, content: Pipeline, *, accumulate: bool) -> dict[str, Any]:
+    inputs, host_inputs = _before(steps, content)
+    module = content.device.to(torch.float32)
+    targets = random_targets(steps.eager(module, inputs, "the device's module"))
+    if not targets:
+        raise steps.model.problem("it returns no float tensor, so there is no loss to train it by")
+    loss, gradients = _eager_step(steps, module, inputs, targets)
+    _require_no_chance(steps, gradients, _eager_step(steps, module, inputs, targets)[1])
+    so_far = random_gradients(list(gradients.values())) if accumulate else ()
+    if not steps.exact:
+        steps.refer_to([loss, *_sums(so_far, gradients)])
+        steps.convert([module])
+        inputs, targets, so_far = (cast(given, steps.form) for given in (inputs, targets, so_far))
+
+    def step_of(module: Any, given: Sequence[Any]) -> list[Any]:
+        split = len(inputs), len(inputs) + len(targets)
+        loss, gradients = _eager_step(steps, module, given[: split[0]], given[split[0] : split[1]])
+        return [loss, *_sums(given[split[1] :], gradients)]
+
+    given = (*inputs, *targets, *so_far)
+    outputs = steps.in_format("main", module, given, step_of)
+    names = list(gradients)
+    with steps.timed("export", "tracing forward and backward"):
+        try:
+            step = exportable_step(module, inputs, targets, names, accumulate=accumulate)
+        except Exception as error:  # a tracer may raise anything, and is named for it
+            raise ExportFailedError.of(steps.model.name, "main", error) from error
+    steps.export("main", step, given, outputs, optimize=False)
+    return {
+        "kind": "training",
+        "host": {"pre": content.pre is not None, "post": False},
+        "host_inputs": host_inputs,
+        "training": {"loss": LOSS, "gradients": names, "accumulate": accumulate},
+    }
+
+
+def _eager_step(
+    steps: BuildSteps, module: Any, inputs: Sequence[Any], targets: Sequence[Any]
+) -> tuple[Any, dict[str, Any]]:
+    with steps.running("a step of training"):
+        loss, gradients = eager_step(module, inputs, targets)
+    if not gradients:
+        raise steps.model.problem("no parameter has a part in its float outputs, so there is nothing to train")
+    return loss, gradients
+
+
+def _sums(so_far: Sequence[Any], gradients: dict[str, Any]) -> list[Any]:
+    """The gradients, upon those so far where there are any."""
+    if not so_far:
+        return list(gradients.values())
+    return [before + new for before, new in zip(so_far, gradients.values(), strict=True)]
+
+
+def _generative(steps: BuildSteps, content: Generative) -> dict[str, Any]:
+    plain = cast(steps.checked(content.inputs, "the inputs"), DataFormat.FP32)
+    prefill, decode = (module.to(torch.float32) for module in (content.prefill, content.decode))
+    if not steps.exact:
+        with steps.timed("eager", "running prefill in f32"):
+            steps.refer_to(steps.eager(prefill, plain, "prefill"))
+    steps.convert([prefill, decode])
+    inputs = cast(plain, steps.form)
+    logits, *state = first = steps.in_format(
+        "prefill", prefill, inputs, lambda module, given: steps.eager(module, given, "prefill")
+    )
+    token = _greedy(steps, logits, "prefill")
+    given = (token, torch.tensor([content.position]), *state)
+    second = steps.in_format("decode", decode, given, lambda module, given: steps.eager(module, given, "decode"))
+    _check_state(steps, second[1:], state)
+    with steps.timed("eager", f"choosing tokens in {steps.form.label}"):
+        chosen = _chosen(steps, content, token, state)
+    steps.export("prefill", prefill, inputs, first)
+    steps.export("decode", decode, given, second)
+    generation = {
+        "position": content.position,
+        "tokens": content.tokens,
+        "state": len(state),
+        "carried": len(second) - 1,
+        "chosen": chosen,
+    }
+    return {"kind": "generative", "generation": generation}
+
+
+def _chosen(steps: BuildSteps, content: Generative, token: Any, state: Sequence[Any]) -> list[list[int]]:
+    """The tokens of each sample by greedy choice, as `Generative` has the loop."""
+    tokens, state = [token], list(state)
+    for position in range(content.position, content.position + content.tokens - 1):
+        logits, *new = steps.eager(content.decode, (tokens[-1], torch.tensor([position]), *state), "decode")
+        state[: len(new)] = new
+        tokens.append(_greedy(steps, logits, "decode"))
+    return [[int(token) for token in sample] for sample in torch.cat(tokens, 1)]
+
+
+def _greedy(steps: BuildSteps, logits: Any, what: str) -> Any:
+    """The most likely token of each sample, [batch, 1]."""
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise steps.model.problem(
+            f"{what} returned {type_name(logits)} of shape {list(logits.shape)} first, where the logits of the next "
+            "token are expected: [batch, vocabulary]"
+        )
+    return logits.argmax(-1, keepdim=True)
+
+
+def _check_state(steps: BuildSteps, new: Sequence[Any], state: Sequence[Any]) -> None:
+    have, expected = ([f"{type_name(tensor)} {list(tensor.shape)}" for tensor in part] for part in (new, state))
+    if have != expected[: len(have)]:
+        raise steps.model.problem(
+            f"decode returned {', '.join(have)} behind the logits, and the state that prefill returned begins with "
+            f"{', '.join(expected[: len(have)])}",
+            "decode returns new values of the first tensors of the state, of their shapes and types",
+        )

@@ -1,0 +1,78 @@
+"""Building a variant: the model is made, its recipes are applied, and it is exported with what torch eager returns."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from iree_gauntlet.torch_models.build_plan import VariantPlan, read_plan
+from iree_gauntlet.torch_models.build_steps import BuildSteps
+from iree_gauntlet.torch_models.built_model import apply_recipes, base_model
+from iree_gauntlet.torch_models.formats import DataFormat, read_contractions
+from iree_gauntlet.torch_models.plugins import load_registry
+from iree_gauntlet.torch_models.torch_tensors import cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_PROGRAM = "main"
+
+
+def run(path: Path) -> None:
+    """Build what the plan in a file asks for."""
+    build(read_plan(path, VariantPlan))
+
+
+def build(plan: VariantPlan) -> None:
+    """Build what a plan asks for into its folder, `build.json` last.
+
+    That has three keys more than others: `flops`, floating-point operations of the unchanged model in one call,
+    `changed_layers`, how many linear layers the recipes changed, and `changed_bytes`, what the weights of those had
+    before.
+
+    Raises:
+        UsageError: for what the plan asks and there is not, or what does not fit together.
+        PluginError: for what is wrong with an architecture or a recipe.
+        ExportFailedError: where the model cannot be exported.
+    """
+    steps = BuildSteps(plan, plan.label)
+    registry = load_registry([Path(file) for file in plan.plugins])
+    with steps.timed("build", f"building {plan.model_type} {plan.m}-{plan.k}-{plan.n}, {plan.dtype}"):
+        module, inputs = base_model(plan, registry)
+    steps.model = registry.model_type(plan.model_type).architecture
+    parameter_count = sum(weight.numel() for weight in module.parameters())
+    with steps.timed("eager", "running it unchanged"):
+        with FlopCounterMode(display=False) as counter:
+            plain = steps.eager(module, inputs, "the model")
+        steps.refer_to(_reference(plan, steps, module, inputs) or ([] if plan.is_baseline else plain))
+    with steps.timed("build", f"applying {plan.label}"):
+        module, changed = apply_recipes(plan, registry, module)
+        gc.collect()
+    with steps.timed("eager", f"running {plan.label}"):
+        outputs = steps.eager(module, inputs, "the model")
+    if plan.is_baseline:
+        steps.require_repeatable(plain, outputs)
+    # Not rewritten: the exporter's constant folding makes f32 of narrow weights of up to 8,192 values.
+    steps.export(_PROGRAM, module, inputs, outputs, optimize=False)
+    steps.write_record(
+        model=plan.model_type,
+        config=plan.config,
+        samples=int(inputs[0].shape[0]) if inputs[0].ndim else 1,
+        parameter_count=parameter_count,
+        contractions=max(1, read_contractions(steps.folder / f"{_PROGRAM}.onnx")),
+        flops=counter.get_total_flops(),
+        changed_layers=changed.layers,
+        changed_bytes=changed.bytes,
+    )
+
+
+def _reference(plan: VariantPlan, steps: BuildSteps, module: Any, inputs: Sequence[Any]) -> list[Any]:
+    """What the unchanged weights give in f32 for the same inputs; nothing for those that are f32 themselves."""
+    if plan.dtype == "f32":
+        return []
+    return steps.eager(copy.deepcopy(module).float(), cast(inputs, DataFormat.FP32), "the model in f32")

@@ -1,0 +1,116 @@
+"""The architectures and activations that the toolkit brings along; the first three are those of torchao's own list.
+
+Sizes are (m, k, n) as torchao has them: m rows of input, of k values each; the layer in question has n outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.torch_models.recipe_registry import activation, architecture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@activation("relu")
+def relu() -> Any:
+    """max(x, 0)."""
+    from torch import nn  # noqa: PLC0415 - the toolkit's Python lists these without torch
+
+    return nn.ReLU()
+
+
+@activation("sigmoid")
+def sigmoid() -> Any:
+    """1 / (1 + exp(-x))."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.Sigmoid()
+
+
+@activation("leakyrelu")
+def leakyrelu() -> Any:
+    """Leaky: x, or x / 100 below zero."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.LeakyReLU()
+
+
+@activation("relu6")
+def relu6() -> Any:
+    """What lies between 0 and 6 of x."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.ReLU6()
+
+
+@activation("gelu")
+def gelu() -> Any:
+    """By erf: x times the share of the normal distribution below it."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.GELU()
+
+
+@activation("silu")
+def silu() -> Any:
+    """The swish: x / (1 + exp(-x))."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.SiLU()
+
+
+@activation("hardswish")
+def hardswish() -> Any:
+    """The swish of straight lines: x times (x + 3) / 6, which stays between 0 and 1."""
+    from torch import nn  # noqa: PLC0415
+
+    return nn.Hardswish()
+
+
+@architecture("linear", about="one linear layer without bias: m rows, k inputs, n outputs")
+def linear(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:
+    """As torchao's ToyLinearModel."""
+    import torch  # noqa: PLC0415
+
+    from iree_gauntlet.torch_models.torch_architectures import Linear  # noqa: PLC0415
+
+    return Linear(k, n).to(dtype), (torch.randn(m, k, dtype=dtype),)
+
+
+@architecture(
+    "ln_linear", about="layer normalisation, a linear layer without bias (k inputs, n outputs), an activation"
+)
+def ln_linear(m: int, k: int, n: int, dtype: Any, activation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """As torchao's LNLinearActivationModel."""
+    import torch  # noqa: PLC0415
+
+    from iree_gauntlet.torch_models.torch_architectures import NormLinearActivation  # noqa: PLC0415
+
+    return NormLinearActivation(k, n, activation).to(dtype), (torch.randn(m, k, dtype=dtype),)
+
+
+@architecture(
+    "transformer_block",
+    about="attention of 8 heads and a network of 4k: m sequences of 16 tokens, k values a token; n plays no part",
+)
+def transformer_block(m: int, k: int, n: int, dtype: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ARG001 - see `about`
+    """As torchao's TransformerBlock."""
+    import torch  # noqa: PLC0415
+
+    from iree_gauntlet.torch_models.torch_architectures import TransformerBlock  # noqa: PLC0415
+
+    return TransformerBlock(k).to(dtype), (torch.randn(m, 16, k, dtype=dtype),)
+
+
+@architecture(
+    "transformers",
+    about="a model of the transformers library from a local configuration, random weights: a sequence of m tokens; "
+    "k is hidden_size and n intermediate_size, 0 for the configuration's own",
+)
+def transformers(m: int, k: int, n: int, dtype: Any, config: Path) -> tuple[Any, tuple[Any, ...]]:
+    """Nothing is downloaded, and no code that a configuration names is run."""
+    from iree_gauntlet.torch_models.torch_architectures import configured_model  # noqa: PLC0415
+
+    return configured_model(config, tokens=m, hidden_size=k, intermediate_size=n, dtype=dtype)

@@ -1,0 +1,149 @@
+"""Measure the ONNX programs of a built model in onnxruntime, on the CPU, with onnxruntime's own defaults.
+
+It is run by `torch_process.py`; its plan is
+
+    {"models": [                 one
+        {"name": "onnxruntime",
+         "build": "/…",          the folder of the built model
+         "builder": {…},         its builder's plan: modules on the host are built again
+         "calls": 50}],          of a generative model, generations
+     "warm_up_calls": 1,         after the first call
+     "outputs": "/…/folder"}     where outputs go, to be checked; empty for nowhere
+
+The answer is that of `measure_torch.py`, but for a model that cannot be measured, which ends the process: `compile_s`
+is what making the sessions took.
+
+A call takes arrays and gives arrays. The state of a generative model stays in onnxruntime's own values. Modules on
+the host run in torch, before and after: this Python has to have it then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iree_gauntlet.workers.iree_side.plan_file import read_arrays, timed_calls, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.torch_models.host_modules import HostModules
+
+
+# onnx.TensorProto.BFLOAT16
+_BFLOAT16 = 16
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+
+
+class _Program:
+    """An ONNX program, loaded, with inputs to call it with."""
+
+    def __init__(self, folder: Path, program: Mapping[str, Any]) -> None:
+        onnxruntime = _onnxruntime()
+        self._values = onnxruntime.OrtValue
+        self._session = onnxruntime.InferenceSession(str(folder / program["onnx"]), providers=["CPUExecutionProvider"])
+        self._names = [item.name for item in self._session.get_inputs()]
+        self._types = [item["type"] for item in program["outputs"]]
+        self.inputs = read_arrays(program["inputs"], folder)
+
+    def call(self, given: Sequence[tuple[NDArray[Any], str]]) -> list[tuple[str, NDArray[Any]]]:
+        """One call, from arrays to arrays, with their element types."""
+        found = self.run([self.value(*item) for item in given])
+        return [(name, value.numpy()) for name, value in zip(self._types, found, strict=True)]
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """One call, from values to values."""
+        found: list[Any] = self._session.run_with_ort_values(None, dict(zip(self._names, values, strict=True)))
+        return found
+
+    def value(self, array: NDArray[Any], element_type: str) -> Any:
+        """An array as onnxruntime takes it; nothing is copied."""
+        if element_type == "bf16":
+            return self._values.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+        return self._values.ortvalue_from_numpy(array)
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime  # noqa: PLC0415 - where it is missing, that is said
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error} in {sys.executable}: pip install onnxruntime") from error
+    return onnxruntime  # type: ignore[no-any-return]
+
+
+def _generate(programs: Sequence[_Program], plan: Mapping[str, Any]) -> list[list[int]]:
+    """One generation, greedy; the tokens by sample."""
+    prefill, decode = programs
+    logits, *state = prefill.run([prefill.value(*item) for item in prefill.inputs])
+    chosen = [logits.numpy().argmax(axis=-1)]
+    for step in range(plan["tokens"] - 1):
+        token = decode.value(chosen[-1].reshape(-1, 1).astype(np.int64), "i64")
+        position = decode.value(np.array([plan["position"] + step], np.int64), "i64")
+        logits, *new = decode.run([token, position, *state])
+        state[: len(new)] = new
+        chosen.append(logits.numpy().argmax(axis=-1))
+    return [[int(token) for token in sample] for sample in np.stack(chosen, axis=1)]
+
+
+def _host(asked: Mapping[str, Any], build: Mapping[str, Any], main: _Program) -> HostModules | None:
+    """The model's modules on the host; None where it has none."""
+    if not any(build["host"].values()):
+        return None
+    from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - only with torch
+
+    host = build_host_modules(asked["builder"], main.inputs)
+    host.give(read_arrays(build["host_inputs"], Path(asked["build"])))
+    return host
+
+
+def run(path: Path) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
+
+    Raises:
+        Exception: what onnxruntime raises, and torch where modules run on the host.
+    """
+    plan = json.loads(path.read_bytes())
+    (asked,) = plan["models"]
+    folder = Path(asked["build"])
+    build = json.loads((folder / "build.json").read_text(encoding="utf-8"))
+    begin = time.perf_counter_ns()
+    programs = [_Program(folder, program) for program in build["programs"]]
+    loaded = time.perf_counter_ns()
+    main, host = programs[0], _host(asked, build, programs[0])
+    chosen: list[list[int]] = []
+
+    def call() -> object:
+        if build["generation"] is not None:
+            chosen[:] = _generate(programs, build["generation"])
+            return chosen
+        if host is not None:
+            return host.after(main.call(host.before()))
+        return main.call(main.inputs)
+
+    began = time.perf_counter_ns()
+    call()
+    first = time.perf_counter_ns() - began
+    times = timed_calls(call, {**plan, **asked})
+    outputs: Sequence[tuple[str, NDArray[Any] | None]]
+    if host is None:
+        outputs = [item for program in programs for item in program.call(program.inputs)]
+    else:
+        outputs = host.arrays(host.after(main.call(host.before())))
+    figures = {
+        "name": asked["name"],
+        "call_ms": times,
+        "first_call_ms": first / _NS_PER_MS,
+        "compile_s": (loaded - begin) / _NS_PER_S,
+        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "chosen": chosen,
+    }
+    return {"version": _onnxruntime().__version__, "models": [figures]}

@@ -1,0 +1,160 @@
+"""Push inputs through a model whose first or last module runs in torch on the host, beside the device.
+
+    python measure_pipeline.py PLAN.json
+
+Runs in the Python of the toolchain that is measured, which must have the version of the one that has torch: torch is
+imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
+
+    {"torch_paths": ["/…/site-packages"],   of the Python that has torch
+     "builder": {…},            what the builder was told: the model is built again, for its modules on the host
+     "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
+
+What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
+of the device to f32. Of inputs beyond those (in training the targets) the plan's are pushed; in training nothing runs
+after the device. Each call goes through three stages that run beside each other: while the device computes one,
+the host prepares the next and finishes the one before. Where there is nothing before the device, `inputs` are pushed.
+
+The answer is that of `measure_module.py`, and
+
+    {"host_ms": {"pre": […], "post": […]},  of each call; conversions of tensors to and from the device included
+     "host_outputs": [{"file", "type", "shape"}]}   what came out at the end of the first call
+
+`total_s` is from the first input into `pre` to the last output of `post`, `first_call_ms` the same of the first call.
+`call_ms` is the device's part, by context; a context takes a call when it is free. `overhead_us` is what a call
+through three stages takes that do nothing, the hand-over between threads. What a model prints goes to standard error.
+A stage that fails ends the others; exit codes are those of `workers/iree_side/plan_file.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
+    # script, where names such as `formats` lie.
+    sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
+    sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+
+from iree_gauntlet.torch_models.host_pipeline import PipelineLoop, run_pipeline
+from iree_gauntlet.workers.iree_side.device_context import device_memory
+from iree_gauntlet.workers.iree_side.measure_module import Context, read_contexts
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from iree_gauntlet.torch_models.host_modules import HostModules
+
+
+_OVERHEAD_CALLS = 500
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+_NS_PER_US = 1e3
+
+
+def add_torch(paths: Sequence[str]) -> None:
+    """Let this Python import torch from the packages of another one of its version, after its own packages.
+
+    Raises:
+        PlanError: there is no torch, or one for another version of Python.
+    """
+    libraries = [file for path in paths for file in Path(path, "torch").glob("_C.*") if file.is_file()]
+    usable = {f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES}
+    found = [file.name for file in libraries if file.suffix in {".so", ".pyd"}]
+    if not found:
+        raise PlanError(f"there is no torch in {', '.join(paths) or 'no folder at all'}")
+    if not usable.intersection(found):
+        version = ".".join(platform.python_version_tuple()[:2])
+        raise PlanError(
+            f"modules on the host need torch in the Python of the measured IREE, which is {version}; the torch that "
+            f"is named is for another version ({found[0]}): name a torch Python {version}"
+        )
+    sys.path.extend(path for path in paths if path not in sys.path)
+
+
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Measure as a plan says; the answer.
+
+    Raises:
+        PlanError: for a plan that cannot be used; also OSError, ValueError and KeyError.
+        RuntimeError: where a stage failed.
+    """
+    inputs = read_arrays(plan["inputs"])
+    host_inputs = read_arrays(plan["host_inputs"])
+    add_torch(plan["torch_paths"])
+    # What a model prints is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            from iree_gauntlet.torch_models.host_modules import build_host_modules  # noqa: PLC0415 - it imports torch
+        except ImportError as error:
+            raise PlanError(f"torch cannot be imported: {error}") from error
+        host = build_host_modules(plan["builder"], inputs)
+        host.give(host_inputs)
+        begin = time.perf_counter_ns()
+        contexts = read_contexts(plan, inputs)
+        loaded = time.perf_counter_ns()
+        outputs, host_outputs = _first(host, contexts[0], whole=bool(plan["outputs"]))
+        first = time.perf_counter_ns()
+        fetch = plan.get("fetch")
+        types = [outputs[index][0] for index in (range(len(outputs)) if fetch is None else fetch)]
+        for context in contexts[1:]:
+            _first(host, context, whole=False)
+        for context in contexts:
+            for _ in range(int(plan["warm_up_calls"])):
+                _loop(host, [context], types, 1)
+        in_flight = contexts[0].in_flight
+        loop = _loop(host, contexts, types, int(plan["calls"]) // in_flight)
+        written = host.arrays(host_outputs)
+    return {
+        "load_ms": (loaded - begin) / _NS_PER_MS,
+        "first_call_ms": (first - loaded) / _NS_PER_MS,
+        "total_s": loop.total_ns / _NS_PER_S,
+        "calls": int(plan["calls"]),
+        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.device_ns],
+        "host_ms": {
+            "pre": [value / _NS_PER_MS for value in loop.pre_ns],
+            "post": [value / _NS_PER_MS for value in loop.post_ns],
+        },
+        "overhead_us": _overhead_us(),
+        "outputs": write_arrays(plan["outputs"], "output", outputs),
+        "host_outputs": write_arrays(plan["outputs"], "host_output", written),
+        "pushed": "async" if contexts[0].pushed_async else "one by one",
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "device_memory": device_memory(context.program.device for context in contexts),
+    }
+
+
+def _first(
+    host: HostModules, context: Context, *, whole: bool
+) -> tuple[list[tuple[str, NDArray[Any] | None]], list[Any]]:
+    """The first call of a context, one stage after the other; outputs of the device, and of the whole."""
+    outputs = context.first(whole=whole, inputs=host.before())
+    return outputs, host.after([(name, array) for name, array in outputs if array is not None])
+
+
+def _loop(host: HostModules, contexts: list[Context], types: list[str], groups: int) -> PipelineLoop:
+    def stage(context: Context) -> Callable[[list[Any]], list[Any]]:
+        return lambda items: [list(zip(types, arrays, strict=True)) for arrays in context.group(items)]
+
+    return run_pipeline(host.before, [stage(item) for item in contexts], host.after, groups, contexts[0].in_flight)
+
+
+def _overhead_us() -> float:
+    """What a call through stages takes that do nothing."""
+    loop = run_pipeline(lambda: None, [lambda items: items], lambda _outputs: None, _OVERHEAD_CALLS)
+    return loop.total_ns / _OVERHEAD_CALLS / _NS_PER_US
+
+
+if __name__ == "__main__":
+    sys.exit(answer_plan(sys.argv, measure))

@@ -1,0 +1,153 @@
+"""The steps of a point: export, import, compile and threshold of each variant, then one benchmark of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from iree_gauntlet.artifacts.hashing import hash_file
+from iree_gauntlet.cases import Origin, Stage
+from iree_gauntlet.engine.modules.module_key import make_key
+from iree_gauntlet.engine.plan import blocked
+from iree_gauntlet.settings import shown
+from iree_gauntlet.steps import Step, StepInput
+from iree_gauntlet.toolchains.toolchain import COMPILE
+from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.configuration import Point, Variant
+
+
+DIALECT = "micro"
+PROGRAM = "main.onnx"
+# What stands before a variant's label in the role of a benchmark step that traces it.
+TRACE = "trace."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChain(TorchChain):
+    """The steps of one point; its flags are those of every recipe.
+
+    Attributes:
+        point: what is measured.
+        config: the file that it is written in.
+        plugins: files with further recipes and architectures, absolute.
+        identity: of the code that makes the models (`builder_identity`).
+    """
+
+    point: Point
+    config: Path
+    plugins: tuple[Path, ...]
+    identity: str
+
+    dialect: ClassVar[str] = DIALECT
+    builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the entry, and its shape."""
+        return self.point.model.name, self.point.shape.label
+
+    @property
+    def origin(self) -> Origin:
+        """Where the entry is written."""
+        entry = self.point.model
+        return Origin(f"{shown(self.config)}:{entry.line}", entry.name)
+
+    def exports(self) -> tuple[Step, ...]:
+        """Makes and exports the models, each once; one that is refused is skipped with the reason."""
+        refusals = {variant.side: variant.refusal for variant in self.point.variants}
+        return tuple(
+            replace(self.step(Stage.EXPORT, label), skip=refusals[label]) if refusals[label] else self._export(label)
+            for label in refusals
+        )
+
+    def plan(self, label: str) -> VariantPlan:
+        """What the builder is told, but for the folder."""
+        recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
+        quantization, sparsity = recipes[label]
+        model, shape = self.point.model, self.point.shape
+        return VariantPlan(
+            plugins=tuple(map(str, self.plugins)),
+            model_type=model.model_type.text,
+            config=str(model.config) if model.config else None,
+            m=shape.m,
+            k=shape.k,
+            n=shape.n,
+            dtype=model.dtype,
+            quantization=quantization,
+            sparsity=sparsity,
+        )
+
+    def modules(self, hashes: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
+        """Imports, compiles and checks every variant whose model was exported.
+
+        Args:
+            hashes: SHA-256 of the program and its weights by file name, by label of what torch made.
+        """
+        steps: list[Step] = []
+        imports: dict[str, Step] = {}
+        for variant in self.point.variants:
+            label = variant.side
+            if label not in hashes:
+                continue
+            onnx = self.exported(label) / PROGRAM
+            content = make_key(hashes[label])
+            if label not in imports:
+                imports[label] = self.importing(label, onnx, content, label)
+                steps.append(imports[label])
+            flags = (*self.flags, *variant.flags)
+            name = f"{self.point.model.name}_{variant.label}"
+            compiled = self.compiling(variant.label, name, flags, onnx, content, imports[label])
+            lacking = self.context.translate(flags, COMPILE).unknown
+            if lacking:
+                # The recipe's flag and not the program is what this compiler cannot read.
+                compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
+            inputs = (
+                StepInput("module", compiled.output("module")),
+                StepInput("parameters", imports[label].output("parameters")),
+            )
+            steps += [compiled, self.ran(self.step(Stage.THRESHOLD, variant.label), inputs, (compiled.id,))]
+        return tuple(steps)
+
+    def benchmark(self, variants: Sequence[Variant]) -> Step:
+        """Measures variants beside each other; it takes the machine for each block of rounds by itself."""
+        return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
+
+    def profile(self, variant: Variant, kind: str) -> Step:
+        """Traces a variant (`TRACE`), or watches its memory (`MEMORY_ROLE`)."""
+        step = self.step(Stage.BENCHMARK, f"{kind}{variant.label}")
+        return self.ran(step, [self._input(variant)], exclusive=True)
+
+    def made(self, variant: Variant, build: Build) -> CompiledProgram:
+        """A variant as it was built and compiled."""
+        return self.compiled(build.programs[0], variant.label, variant.side)
+
+    def module(self, variant: Variant) -> Path:
+        """The compiled module of a variant."""
+        return self.folder(Stage.COMPILE, variant.label) / "module.vmfb"
+
+    def imported(self, variant: Variant) -> Path:
+        """The program of a variant."""
+        return self.folder(Stage.IMPORT, variant.side) / "program.mlir"
+
+    def _input(self, variant: Variant) -> StepInput:
+        return StepInput("module", str(self.module(variant)))
+
+    def _export(self, label: str) -> Step:
+        plan = asdict(self.plan(label))
+        config = self.point.model.config
+        asked = {name: str(plan[name]) for name in plan if name not in ("plugins", "config", "output")}
+        ingredients = {
+            "kind": "export of a recipe",
+            "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
+            **asked,
+            "config": hash_file(config) if config else "",
+            "builder": self.identity,
+        }
+        return self.exporting(label, ingredients, (*self.plugins, *([config] if config else [])))

@@ -1,0 +1,226 @@
+"""A point while it runs: its models are made and exported, compiled and checked, and measured beside each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cases import MAIN, Stage, Verdict
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.measuring.profiles.memory_profile import (
+    MEMORY_FILE,
+    MEMORY_ROLE,
+    MEMORY_WORKER,
+    memory_plan,
+    read_memory_profile,
+    write_memory_profile,
+)
+from iree_gauntlet.results import Result, shorten
+from iree_gauntlet.steps import Step, step_id
+from iree_gauntlet.toolchains.toolchain import BENCHMARK_MODULE
+from iree_gauntlet.torch_models import tracing
+from iree_gauntlet.torch_models.measuring_worker import ask, planned_command, worker_words
+from iree_gauntlet.torch_models.module_facts import ModuleFacts, prove, read_module_facts, shows
+from iree_gauntlet.torch_models.point_chain import TRACE, PointChain
+from iree_gauntlet.torch_models.point_check import check_variant
+from iree_gauntlet.torch_models.point_measurement import UNPROVEN, UNREAD, Measuring, PointMeasurement
+from iree_gauntlet.torch_models.point_record import MEASURED, SAME, VariantFigures
+from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER
+from iree_gauntlet.torch_models.torch_chain import Exporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.session import Session
+    from iree_gauntlet.engine.workbench import Workbench
+    from iree_gauntlet.torch_models.build_folder import Build
+    from iree_gauntlet.torch_models.configuration import Variant
+    from iree_gauntlet.torch_models.torch_chain import CompiledProgram
+
+
+@dataclass(slots=True)
+class PointSession:
+    """Performs the steps of a point.
+
+    Attributes:
+        chain: of the point.
+        session: what it runs in.
+        workbench: the caches and the IREE.
+        measuring: how it is measured.
+        results: the result of each step, by id: the engine's.
+    """
+
+    chain: PointChain
+    session: Session[Any]
+    workbench: Workbench
+    measuring: Measuring
+    results: Mapping[str, Result]
+    _exporter: Exporter = field(init=False)
+    _found: dict[str, VariantFigures] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._exporter = Exporter(self.session, self.workbench)
+
+    def performers(self) -> Mapping[Stage, Callable[[Step], Result]]:
+        """What executes each stage; import and compile are the engine's own."""
+        return {Stage.EXPORT: self._export, Stage.THRESHOLD: self._check, Stage.BENCHMARK: self._benchmark}
+
+    def phases(self) -> Sequence[Callable[[], Sequence[Step]]]:
+        """What there is to do, one after the other: each is planned when the one before has finished."""
+        return (self.chain.exports, self._modules, self._measured, self._profiles)
+
+    def tidy(self) -> None:
+        """Removes what only the point itself needed: weights, tensors and modules; logs, plans and traces stay."""
+        root = Path(self.chain.step(Stage.EXPORT).folder).parent
+        for pattern in ("*.npy", "*.onnx", "*.onnx.data", "*.irpa", "*.vmfb", "*.ireeprof"):
+            for path in root.rglob(pattern):
+                path.unlink(missing_ok=True)
+        code = Path(self.chain.step(Stage.BENCHMARK).folder) / "torch"
+        if code.is_dir():
+            shutil.rmtree(code)
+
+    def _export(self, step: Step) -> Result:
+        return self._exporter.perform(step, self.chain.plan(step.role))
+
+    def _modules(self) -> Sequence[Step]:
+        steps = self.chain.modules(self._exporter.hashes)
+        self._exporter.unshare(steps)
+        return steps
+
+    def _check(self, step: Step) -> Result:
+        variant = self._variant(step.role)
+        return check_variant(step, self.chain, variant, self._build(variant), self.session.processes)
+
+    def _measured(self) -> Sequence[Step]:
+        """The benchmark of all variants that are right, and whose modules show what their recipes promise."""
+        self._found = {variant.label: self._standing(variant) for variant in self.chain.point.variants}
+        facts = {
+            variant.label: found
+            for variant in self.chain.point.variants
+            if self._stands(variant) and (found := self._facts(variant)) is not None
+        }
+        for variant in self.chain.point.variants:
+            if variant.label in facts:
+                self._look(variant, facts[variant.label], facts.get(BASELINE))
+        return (self.chain.benchmark([variant for variant in self.chain.point.variants if self._stands(variant)]),)
+
+    def _stands(self, variant: Variant) -> bool:
+        return self._found[variant.label].status == MEASURED
+
+    def _standing(self, variant: Variant) -> VariantFigures:
+        """The result of the steps before: the first that did not pass says why there is nothing to measure."""
+        if variant.refusal:
+            return VariantFigures(status="skipped", reason=variant.refusal)
+        side = variant.side
+        roles = ((Stage.EXPORT, side), (Stage.IMPORT, side), (Stage.COMPILE, variant.label))
+        found = VariantFigures()
+        for stage, role in (*roles, (Stage.THRESHOLD, variant.label)):
+            result = self.results.get(step_id(self.chain.id, stage, role))
+            if result is None or result.verdict is not Verdict.PASSED:
+                found.status = "error" if result is None else str(result.verdict)
+                found.reason = f"{stage}: {result.reason if result else 'it did not run'}"
+                return found
+            if stage is Stage.COMPILE:
+                found.compile_s = float(result.statistics.get("tool_seconds", result.tool_seconds))
+            found.figures = result.statistics
+        return found
+
+    def _facts(self, variant: Variant) -> ModuleFacts | None:
+        """What its module shows; None where it cannot be read: then nothing is proven, and nothing measured."""
+        try:
+            return read_module_facts(self.chain.toolchain, self.chain.imported(variant), self.chain.module(variant))
+        except GauntletError as error:
+            known = self._found[variant.label]
+            known.status, known.reason = "error", shorten(f"{UNREAD}: {error.what}")
+            return None
+
+    def _look(self, variant: Variant, facts: ModuleFacts, baseline: ModuleFacts | None) -> None:
+        """Holds a module against what its recipe promises."""
+        known = self._found[variant.label]
+        known.module_bytes, known.parameter_bytes = facts.module_bytes, facts.stored_bytes
+        known.shows = shows(facts)
+        if variant.is_baseline:
+            return
+        if baseline is None:
+            known.notes.append("the baseline has no module, so that nothing shows what the recipe changes")
+            return
+        same = baseline.digest == facts.digest
+        if same and variant.quantization.recipe.kind == COMPILER and variant.sparsity is None:
+            known.status = SAME
+            known.reason = "the compiler makes the same module as for the baseline: the recipe changes nothing here"
+            return
+        problems = [
+            problem
+            for asked in filter(None, (variant.quantization, variant.sparsity))
+            for problem in prove(asked.recipe.proof, facts, baseline, self._build(variant).changed_bytes)
+        ]
+        if problems:
+            known.status = "failed"
+            known.reason = shorten(f"{UNPROVEN}: {'; '.join(problems)}")
+
+    def _benchmark(self, step: Step) -> Result:
+        if step.role == MAIN:
+            # Of the unchanged model, as every build of it says.
+            flops = next((build.flops for build in self._exporter.builds.values()), 0)
+            return PointMeasurement(
+                self.chain, self.session, self.measuring, self._exporter.builds, self._found, flops, self._began
+            ).run(step)
+        kind = TRACE if step.role.startswith(TRACE) else MEMORY_ROLE
+        variant = self._variant(step.role.removeprefix(kind))
+        compiled = self.chain.made(variant, self._build(variant))
+        processes = self.session.processes
+        if kind == MEMORY_ROLE:
+            return _profile_memory(step, self.chain, compiled, processes)
+        call_ms = float(self._found[variant.label].figures["call_ms"])
+        flags = self.workbench.flags_of(BENCHMARK_MODULE)
+        path, toolchain = Path(step.folder) / variant.label, self.chain.toolchain
+        traced = tracing.traced_step(step, self.chain, compiled)
+        made = tracing.trace(traced, tracing.VERBOSE, path, toolchain, processes, flags, call_ms=call_ms)
+        return Result(
+            Verdict.PASSED,
+            statistics={TRACE.rstrip("."): made.as_dict()},
+            notes=tuple(tracing.shown(made)),
+            tool_seconds=made.seconds,
+        )
+
+    def _build(self, variant: Variant) -> Build:
+        return self._exporter.builds[variant.side]
+
+    def _variant(self, label: str) -> Variant:
+        return next(variant for variant in self.chain.point.variants if variant.label == label)
+
+    def _profiles(self) -> Sequence[Step]:
+        model = self.chain.point.model
+        kinds = [kind for kind, wanted in ((TRACE, model.profiler), (MEMORY_ROLE, model.memory_profiler)) if wanted]
+        return tuple(
+            self.chain.profile(variant, kind)
+            for variant in self.chain.point.variants
+            if self._stands(variant)
+            for kind in kinds
+        )
+
+
+def _profile_memory(step: Step, chain: PointChain, compiled: CompiledProgram, processes: Processes) -> Result:
+    """The high-water mark of memory by phase; the series of samples is written next to the logs, for its plot."""
+    plan = memory_plan(compiled.plan([chain.device], 1))
+    answer = ask(step, processes, planned_command(step, worker_words(chain.toolchain, MEMORY_WORKER), plan))
+    step = replace(step, command=answer.command)
+    if answer.figures is None:
+        return processes.complete(step, answer.outcome, answer.failure)
+    try:
+        profile = read_memory_profile(answer.figures)
+    except GauntletError as error:
+        return processes.complete(step, answer.outcome, Result(Verdict.ERROR, shorten(error.what)))
+    write_memory_profile(profile, Path(step.folder) / MEMORY_FILE)
+    notes = profile.lines()
+    if importlib.util.find_spec("matplotlib") is None:
+        notes.append("no plot: matplotlib is not installed (pip install 'iree-gauntlet[plots]')")
+    statistics = {name: value for name, value in profile.as_dict().items() if name != "series"}
+    result = Result(Verdict.PASSED, statistics={"memory": statistics}, notes=tuple(notes))
+    return processes.complete(step, answer.outcome, result)

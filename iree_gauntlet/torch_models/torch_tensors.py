@@ -1,0 +1,118 @@
+"""Torch's tensors and weights: as arrays and files under IREE's names of element types, and in a data format."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from iree_gauntlet.torch_models.formats import DataFormat, round_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+# Element types in IREE's spelling. IREE's integers have no sign of their own.
+TYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "ui8",
+    torch.bool: "i1",
+}
+
+
+def type_name(tensor: Any) -> str:
+    """A tensor's element type in IREE's spelling; empty for one that IREE does not take."""
+    return TYPES.get(tensor.dtype, "")
+
+
+def array_of(tensor: Any) -> NDArray[Any]:
+    """A tensor's values; nothing is copied where it is contiguous."""
+    bits = tensor.detach().contiguous()
+    array: NDArray[Any] = (
+        bits.view(torch.int16).numpy().view(np.uint16) if bits.dtype == torch.bfloat16 else bits.numpy()
+    )
+    return array
+
+
+def tensor_of(array: NDArray[Any], name: str) -> Any:
+    """An array as a tensor of an element type; nothing is copied."""
+    if name == "bf16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def write_arrays(tensors: Sequence[Any], folder: Path, stem: str) -> list[dict[str, Any]]:
+    """Write tensors to `STEM_0.npy` and so on.
+
+    Returns:
+        The file, the type and the shape of each.
+    """
+    found = []
+    for index, tensor in enumerate(tensors):
+        name = f"{stem}_{index}.npy"
+        np.save(folder / name, array_of(tensor), allow_pickle=False)
+        found.append({"file": name, "type": type_name(tensor), "shape": list(tensor.shape)})
+    return found
+
+
+def convert(modules: Sequence[Any], form: DataFormat) -> float:
+    """Round the weights of modules to a data format, in place, and cast the modules to its element type.
+
+    Weights are all floating parameters, and the floating buffers that a module saves (`state_dict`), but for the
+    running statistics of normalisations: they are measured, not learnt, and a small variance that shares its exponent
+    with a large one would become zero. These, and tables that a module computes for itself, are cast alone.
+
+    Returns:
+        The root mean square of the rounding, as a share of that of the weights; 0 where there are none.
+    """
+    noise = power = 0.0
+    with torch.no_grad():
+        for weight in _weights(modules):
+            before = weight.detach().to(torch.float32).numpy()
+            after = round_weights(before, form)
+            with np.errstate(invalid="ignore"):
+                noise += float(np.sum(np.square(after - before), dtype=np.float64))
+            power += float(np.sum(np.square(before), dtype=np.float64))
+            weight.copy_(torch.from_numpy(after).reshape(weight.shape))
+    for module in modules:
+        module.to(getattr(torch, form.torch_type))
+    return math.sqrt(noise / power) if power else 0.0
+
+
+def cast(tensors: Sequence[Any], form: DataFormat) -> tuple[Any, ...]:
+    """Tensors with those of a float type in the element type of a data format; others stay."""
+    kind = getattr(torch, form.torch_type)
+    return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors)
+
+
+def shares_weights(one: Any, other: Any) -> bool:
+    """Whether two modules have a parameter or buffer in common."""
+    ours, theirs = ({id(tensor) for tensor in (*m.parameters(), *m.buffers())} for m in (one, other))
+    return bool(ours & theirs)
+
+
+def _weights(modules: Sequence[Any]) -> Iterator[Any]:
+    """Each weight once, however many modules have it."""
+    seen: set[int] = set()
+    for root in modules:
+        for module in root.modules():
+            saved = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001 - not to be had else
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # noqa: SLF001 - of all batch and instance norms
+                saved -= {"running_mean", "running_var"}
+            buffers = [module._buffers[name] for name in sorted(saved)]  # noqa: SLF001
+            for tensor in (*module.parameters(recurse=False), *buffers):
+                if tensor is not None and tensor.is_floating_point() and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor

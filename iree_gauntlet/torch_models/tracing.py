@@ -1,0 +1,400 @@
+"""A trace of a benchmark's program: `--trace light` and `--trace verbose`.
+
+A trace is a run of its own after the measured one, by the native `iree-benchmark-module` of the same toolchain, with
+the same module, parameters and inputs, under the runtime's profiler. Its times say what a call is made of; they are no
+evidence of how fast it is. Nothing here raises for what a tool does: where there is no trace, the reason takes its
+place, and the benchmark stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iree_gauntlet.cleaning import one_line
+from iree_gauntlet.document import Cell, Column, Kind, Table
+from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.processes.supervisor import shell_line
+from iree_gauntlet.engine.profiling import profile_dispatches
+from iree_gauntlet.errors import GauntletError
+from iree_gauntlet.figures import milliseconds
+from iree_gauntlet.measuring.profiles.dispatch_profile import dispatch_name
+from iree_gauntlet.measuring.profiles.perfetto import perfetto_trace
+from iree_gauntlet.results import shorten
+from iree_gauntlet.steps import Command, Step
+from iree_gauntlet.system.atomic import write_atomic
+from iree_gauntlet.torch_models.torch_chain import FUNCTION, CompiledProgram, TorchChain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.measuring.profiles.dispatch_profile import DispatchProfile
+    from iree_gauntlet.toolchains.flags import FlagSet
+    from iree_gauntlet.toolchains.toolchain import Toolchain
+    from iree_gauntlet.torch_models.build_folder import Array
+
+
+_COLUMNS = (
+    *(Column(title, Kind.NAME) for title in ("dispatch", "shape")),
+    *(Column(title, Kind.NUMBER) for title in ("a call", "ms a call", "share")),
+)
+_OUTSIDE = "outside of dispatches (scheduling, copies, waiting)"
+_LONGEST_NAME = 80
+_NS_PER_MS = 1e6
+# The first word of a name that gives sizes, `128x2x64` or `4xDxf32`, and the types behind it.
+_SHAPE = re.compile(r"(?:^|_)(?P<shape>(?:\d+|D)(?:x(?:\d+|D))*(?:x[a-z]+\d+\w*?)?(?:_[a-z]+\d+[^_]*)?)(?=_|$)")
+LIGHT = "light"
+VERBOSE = "verbose"
+_VIEWER = "https://ui.perfetto.dev"
+_PROFILE = "iree-profile"
+# Rows on the console; the files have all of them.
+_MOST_ROWS = 10
+# Element types that a .npy file has; all others have to be raw bytes.
+_NPY_TYPES = frozenset(
+    {"i1", "f16", "f32", "f64"} | {f"{sign}i{bits}" for sign in ("", "s", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """All dispatches of one function of a program.
+
+    Attributes:
+        name: as the compiler named it, `main$async_dispatch_12_matmul_256x256x256_f32`.
+        shape: sizes and types of its loops, as the name tells them (`256x256x256 f32`); empty where it tells none.
+        kind: `matmul`, `conv`, `elementwise` …
+        count: how often one call of the program dispatches it.
+        ns: what that takes in one call, ns: the median over the calls of the trace.
+        share: of the call's time, or of all dispatches' where that is not known.
+    """
+
+    name: str
+    shape: str
+    kind: str
+    count: int
+    ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTable:
+    """The dispatches of a program.
+
+    Attributes:
+        rows: the longest first.
+        calls: how often the program was called for it.
+        call_ns: wall time of a call under the profiler, ns, median; None where unknown.
+        on_device: the device's own clock timed the dispatches, not the host's.
+        notes: what a reader should know.
+    """
+
+    rows: tuple[TraceRow, ...]
+    calls: int
+    call_ns: int | None
+    on_device: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dispatched_ns(self) -> int:
+        """All dispatches of a call, ns; more than the call takes where some run side by side."""
+        return sum(row.ns for row in self.rows)
+
+    @property
+    def outside_ns(self) -> int | None:
+        """What is left of a call; negative where dispatches run side by side."""
+        return None if self.call_ns is None else self.call_ns - self.dispatched_ns
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal and for files; times in ns of one call."""
+        return {
+            "calls": self.calls,
+            "call_ns": self.call_ns,
+            "dispatched_ns": self.dispatched_ns,
+            "outside_ns": self.outside_ns,
+            "on_device": self.on_device,
+            "rows": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def trace_table(profile: DispatchProfile) -> TraceTable:
+    """The rows of a profile, in the order of their time; of the program where that is the same."""
+    whole = profile.elapsed_ns or profile.dispatched_ns
+    rows = [
+        TraceRow(
+            dispatch.name,
+            _split(dispatch.name)[1],
+            dispatch_name(dispatch.name).kind,
+            profile.per_invocation(dispatch),
+            dispatch.invocation_ns,
+            dispatch.invocation_ns / whole if whole else 0.0,
+        )
+        for dispatch in profile.dispatches
+    ]
+    rows.sort(key=lambda row: -row.ns)
+    return TraceTable(tuple(rows), profile.invocations, profile.elapsed_ns, profile.on_device, profile.notes)
+
+
+def table_lines(table: TraceTable, most: int | None = None) -> list[str]:
+    """The table as text in columns, below a line that sums it up.
+
+    Args:
+        table: what is shown.
+        most: so many rows, and one for all others; None for every row.
+    """
+    shown, others = table.rows[:most], table.rows[len(table.rows[:most]) :]
+    if len(others) == 1:
+        shown, others = table.rows, ()
+    cells: list[tuple[Cell, ...]] = []
+    for row in shown:
+        name, shape = _split(row.name)
+        cells.append((one_line(name, _LONGEST_NAME), shape or None, *_figures(table, row.ns, row.count)))
+    if others:
+        label = f"the other {len(others)} functions"
+        cells.append((label, "", *_figures(table, sum(row.ns for row in others), sum(row.count for row in others))))
+    if table.outside_ns is not None:
+        cells.append((_OUTSIDE, "", *_figures(table, table.outside_ns, "")))
+    return [
+        _headline(table),
+        *Table(_COLUMNS, tuple(cells)).lines,
+        *(f"note: {one_line(note)}" for note in _notes(table)),
+    ]
+
+
+def _headline(table: TraceTable) -> str:
+    count = sum(row.count for row in table.rows)
+    dispatches = f"{_ms(table.dispatched_ns)} ms in {count} dispatches of {len(table.rows)} functions"
+    clock = "device" if table.on_device else "host"
+    timed = f"medians of {table.calls} calls under the profiler, by the {clock}'s clock"
+    if table.call_ns is None:
+        return f"{dispatches} ({timed})"
+    return f"{_ms(table.call_ns)} ms a call, {dispatches} ({timed})"
+
+
+def _notes(table: TraceTable) -> tuple[str, ...]:
+    if table.outside_ns is not None and table.outside_ns < 0:
+        return (*table.notes, "dispatches run side by side: together they take longer than the call")
+    return table.notes
+
+
+def _figures(table: TraceTable, ns: int, count: Cell) -> tuple[Cell, ...]:
+    whole = table.call_ns or table.dispatched_ns
+    return (count, _ms(ns), f"{100 * ns / whole:.1f} %" if whole and ns >= 0 else None)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A name without its sizes and types, and these: `…_dispatch_12_matmul` and `256x256x256 f32`."""
+    work = dispatch_name(name).work
+    match = _SHAPE.search(work)
+    if match is None or work == name:
+        return name, ""
+    rest = work[: match.start()] + work[match.end() :]
+    head = name.removesuffix(work)
+    return (head + rest) if rest else head.removesuffix("_"), match["shape"].replace("_", " ")
+
+
+def _ms(ns: int) -> str:
+    return milliseconds(ns / _NS_PER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What came of tracing a program.
+
+    Attributes:
+        name: of the program: `main`, `prefill`, `decode`.
+        level: `light` or `verbose`.
+        table: None where there is no trace.
+        reason: why there is none, or no file for Perfetto; empty where all is there that was asked for.
+        files: what was written, by role: `table` (text), `data` (the same as JSON), `perfetto`, `profile`.
+        commands: what was started, as a person would type it.
+        seconds: wall time inside the tools.
+        log: path of the log of the last tool, relative to the run's folder; empty where none was started.
+    """
+
+    name: str
+    level: str
+    table: TraceTable | None
+    reason: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    seconds: float = 0.0
+    log: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the journal, the file of results and the trace's own; times in ns of one call."""
+        return {
+            "program": self.name,
+            "level": self.level,
+            "reason": self.reason,
+            **({} if self.table is None else self.table.as_dict()),
+            "files": dict(self.files),
+            "commands": list(self.commands),
+            "seconds": self.seconds,
+            "log": self.log,
+        }
+
+
+def benchmark_command(tool: str, folder: Path, compiled: CompiledProgram, device: str) -> Command:
+    """`iree-benchmark-module` for a program of a model.
+
+    Inputs whose type a .npy file lacks (bf16) are written to `folder` as raw bytes: given a .npy file for them, the
+    tool takes its header for values.
+
+    Args:
+        tool: path of the native program.
+        folder: where the command runs; made where it is missing.
+        compiled: what is run.
+        device: the runtime's name of it.
+
+    Raises:
+        GauntletError: an input cannot be read, or not be written.
+    """
+    inputs = compiled.program.inputs
+    words = (
+        tool,
+        f"--device={device}",
+        f"--module={compiled.module}",
+        f"--parameters=model={compiled.parameters}",
+        f"--function={FUNCTION}",
+        *(f"--input={_input_text(compiled.exported / item.file, item, folder)}" for item in inputs),
+    )
+    return Command(words, str(folder))
+
+
+def traced_step(step: Step, chain: TorchChain, compiled: CompiledProgram) -> Step:
+    """A step that runs a program in its folder as `trace` takes it.
+
+    Raises:
+        GauntletError: an input cannot be read, or not be written.
+    """
+    command = benchmark_command(chain.toolchain.runtime.benchmark_module, Path(step.folder), compiled, chain.device)
+    return replace(step, command=replace(command, env=chain.env))
+
+
+def trace(
+    step: Step,
+    level: str,
+    path: Path,
+    toolchain: Toolchain,
+    processes: Processes,
+    known: FlagSet,
+    *,
+    call_ms: float | None = None,
+) -> Trace:
+    """Runs a program under the profiler and writes what it is made of.
+
+    The caller sees to it that the machine and the device are quiet. The tools' files go into the step's folder.
+
+    Args:
+        step: with the command of `benchmark_command`; gives folder and time limit, for each tool.
+        level: `light` or `verbose`.
+        path: where `.trace.txt`, `.trace.json` and `.perfetto.json` are written; its last part is the program's
+            name. Its folder is made where it is missing.
+        toolchain: whose runtime it is.
+        processes: starts the tools.
+        known: the flags of its `iree-benchmark-module`.
+        call_ms: what a call takes, to choose how many there are (5 to 100); 5 where not known.
+
+    Raises:
+        ValueError: another level.
+    """
+    if level not in (LIGHT, VERBOSE):
+        raise ValueError(f"{level!r} is no level of a trace")
+    folder, name = path.parent, path.name
+    prefix = f"{name}.profile."
+    profiling = profile_dispatches(step, toolchain, processes, known, invocation_ms=call_ms, name=prefix)
+    table = None if profiling.profile is None else trace_table(profiling.profile)
+    made = Trace(name, level, table, profiling.reason, (), profiling.commands, profiling.seconds, profiling.log)
+    if table is None:
+        return made
+    bundle = Path(step.folder) / f"{prefix}ireeprof"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text, data = folder / f"{name}.trace.txt", folder / f"{name}.trace.json"
+        files = (("table", str(text)), ("data", str(data)), ("profile", str(bundle)))
+        made = replace(made, files=files)
+        if level == VERBOSE:
+            made = _with_perfetto(made, bundle, folder / f"{name}.perfetto.json", step, toolchain, processes)
+        write_atomic(text, "\n".join([*_headed(made, table_lines(table)), ""]))
+        write_atomic(data, json.dumps(made.as_dict(), indent=2) + "\n")
+    except OSError as error:
+        return replace(made, reason=_cannot_write(error), files=())
+    return made
+
+
+def shown(trace: Trace) -> list[str]:
+    """A trace on the console: the ten functions that take longest, and one line for all others."""
+    if trace.table is None:
+        return [f"no trace of {trace.name}: {one_line(trace.reason)}"]
+    lines = _headed(trace, table_lines(trace.table, _MOST_ROWS))
+    files = dict(trace.files)
+    if "table" in files:
+        lines.append(f"all functions: {files['table']}")
+    if "perfetto" in files:
+        lines.append(f"for {_VIEWER}: {files['perfetto']}")
+    return lines
+
+
+def _headed(trace: Trace, lines: Sequence[str]) -> list[str]:
+    first, *others = lines
+    lacking = [f"note: {one_line(trace.reason)}"] if trace.reason else []
+    return [f"trace of {trace.name}: {first}", *others, *lacking]
+
+
+def _with_perfetto(
+    made: Trace, bundle: Path, file: Path, step: Step, toolchain: Toolchain, processes: Processes
+) -> Trace:
+    """The trace with a file for Perfetto, or with the reason why there is none."""
+    assert step.command is not None, "it was profiled"
+    tool = Path(toolchain.runtime.benchmark_module).with_name(_PROFILE)
+    rows = bundle.with_suffix(".ireeperf.jsonl")
+    rows.unlink(missing_ok=True)
+    argv = (str(tool), "export", "--format=ireeperf-jsonl", f"--output={rows}", str(bundle))
+    command = Command(argv, step.command.cwd, step.command.env)
+    prefix = f"{made.name}.profile.export."
+    device = next((word.partition("=")[2] for word in step.command.argv if word.startswith("--device=")), "")
+    try:
+        outcome = processes.run(step, command, name=prefix)
+        made = replace(
+            made,
+            commands=(*made.commands, shell_line(command)),
+            seconds=made.seconds + outcome.seconds,
+            log=processes.log(step, f"{prefix}stderr.txt"),
+        )
+        if outcome.cancelled:
+            return replace(made, reason=f"no file for Perfetto: {_PROFILE} was interrupted")
+        if outcome.exit_code != 0:
+            ended = after_process(step, outcome, processes.error_lines(step, prefix), tool=_PROFILE)
+            return replace(made, reason=f"no file for Perfetto: {ended.reason}")
+        with rows.open(encoding="utf-8") as lines_of_rows:
+            document = perfetto_trace(lines_of_rows, device)
+    except GauntletError as error:
+        return replace(made, reason=shorten(f"no file for Perfetto: {error.what}"))
+    write_atomic(file, json.dumps(document, separators=(",", ":")) + "\n")
+    return replace(made, files=(*made.files, ("perfetto", str(file))))
+
+
+def _cannot_write(error: OSError) -> str:
+    return shorten(f"{error.filename}: {error.strerror or error}")
+
+
+def _input_text(file: Path, item: Array, folder: Path) -> str:
+    """What stands behind `--input=`."""
+    if item.type in _NPY_TYPES:
+        return f"@{file}"
+    from iree_gauntlet.measuring.numerics.arrays import read_npy  # noqa: PLC0415 - brings NumPy
+
+    raw = folder / f"{file.stem}.bin"
+    content = read_npy(file).array.tobytes()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(raw, content)
+    except OSError as error:
+        raise GauntletError(f"an input of {item.type} cannot be written as bytes: {_cannot_write(error)}") from error
+    shape = "".join(f"{size}x" for size in item.shape)
+    return f"{shape}{item.type}=@{raw}"
