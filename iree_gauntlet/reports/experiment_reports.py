@@ -74,6 +74,8 @@ class ConsolePresenter:
             self.line(f"{reports.headline}; reports in {shown(folder)}")
         else:
             reports.print(shown(folder), self._output.stream, environ=os.environ)
+            for command in reports.commands(os.environ):
+                self.line(command)
         if self._output.lost:
             lost = f"standard output: {self._output.lost}; the run went on, see {shown(folder)}"
             sys.stderr.write(f"warning: {lost}\n")
