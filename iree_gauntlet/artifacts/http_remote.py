@@ -10,6 +10,7 @@ import binascii
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -101,10 +102,10 @@ class HttpRemote:
             self._resolved = resolved
 
 
+@dataclass(frozen=True, slots=True)
 class _HttpConnection:
-    def __init__(self, remote: HttpRemote, session: requests.Session) -> None:
-        self._remote = remote
-        self._session = session
+    _remote: HttpRemote
+    _session: requests.Session
 
     @contextmanager
     def open(self, start: int, stop: int | None, version: str) -> Iterator[Body]:

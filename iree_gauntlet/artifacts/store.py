@@ -249,7 +249,7 @@ class LearntHashes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read: tuple[tuple[int, int, int] | None, Registry] = (None, Registry(path))
+        self._read = functools.lru_cache(maxsize=1)(lambda _state: Registry.read(path))
 
     def registry(self) -> Registry:
         """As the file has it now; empty where there is none."""
@@ -257,12 +257,7 @@ class LearntHashes:
             status = self.path.stat()
         except OSError:
             return Registry(self.path)
-        state = (status.st_size, status.st_mtime_ns, status.st_ino)
-        seen, registry = self._read  # one tuple, so that threads never see halves
-        if state != seen:
-            registry = Registry.read(self.path)
-            self._read = (state, registry)
-        return registry
+        return self._read((status.st_size, status.st_mtime_ns, status.st_ino))
 
     def add(self, entry: Entry, lock: Path, progress: Progress) -> bool:
         """Add an entry; False where the cache is read-only and keeps nothing."""

@@ -49,26 +49,26 @@ class FoundTest:
     markers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
 class ModelTestSuite:
     """The tests below a folder.
 
-    Args:
+    Attributes:
         folder: where they are.
         modules: where module definitions are; None for that folder, or the one above it.
         external: where files without a URL are; None for `test_suite_files` there.
         artifacts: a folder below the tests', perhaps, that holds none.
     """
 
-    def __init__(self, folder: Path, modules: Path | None, external: Path | None, artifacts: Path) -> None:
-        self.folder = folder
-        self._modules = modules
-        self._external = external
-        self._artifacts = artifacts
+    folder: Path
+    modules: Path | None
+    external: Path | None
+    artifacts: Path
 
     @cached_property
     def tests(self) -> dict[Path, FoundTest]:
         """The tests by file, in order."""
-        specs = read_torch_specs(self.folder, self._external, self._modules, without=self._artifacts)
+        specs = read_torch_specs(self.folder, self.external, self.modules, without=self.artifacts)
         modules = TorchModules(specs)
         targets = [Target(family) for family in FAMILIES]
         found: dict[Path, FoundTest] = {}

@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,10 +96,11 @@ def environment_tag() -> str:
     return f"py{sys.version_info.major}.{sys.version_info.minor}-{system}"
 
 
+@dataclass(frozen=True, slots=True)
 class Environments:
     """The environments of a cache.
 
-    Args:
+    Attributes:
         folder: where they lie; made when the first one is.
         installer: what installs.
         offline: nothing is installed.
@@ -107,20 +108,12 @@ class Environments:
         news: receives a line for each thing that takes long.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        installer: Installer,
-        *,
-        offline: bool,
-        use: Callable[[Path], None],
-        news: Callable[[str], None],
-    ) -> None:
-        self.folder = folder
-        self.installer = installer
-        self.offline = offline
-        self._use = use
-        self._news = news
+    folder: Path
+    installer: Installer
+    _: KW_ONLY
+    offline: bool
+    use: Callable[[Path], None]
+    news: Callable[[str], None]
 
     def path_of(self, label: str) -> Path:
         """Where the environment of a label lies, if it is there."""
@@ -129,7 +122,7 @@ class Environments:
     def find(self, label: str) -> Environment | None:
         """The environment of a label; None where there is no whole one. It is in use from now on."""
         path = self.path_of(label)
-        self._use(path)
+        self.use(path)
         found, _ = inspect(path)
         if found is not None:
             _touch(path / SEAL, found.last_use)
@@ -158,7 +151,7 @@ class Environments:
                 if (found := self.find(recipe.label)) is not None:
                     return found
                 if path.exists():
-                    self._news(f"{path} {why}: it is made again")
+                    self.news(f"{path} {why}: it is made again")
                 self._make(recipe, path, held)
         found, why = inspect(path)
         if found is None:
@@ -190,7 +183,7 @@ class Environments:
         """Hold the lock of an environment; its descriptor."""
 
         def waiting(seconds: float) -> None:
-            self._news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
+            self.news(f"waiting for another process that installs IREE {label} ({seconds:.0f} s so far)")
 
         return file_lock(self.folder / f".{self.path_of(label).name}.lock", waiting)
 
@@ -202,7 +195,7 @@ class Environments:
         started = time.monotonic()
 
         def news(text: str) -> None:
-            self._news(f"IREE {recipe.label}: {text}")
+            self.news(f"IREE {recipe.label}: {text}")
 
         news(f"installing with uv into {path}")
         try:
