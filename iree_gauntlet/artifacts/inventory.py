@@ -75,6 +75,21 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """The hash that an artifact must have.
+
+    Attributes:
+        source: "registry" or "lock".
+        entry: what it says.
+        path: the file that says so.
+    """
+
+    source: str
+    entry: Entry
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Pins:
     """The hashes that artifacts must have.
 
@@ -86,12 +101,12 @@ class Pins:
     registry: Registry
     learnt: Registry
 
-    def of(self, name: str) -> tuple[str, Entry | None]:
-        """Which of the two knows a name ("registry", "lock" or empty), and what it says."""
-        if entry := self.registry.get(name):
-            return "registry", entry
-        entry = self.learnt.get(name)
-        return ("lock", entry) if entry else ("", None)
+    def of(self, name: str) -> Pin | None:
+        """What is known of a name; None where neither of the two knows it."""
+        for source, registry in (("registry", self.registry), ("lock", self.learnt)):
+            if entry := registry.get(name):
+                return Pin(source, entry, registry.path)
+        return None
 
 
 def take_inventory(root: Path, pins: Pins) -> list[Item]:
@@ -145,7 +160,7 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
         if entry.name.startswith("."):  # no URL has such a name: what a killed writer has left
             yield _whole(root, path, ItemKind.OTHER)
             continue
-        used = verified.last_use(path)
+        used, pin = verified.last_use(path), pins.of(name)
         yield Item(
             kind=ItemKind.ARTIFACT,
             path=f"artifacts/{name}",
@@ -153,7 +168,7 @@ def _artifacts(root: Path, verified: VerifiedHashes, pins: Pins) -> Iterator[Ite
             bytes=_on_disk(status),
             shared_bytes=_on_disk(status) if status.st_nlink > 1 else 0,
             last_use=status.st_mtime if used is None else used,
-            pin=pins.of(name)[0],
+            pin=pin.source if pin else "",
             verified=bool(verified.known(path)),
         )
 

@@ -203,7 +203,7 @@ class ModelTest(_TestOfFile):
             self.add_own_marker(marker)
 
     def setup(self) -> None:
-        """Fetch, import, compile and make up weights, as far as nobody has yet.
+        """Fetch, import, compile and make synthetic weights, as far as this was not done yet.
 
         Raises:
             StepError: something else than the compiler kept the test from running.

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from iree_gauntlet.errors import ToolchainError
+from iree_gauntlet.system.atomic import write_atomic
 from iree_gauntlet.system.file_lock import file_lock
 from iree_gauntlet.toolchains.installed import COMPILER_WHEEL, RUNTIME_WHEEL, find_wheel, site_packages_of
 
@@ -289,11 +290,8 @@ def _seal(path: Path, recipe: Recipe) -> None:
                 if not file.is_symlink():
                     files[file.relative_to(path).as_posix()] = file.stat().st_size
     document = {"format": _FORMAT, **asdict(recipe), "installer": "uv", "files": files}
-    with (path / SEAL).open("w", encoding="utf-8") as file_object:
-        json.dump(document, file_object)
-        file_object.flush()
-        # Large files that a crash of the machine would cut are seen by their sizes.
-        os.fsync(file_object.fileno())
+    # Large files that a crash of the machine would cut are seen by their sizes.
+    write_atomic(path / SEAL, json.dumps(document))
 
 
 def _touch(seal: Path, last_use: float) -> None:

@@ -289,10 +289,9 @@ class _Import:
         if file.kind is PackedKind.MODULE:
             wanted = self.modules.lookup(file.name).entry is None
         else:
-            kind, pin = self.place.pins.of(file.name)
-            if pin is not None and pin.sha256 != file.sha256:
-                path = (self.place.pins.registry if kind == "registry" else self.place.pins.learnt).path
-                said = f"{file.url}: the archive has sha256 {file.sha256}, {path} says {pin.sha256}"
+            pin = self.place.pins.of(file.name)
+            if pin is not None and pin.entry.sha256 != file.sha256:
+                said = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.entry.sha256}"
                 self.problems.append(f"{said}; nothing was replaced")
                 return False
             wanted = self.store.verified.known(self.store.path(file.url)) != file.sha256

@@ -189,10 +189,9 @@ def _check_artifact(
     path: Path, item: Item, pins: Pins, verified: VerifiedHashes, read: Callable[[int], None]
 ) -> Finding:
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
-    source, entry = pins.of(item.name)
-    expected = entry.sha256 if entry else verified.last(path)
-    said_by = str((pins.registry if source == "registry" else pins.learnt).path) if source else "when it was fetched"
-    url = url_of(item.name, entry)
+    pin = pins.of(item.name)
+    expected = pin.entry.sha256 if pin else verified.last(path)
+    url = url_of(item.name, pin.entry if pin else None)
     for _ in range(2):
         try:
             before = path.stat()
@@ -210,7 +209,7 @@ def _check_artifact(
         return Finding(item, Condition.UNKNOWN, "no record says what it should be", url)
     if sha256 != expected:
         verified.doubt(path)
-        what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({said_by})"
+        what = f"sha256 {sha256[:12]}…, not {expected[:12]}… ({pin.path if pin else 'when it was fetched'})"
         return Finding(item, Condition.DAMAGED, what, url)
     if verified.known(path) != sha256 and unchanged and time.time() - after.st_mtime > _SETTLED_SECONDS:
         verified.remember(path, sha256)
