@@ -271,7 +271,7 @@ def _checked(
 
 
 def _linking(data: Path) -> Callable[[Path], None]:
-    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses nothing of it."""
+    """Gives Pooch a file that stays where it is, so that a kill while it is checked loses none of it."""
 
     def write(path: Path) -> None:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Everything that lies in a cache, by names, sizes and times alone: no content is hashed.
+"""Everything in a cache, by names, sizes and times alone: no content is hashed.
 
 A module's size and name are those of its `entry.json`, whose modification time is its last use; an artifact's
 last use is the time of its stamp, see `hashing`. Sizes are what the files take on the disk, so that the holes of
@@ -57,7 +57,7 @@ class Item:
         pin: "registry", "lock", or empty.
         verified: whether its hash is known and it has not changed since; None where nothing is hashed.
         present: bytes of a download that have arrived.
-        total: bytes that it will have; None where nobody knows.
+        total: bytes that it will have; None where that is unknown.
         key: of a module.
     """
 

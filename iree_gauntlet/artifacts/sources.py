@@ -69,7 +69,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file of the user's, used where it lies."""
+    """A file of the user's, used where it is."""
 
     url: str
     path: Path

@@ -84,7 +84,7 @@ class ArtifactStore:
         self._located = functools.lru_cache(maxsize=16)(self._locate)
 
     def path(self, url: str) -> Path:
-        """Where the file lies or will lie; decided from the URL alone.
+        """Where the file is or will be; decided from the URL alone.
 
         Raises:
             ArtifactError: if the URL is malformed or of an unknown scheme.
@@ -92,7 +92,7 @@ class ArtifactStore:
         return self._located(url)[1]
 
     def known_hash(self, url: str) -> str:
-        """SHA-256 that the file has or must have; empty where nobody knows yet. Reads no artifact.
+        """SHA-256 that the file has or must have; empty where it is not known yet. Reads no artifact.
 
         Raises:
             ArtifactError: if the URL or the lock file is malformed.
@@ -142,7 +142,7 @@ class ArtifactStore:
 
         Args:
             url: what it is the file of.
-            temporary: where it lies, on the store's file system; taken from there.
+            temporary: where it is, on the store's file system; taken from there.
             sha256: what the caller has found it to be.
             progress: receives a note of a new hash.
 
@@ -204,7 +204,7 @@ class ArtifactStore:
             return self._make(source, path, progress), False
 
     def _usable(self, source: MadeSource, path: Path, progress: Progress) -> str:
-        """SHA-256 of the file that lies there; empty where there is none, or one that must go."""
+        """SHA-256 of the file that is there; empty where there is none, or one that must go."""
         if not path.is_file():
             return ""
         pin = self._pin(source)

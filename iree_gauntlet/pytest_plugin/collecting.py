@@ -144,13 +144,13 @@ class _TestOfFile(pytest.Item):
         return self.path, 0, self.name.removesuffix(".json")
 
     def add_own_marker(self, marker: str) -> None:
-        """Registered first: a suite's markers are nobody's misspelt ones, also with --strict-markers."""
+        """Add a marker that is registered first: with --strict-markers, a suite's markers are no spelling mistakes."""
         self.config.addinivalue_line("markers", f"{marker}: of model tests")
         self.add_marker(marker)
 
 
 class UnreadableTest(_TestOfFile):
-    """A file that cannot be used: an error where it is selected, and of nobody else.
+    """A file that cannot be used: an error where it is selected, and only there.
 
     Attributes:
         what: everything that is wrong with it.

@@ -77,7 +77,7 @@ _IREES = Option(
         _IREES,
         *(replace(option, help=f"{option.help[:-1]}: the same in all runs.") for option in _SIDES),
         *_running(
-            # What failed lies in one run; a matrix has several.
+            # What failed is known of one run; a matrix has several.
             *(option.name for option in RUNNING if option.name != "last_failed"),
             fail_fast="Stop at the first failure, and after the first IREE that fails.",
             resume="Continue the newest matrix (or --run-dir): finished IREEs stay, the one that was killed continues.",

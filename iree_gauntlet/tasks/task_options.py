@@ -154,7 +154,7 @@ def ended() -> Iterator[End]:
         sys.stderr.write("interrupted\n")
         end.code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, and nobody to say it to.
+        # The reader of our output went away (`| head`): nothing is left to be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end.code = ExitCode.OK
     sys.stdout.flush()

@@ -6,7 +6,7 @@
 
 An environment is made aside and renamed when it is whole. What breaks when a virtual environment is moved are
 the scripts in `bin`, which name their interpreter by its path: they are left out. `bin/python` finds its
-packages from where it lies, and IREE's native programs find their libraries from where they lie.
+packages from where it is, and IREE's native programs find their libraries from where they are.
 
 The last thing that is written into it is its seal: what is in it, with sizes. An environment with another
 seal, without one, or with files missing or of another size is no environment: it is made again.
@@ -102,10 +102,10 @@ class Environments:
     """The environments of a cache.
 
     Attributes:
-        folder: where they lie; made when the first one is.
+        folder: where they are; made with the first one.
         installer: what installs.
         offline: nothing is installed.
-        use: called with an environment's folder before it is looked for, so that nobody removes it.
+        use: called with an environment's folder before it is looked for, so that it is not removed.
         news: receives a line for each thing that takes long.
     """
 
@@ -117,7 +117,7 @@ class Environments:
     news: Callable[[str], None]
 
     def path_of(self, label: str) -> Path:
-        """Where the environment of a label lies, if it is there."""
+        """Where the environment of a label is, if it is there."""
         return self.folder / f"{label}-{environment_tag()}"
 
     def find(self, label: str) -> Environment | None:
@@ -172,7 +172,7 @@ class Environments:
         return sorted(Version(found.label) for path, found in whole if path == self.path_of(found.label))
 
     def remove(self, path: Path, label: str) -> None:
-        """Delete an environment; the caller has made sure that nobody uses it.
+        """Delete an environment; the caller has made sure that it is not in use.
 
         Raises:
             ToolchainError: it cannot be deleted.

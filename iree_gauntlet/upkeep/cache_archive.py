@@ -321,7 +321,7 @@ class _Import:
                 self.store.adopt(file.url, temporary, file.sha256, Progress())
             except ArtifactError as error:
                 return error.what
-            # Another file, of a hash that nobody has pinned, may have been there.
+            # Another file, of a hash that is not pinned, may have been there.
             held = self.store.known_hash(file.url)
             return "" if held == file.sha256 else f"{file.url}: the cache has one of sha256 {held}, which was kept"
         finally:

@@ -120,7 +120,7 @@ class Collection:
 
     Attributes:
         goes: in the order of going.
-        spared: what would go if nobody used it.
+        spared: what would go if it were not in use.
         before: bytes of the cache.
         after: bytes of the cache without what goes.
     """
@@ -218,7 +218,7 @@ def collect(root: Path, planned: Iterable[Item], leases: Leases) -> list[Item]:
 
 
 def leftovers(root: Path, leases: Leases, now: float) -> list[Path]:
-    """What the dead have left: files and folders that nobody will ever read again."""
+    """What dead processes have left: files and folders that will never be read again."""
     found = [*leases.dead(), *VerifiedHashes(root / "verified").gone()]
     for path in _candidates(root):
         age = now - _changed(path)
@@ -269,7 +269,7 @@ def _take(root: Path, item: Item, aside: Path) -> bool:
 
 @contextlib.contextmanager
 def _unfetched(root: Path, item: Item) -> Iterator[bool]:
-    """Whether nobody fetches it; nobody begins to meanwhile."""
+    """Whether no process fetches it; none begins to meanwhile."""
     lock = _lock(root, item)
     descriptor = lock_or_none(lock)
     try:

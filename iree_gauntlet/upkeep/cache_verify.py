@@ -175,7 +175,7 @@ class Finding:
     Attributes:
         item: what was checked.
         condition: what it is in.
-        what: what is wrong with it, or why nobody knows; empty where it is good.
+        what: what is wrong with it, or why that is unknown; empty where it is good.
         url: of an artifact, as far as it is known.
     """
 
