@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +116,8 @@ class Arrivals:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             shutil.rmtree(folder / "checking", ignore_errors=True)
-            _remove_empty(folder)
+            with suppress(OSError):  # there is something to resume
+                folder.rmdir()
 
     def _made(
         self, source: PypiSource | RandomSource, folder: Path, expected: Expected | None, progress: Progress
@@ -310,10 +311,3 @@ def _as_one(url: str, failures: list[ArtifactError]) -> ArtifactError:
     last = failures[-1]
     others = [f"Before: {error.what}" for error in failures[:-1]]
     return ArtifactError(url, last.what, "\n  ".join([last.hint, *others])) if others else last
-
-
-def _remove_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return  # there is something to resume

@@ -21,7 +21,7 @@ import secrets
 import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,8 +210,7 @@ class Environments:
             self._discard(path)
             making.rename(path)
         finally:
-            if making.exists():
-                shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(making, ignore_errors=True)
         news(f"installed in {time.monotonic() - started:.0f} s")
 
     def _discard(self, path: Path) -> None:
@@ -296,10 +295,8 @@ def _seal(path: Path, recipe: Recipe) -> None:
 
 def _touch(seal: Path, last_use: float) -> None:
     if time.time() - last_use > _USE_SECONDS:
-        try:
+        with suppress(PermissionError):  # another user's, or read-only: it is used all the same
             os.utime(seal)
-        except PermissionError:
-            return  # another user's, or read-only: it is used all the same
 
 
 def _python_in(path: Path) -> Path:
