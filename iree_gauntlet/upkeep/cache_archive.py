@@ -290,8 +290,8 @@ class _Import:
             wanted = self.modules.lookup(file.name).entry is None
         else:
             pin = self.place.pins.of(file.name)
-            if pin is not None and pin.entry.sha256 != file.sha256:
-                said = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.entry.sha256}"
+            if pin is not None and pin.sha256 != file.sha256:
+                said = f"{file.url}: the archive has sha256 {file.sha256}, {pin.path} says {pin.sha256}"
                 self.problems.append(f"{said}; nothing was replaced")
                 return False
             wanted = self.store.verified.known(self.store.path(file.url)) != file.sha256

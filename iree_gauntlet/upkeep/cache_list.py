@@ -116,7 +116,7 @@ def _tell_where(place: CachePlace, url: str, name: str, source: Source, *, as_js
         state = "present, verified" if verified else "present, not verified yet: its next use will"
     lines = [state]
     if pin:
-        lines.append(f"pinned: sha256 {pin.entry.sha256} in {pin.path}")
+        lines.append(f"pinned: sha256 {pin.sha256} in {pin.path}")
     elif isinstance(source, FileSource | RandomSource):
         lines.append("needs no pin")
     else:

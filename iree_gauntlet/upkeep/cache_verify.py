@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.artifacts.hashing import VerifiedHashes, hash_watched
-from iree_gauntlet.artifacts.inventory import Item, ItemKind, Pins, take_inventory, url_of
+from iree_gauntlet.artifacts.inventory import Item, ItemKind, take_inventory, url_of
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
 from iree_gauntlet.engine.modules.module_entry import ENTRY_FILE, DamageError, open_sealed
 from iree_gauntlet.errors import ExitCode, GauntletError
@@ -30,6 +30,7 @@ from iree_gauntlet.upkeep.cache_place import CachePlace, open_cache, refusals_ex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from iree_gauntlet.artifacts.registry_file import Pins
     from iree_gauntlet.reports.live.painter import Painter
     from iree_gauntlet.upkeep.upkeep_requests import VerifyRequest
 
@@ -190,8 +191,8 @@ def _check_artifact(
 ) -> Finding:
     """Hash an artifact. A damaged one is remembered to be in doubt, so that its next use notices, too."""
     pin = pins.of(item.name)
-    expected = pin.entry.sha256 if pin else verified.last(path)
-    url = url_of(item.name, pin.entry if pin else None)
+    expected = pin.sha256 if pin else verified.last(path)
+    url = url_of(item.name, pin.url if pin else "")
     for _ in range(2):
         try:
             before = path.stat()
