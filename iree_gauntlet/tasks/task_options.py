@@ -28,6 +28,8 @@ from iree_gauntlet.requests import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from iree_gauntlet.progress import Presenter
+
 
 SELECTION = options_of(SelectionRequest)
 
@@ -128,6 +130,13 @@ def gauntlet_task(
         return made
 
     return decorate
+
+
+def console_presenter() -> Presenter:
+    """Shows runs on standard output; brings the reports, for which `--list` must not wait."""
+    from iree_gauntlet.reports.presenting import ConsolePresenter  # noqa: PLC0415
+
+    return ConsolePresenter(sys.stdout)
 
 
 @dataclass
