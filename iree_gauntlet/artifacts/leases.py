@@ -84,9 +84,8 @@ class Leases:
     def in_use(self) -> set[str]:
         """Paths, relative to the cache, that living processes use; lease files of the dead are removed."""
         found: set[str] = set()
-        for file in self._files():
-            descriptor = lock_or_none(file, shared=True)
-            if descriptor is None:
+        for file, lives in self._leases():
+            if lives:
                 found.update(_lines(file))
                 continue
             try:
@@ -94,8 +93,6 @@ class Leases:
             except OSError as error:
                 if error.errno not in _DENIED:  # another user's
                     raise
-            finally:
-                _close(descriptor)
         return found
 
     @contextmanager
@@ -123,16 +120,16 @@ class Leases:
 
     def dead(self) -> list[Path]:
         """Lease files of processes that have ended; nothing is removed."""
-        found = []
-        for file in self._files():
-            descriptor = lock_or_none(file, shared=True)
-            if descriptor is not None:
-                _close(descriptor)
-                found.append(file)
-        return found
+        return [file for file, lives in self._leases() if not lives]
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.txt"))
+    def _leases(self) -> Iterator[tuple[Path, bool]]:
+        """Every lease file, and whether its process lives; that of a dead one is locked until the next is asked for."""
+        for file in sorted(self._folder.glob("*.txt")):
+            descriptor = lock_or_none(file, shared=True)
+            try:
+                yield file, descriptor is None
+            finally:
+                _close(-1 if descriptor is None else descriptor)
 
     def _relative(self, path: Path) -> str:
         """The path as it stands in lease files; empty for one outside of the cache."""
