@@ -32,12 +32,12 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from uv import find_uv_bin
 
 from iree_gauntlet.artifacts.publishing import disk_errors, locked, publish, require_space
-from iree_gauntlet.artifacts.sources import PypiSource, normalized_distribution
 from iree_gauntlet.errors import ArtifactError
 from iree_gauntlet.figures import byte_size
 from iree_gauntlet.system.short_process import last_words, run_short
 
 if TYPE_CHECKING:
+    from iree_gauntlet.artifacts.sources import PypiSource
     from iree_gauntlet.progress import Progress
 
 
@@ -111,7 +111,7 @@ class Wheels:
             except InvalidWheelFilename:
                 continue
             supported = supported or frozenset(sys_tags())
-            if normalized_distribution(name) == source.distribution and tags & supported:
+            if name == source.distribution and tags & supported:
                 return wheel
         return None
 

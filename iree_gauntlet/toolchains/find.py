@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from iree_gauntlet.errors import NoSuchToolchainError, ToolchainError, UsageError
 from iree_gauntlet.toolchains.build_tree import BuildTree, compiler_of, runtime_of
@@ -298,9 +298,8 @@ def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         except InvalidWheelFilename:
             others.append(path.name)
             continue
-        kind = str(canonicalize_name(name))
-        if kind in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
-            fitting.setdefault(kind, []).append((version, path))
+        if name in (COMPILER_WHEEL.distribution, RUNTIME_WHEEL.distribution) and made_for & tags:
+            fitting.setdefault(name, []).append((version, path))
         else:
             others.append(path.name)
     if not fitting:
@@ -313,12 +312,10 @@ def _wheels_recipe(folder: Path, hash_of: Callable[[Path], str]) -> Recipe:
         if len(found) > 1:
             names = ", ".join(path.name for _, path in found)
             raise ToolchainError(f"several wheels of one kind in {folder}: {names}", "Leave one of each kind.")
-    chosen = {kind: found[0] for kind, found in fitting.items()}
-    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in sorted(chosen.items())).encode())
-    requirements = []
-    for kind, (_, path) in sorted(chosen.items()):
-        extra = "[onnx]" if kind == COMPILER_WHEEL.distribution else ""
-        requirements.append(f"{kind}{extra} @ {path.resolve().as_uri()}")
+    chosen = {kind: fitting[kind][0] for kind in sorted(fitting)}
+    digest = hashlib.sha256("".join(f"{kind} {hash_of(path)}\n" for kind, (_, path) in chosen.items()).encode())
+    extras = {COMPILER_WHEEL.distribution: "[onnx]"}
+    requirements = [f"{kind}{extras.get(kind, '')} @ {path.resolve().as_uri()}" for kind, (_, path) in chosen.items()]
     versions = {kind: str(version) for kind, (version, _) in chosen.items()}
     return Recipe(
         label=f"wheels-{digest.hexdigest()[:16]}",
