@@ -77,13 +77,7 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
     if planned.goes:
         rows = [(byte_size(item.bytes), age_text(now - item.last_use), item.kind, item.name) for item in planned.goes]
         print_table([("SIZE", "LAST USE", "KIND", "NAME"), *rows])
-    if not delete:
-        _summary("would go", planned.goes, planned)
-        if dead:
-            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
-        if planned.goes or dead:
-            sys.stdout.write("nothing was deleted: add --delete\n")
-    else:
+    if delete:
         sys.stdout.flush()
         gone = collect(place.root, planned.goes, place.leases)
         # Again: the stamps of what has gone are among them now.
@@ -93,8 +87,12 @@ def _collect(place: CachePlace, limits: Limits, *, delete: bool) -> ExitCode:
         kept = len(planned.goes) - len(gone)
         if kept:
             sys.stdout.write(f"{kept} items stay: they have been used, or went otherwise, since this began\n")
-        if dead:
-            sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
+    else:
+        _summary("would go", planned.goes, planned)
+    if dead:
+        sys.stdout.write(f"and {counted(len(dead), 'leftover')} of processes that have ended\n")
+    if not delete and (planned.goes or dead):
+        sys.stdout.write("nothing was deleted: add --delete\n")
     if limits.bytes is not None and planned.after > limits.bytes:
         sys.stdout.write(
             f"note: {byte_size(planned.after)} stay, more than {byte_size(limits.bytes)}: "
