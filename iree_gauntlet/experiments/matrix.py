@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from iree_gauntlet.progress import Presenter
     from iree_gauntlet.toolchains.toolchain import Toolchain
 
+    # The IREEs of a matrix, and what is run with each.
+    _Asked = tuple[tuple["AskedIree", ...], RunRequest]
+
 
 # Ends that a resumed matrix leaves as they are; errors and what was cut short are tried again.
 _JUDGED = (ExitCode.OK, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
@@ -65,14 +68,14 @@ def matrix(irees: Sequence[str], request: RunRequest, presenter: Presenter) -> E
     """
     named, resumed = asked_folder("matrix", request.folder, MATRIX_RECORD)
     earlier = read_matrix(named) if named and resumed else None
-    asked = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
+    asked, request = _asked_before(earlier, irees, request) if earlier else _asked_now(irees, request)
     # A mistake in the selection is reported before anything is installed.
-    chosen = choose(asked.request)
+    chosen = choose(request)
     folder = make_folder(named, "matrix")
     # Ctrl-C ends a matrix also between its runs, once: what there is is reported all the same.
     with interruptible(lambda: None):
         with EventLog(folder / MATRIX_RECORD, lambda: datetime.now(UTC)) as log:
-            log.write("matrix", _opening(folder, asked, chosen.selection.name))
+            log.write("matrix", _opening(folder, asked, chosen))
             _Runs(folder, asked, chosen, earlier, log, presenter).all()
         return presenter.ran(folder, brief=False)
 
@@ -82,7 +85,7 @@ class _Runs:
     """The runs of a matrix, one after the other; `record` is what an earlier part of it has done."""
 
     folder: Path
-    asked: _AskedMatrix
+    irees: tuple[AskedIree, ...]
     chosen: Chosen
     record: MatrixRecord | None
     log: EventLog
@@ -97,7 +100,7 @@ class _Runs:
         interrupted, stopped = False, ""
         try:
             # Found all before the first run: their leases keep them there, and a typo is reported at once.
-            machines = {iree.label: self._found(iree) for iree in self.asked.irees if self._earlier(iree) is None}
+            machines = {iree.label: self._found(iree) for iree in self.irees if self._earlier(iree) is None}
             stopped = self._each(machines)
         except KeyboardInterrupt:
             interrupted = True
@@ -105,7 +108,7 @@ class _Runs:
 
     def _each(self, machines: Mapping[str, Workbench | None]) -> str:
         """Runs with each; why it stopped early, else nothing."""
-        irees = self.asked.irees
+        irees = self.irees
         for place, iree in enumerate(irees, start=1):
             self.presenter.line(f"\n{iree.label} ({place} of {len(irees)})")
             code = self._earlier(iree)
@@ -173,19 +176,19 @@ class _Runs:
         self.log.write("result", fields)
 
 
-def _opening(folder: Path, asked: _AskedMatrix, suite: str) -> dict[str, Any]:
+def _opening(folder: Path, asked: Sequence[AskedIree], chosen: Chosen) -> dict[str, Any]:
     """The fields of a `matrix` event."""
-    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked.irees]
-    request = asked.request
+    irees = [{"label": iree.label, "iree": iree.text, "folder": iree.folder} for iree in asked]
+    request = chosen.request
     others: dict[str, Any] = {"cache_dir": request.toolchain.cache_dir}
     for part in (request.conduct, request.folder, request.network):
         others |= asdict(part)
     return {
         "matrix": folder.name,
         **begun_by(),
-        "suite": suite,
+        "suite": chosen.selection.name,
         "irees": irees,
-        "selection": asked.kept,
+        "selection": {name: value for name, value in request.kept.items() if name in _KEPT},
         "defaults": asdict(request.defaults),
         "stages": [str(stage) for stage in request.stages] if request.stages else None,
         "options": {name: value for name, value in others.items() if name not in ("batch", "last_failed")},
@@ -200,25 +203,7 @@ def _described(toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedMatrix:
-    """What a matrix was asked for.
-
-    Attributes:
-        irees: in the order given.
-        request: what is run with each.
-    """
-
-    irees: tuple[AskedIree, ...]
-    request: RunRequest
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Options that a resumed matrix keeps, by name."""
-        return {name: value for name, value in self.request.kept.items() if name in _KEPT}
-
-
-def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+def _asked_now(irees: Sequence[str], request: RunRequest) -> _Asked:
     """What a command line asks for.
 
     Raises:
@@ -229,10 +214,10 @@ def _asked_now(irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
             "--iree-compiler and --iree-runtime: with both, every run of the matrix would be of the same IREE",
             "Give one of them, to vary the other side alone, or none.",
         )
-    return _AskedMatrix(asked_irees(irees), request)
+    return asked_irees(irees), request
 
 
-def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _AskedMatrix:
+def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunRequest) -> _Asked:
     """What the matrix of a record was asked for.
 
     Raises:
@@ -249,7 +234,7 @@ def _asked_before(record: MatrixRecord, irees: Sequence[str], request: RunReques
     require_as_begun("matrix", folder, now, before)
     stages = tuple(map(Stage, last["stages"] or ()))
     request = replace(request, defaults=Defaults.of(last["defaults"]), stages=stages)
-    return _AskedMatrix(known, request.with_kept(last["selection"]))
+    return known, request.with_kept(last["selection"])
 
 
 @dataclass(frozen=True, slots=True)

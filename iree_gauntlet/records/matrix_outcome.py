@@ -23,9 +23,9 @@ from typing import Any
 
 from iree_gauntlet.cleaning import one_line
 from iree_gauntlet.errors import ExitCode, GauntletError
-from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal
+from iree_gauntlet.journal_format import JOURNAL, read_events, read_journal, refuse
 from iree_gauntlet.records.chain_figures import MatrixCell, matrix_cell
-from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of
+from iree_gauntlet.records.outcome import RunOutcome, headline, outcome_of, remarks_of_record
 
 MATRIX_RECORD = "matrix.jsonl"
 
@@ -210,20 +210,7 @@ def _rows(irees: tuple[MatrixIree, ...]) -> tuple[MatrixRow, ...]:
 
 
 def _remarks(record: MatrixRecord, irees: tuple[MatrixIree, ...]) -> tuple[str, ...]:
-    remarks = []
-    if not record.parts:
-        remarks.append("the record does not say what was to run: its first line is missing")
-    elif record.end is None:
-        remarks.append("the record has no end: the matrix was killed, or is still under way")
-    elif record.interrupted:
-        remarks.append("the matrix was interrupted")
-    elif record.stopped:
-        remarks.append(f"the matrix stopped before its end: {record.stopped}")
-    if record.torn:
-        remarks.append("a line of the record was cut short by a crash; it is left out")
-    if len(record.parts) > 1:
-        times = len(record.parts) - 1
-        remarks.append(f"the matrix was resumed {'once' if times == 1 else f'{times} times'}")
+    remarks = remarks_of_record("matrix", "record", len(record.parts), record.end, torn=record.torn)
     remarks += _of_irees(irees)
     for iree in irees:
         remarks += [f"{iree.label}: {remark}" for remark in (iree.outcome.remarks if iree.outcome else ())]
@@ -317,7 +304,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
         kind = event.get("event")
         if kind == "matrix":
             if not _names_irees(event):
-                record.refuse(number, "is a matrix event without a list of IREEs")
+                refuse(record.path, number, "is a matrix event without a list of IREEs")
             parts.append(event)
             end = None
         elif kind == "end":
@@ -325,7 +312,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
         elif kind in ("toolchain", "start", "result"):
             label = event.get("label")
             if not isinstance(label, str):
-                record.refuse(number, f"is a {kind} event without a label")
+                refuse(record.path, number, f"is a {kind} event without a label")
             if kind == "toolchain":
                 toolchains[label] = event
             elif kind == "start":
@@ -333,7 +320,7 @@ def read_matrix(folder: Path) -> MatrixRecord:
                 results.pop(label, None)
             else:
                 if not isinstance(event.get("exit_code"), int):
-                    record.refuse(number, "is a result event without an exit code")
+                    refuse(record.path, number, "is a result event without an exit code")
                 results[label] = event
     return MatrixRecord(record.path, tuple(parts), toolchains, frozenset(started), results, end, record.torn)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _ROOT = Path("/")
 _MIB = 1 << 20
 _ASKED_CPUS = 16
+_SHARES = ("busy_share", "steal_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,8 @@ class RoundState:
         before, after = self.before, self.after
         found: dict[str, Any] = {
             "seconds": round(self.seconds, 3),
-            "busy_share": _share(self.whole.busy_share if self.whole else None),
-            "steal_share": _share(self.whole.steal_share if self.whole else None),
-            "pinned_busy_share": _share(self.pinned.busy_share if self.pinned else None),
-            "pinned_steal_share": _share(self.pinned.steal_share if self.pinned else None),
+            **_shares_of("", self.whole),
+            **_shares_of("pinned_", self.pinned),
             "load_1m": after.load_1m,
             "governor": after.governor,
             "frequency_mhz": _rounded(after.frequency_mhz),
@@ -195,8 +194,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _share(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
+def _shares_of(prefix: str, use: CpuUse | None) -> dict[str, float]:
+    """Of some CPUs, for the journal."""
+    return {} if use is None else {f"{prefix}{name}": round(getattr(use, name), 4) for name in _SHARES}
 
 
 def _rounded(value: float | None) -> float | None:
