@@ -251,7 +251,7 @@ class RoundsJudge:
 
 
 def _is_sharp(ends: Comparison) -> bool:
-    """Whether the middle of the ends is known well enough to tell candidates apart: the interval lies beyond it."""
+    """Whether the middle of the ends is known well enough to distinguish candidates: the interval lies beyond it."""
     return middle_of(ends.ratio, ends.low, ends.high) == middle_of(ends.ratio, ends.ratio, ends.ratio)
 
 

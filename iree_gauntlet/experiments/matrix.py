@@ -120,7 +120,7 @@ class _Runs:
             else:
                 code = self._run(iree, machine)
             if code is ExitCode.INTERRUPTED:
-                # The run has dealt with the signal; the matrix does the same, and is deaf to more of them then.
+                # The run has dealt with the signal; the matrix does the same, and ignores further ones from then on.
                 signal.raise_signal(signal.SIGINT)
             if self.chosen.request.conduct.stops_early and code is not ExitCode.OK and place < len(irees):
                 return f"--fail-fast, and {iree.label} came out with exit code {int(code)}"
@@ -243,7 +243,7 @@ class AskedIree:
 
     Attributes:
         text: the value of `--iree`, as given.
-        label: its name in reports: the text, of a folder only as much of the end as tells it from the others.
+        label: its name in reports: the text, of a folder only as much of the end as distinguishes it from the others.
         folder: the name of its sub-folder.
     """
 
@@ -298,7 +298,7 @@ def _labels(choices: Sequence[Choice]) -> list[str]:
             for other, theirs in zip(choices, parts, strict=True)
             if other is not choice and other.kind is choice.kind
         ]
-        # POSIX lets `//` be another root than `/`: then the whole paths tell.
+        # POSIX lets `//` be another root than `/`: then the whole paths decide.
         ends = ["/".join(own[-size:]) for size in range(1, len(own) + 1)] + [str(choice.folder)]
         taken = [{*("/".join(theirs[-size:]) for theirs in others)} for size in range(1, len(own) + 1)] + [set()]
         end = next(text for text, used in zip(ends, taken, strict=True) if text not in used)

@@ -392,7 +392,7 @@ def _remarks(record: JournalRecord) -> tuple[str, ...]:
 
 
 def _of_the_environment(record: JournalRecord) -> list[str]:
-    """What was wrong with mirrors and the shared cache: the run went on without, and nobody would see it."""
+    """What was wrong with mirrors and the shared cache: the run continued without them, and it would not be seen."""
     notes = dict.fromkeys(
         note for result in record.results.values() for note in result.notes if _ENVIRONMENT.search(note)
     )

@@ -82,7 +82,7 @@ def test_of_a_machine_that_shows_nothing_nothing_is_made_up(tmp_path: Path) -> N
     assert {name for name, value in asdict(state).items() if value is not None} == KNOWN_ANYWAY
     assert facts.memory_bytes is None
     assert benchmark_warnings(state) == []
-    json.dumps([facts.as_dict(), state.as_dict()])
+    json.dumps([facts.as_dict(), asdict(state)])
     for cpus in ((), (0,)):
         watched = RoundWatch(root=tmp_path, cpus=cpus).ended(own_cpu_seconds=0.0)
         assert watched.as_dict().keys() == {"seconds"}

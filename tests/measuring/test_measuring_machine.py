@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,7 +61,7 @@ def test_this_machine_can_be_described() -> None:
     assert (facts.memory_bytes or 0) > 0
     assert facts.cpu
     assert state.busy_share is None or 0 <= state.busy_share <= 1
-    json.dumps([facts.as_dict(), state.as_dict()])
+    json.dumps([facts.as_dict(), asdict(state)])
     assert all(isinstance(line, str) for line in benchmark_warnings(state))
 
 
@@ -140,7 +140,7 @@ def test_only_the_cpus_that_are_asked_give_their_clocks(tmp_path: Path) -> None:
 def test_what_the_gpus_tool_said_is_part_of_the_state(tmp_path: Path) -> None:
     state = machine_state(root=tmp_path, gpus=GpuReading((GpuState(0, "H200"),), ""))
     assert state.gpus == (GpuState(0, "H200"),)
-    assert json.loads(json.dumps(state.as_dict()))["gpus"][0]["name"] == "H200"
+    assert json.loads(json.dumps(asdict(state)))["gpus"][0]["name"] == "H200"
     assert machine_state(root=tmp_path, gpus=GpuReading((), "there is no nvidia-smi")).gpu_problem
 
 

@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 _COLDEST, _HOTTEST = -40_000, 150_000
 
 _TICKS_PER_SECOND = 100
-# Each of the counters that are told apart (work, idle, stolen) may be a tick off.
+# Each of the counters that are distinguished (work, idle, stolen) may be a tick off.
 _UNSURE_SECONDS = 3 / _TICKS_PER_SECOND
 # Places in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
 _IDLE, _STEAL, _FIELDS = (3, 4), 7, 8
@@ -127,7 +127,7 @@ def used_swap(root: Path = _ROOT) -> int | None:
 
 
 def cpu_model(root: Path) -> str:
-    """Name of the processor; `unknown` where nobody says."""
+    """Name of the processor; `unknown` where it is not shown."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model") and value.strip():

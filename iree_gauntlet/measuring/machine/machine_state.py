@@ -109,10 +109,6 @@ class MachineState:
     gpus: tuple[GpuState, ...] = ()
     gpu_problem: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the journal."""
-        return asdict(self)
-
 
 def machine_facts(root: Path = _ROOT) -> MachineFacts:
     """Reads what this machine is.
