@@ -23,14 +23,12 @@ class ComparedSide:
         name: `A` or `B`.
         asked: as the command line named it.
         toolchain: what it was (the journal's record).
-        folder: of its run.
         run: the result of its run; None where there is none.
     """
 
     name: str
     asked: str
     toolchain: dict[str, Any]
-    folder: Path
     run: JournalRecord | None
 
     @property
@@ -45,7 +43,6 @@ class ComparisonRecord:
     """A comparison, whole or cut short.
 
     Attributes:
-        folder: where it lies.
         opening: the last `comparison` event: what was asked for, by which rules, on which machine.
         sides: A and B; none where the log has no opening.
         verdicts: the `verdict` events, by model; those that were not reached are missing.
@@ -55,7 +52,6 @@ class ComparisonRecord:
         end: the `end` event; None for one that was killed or is under way.
     """
 
-    folder: Path
     opening: dict[str, Any] = field(default_factory=dict)
     sides: tuple[ComparedSide, ...] = ()
     verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -115,10 +111,10 @@ def read_comparison(folder: Path) -> ComparisonRecord:
             case "end":
                 end = event
     sides = tuple(_side(name, side, folder) for name, side in (opening.get("sides") or {}).items())
-    return ComparisonRecord(folder, opening, sides, verdicts, summary, where, begun, end)
+    return ComparisonRecord(opening, sides, verdicts, summary, where, begun, end)
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:
-    own = folder / str(side["folder"])
-    run = read_journal(own / JOURNAL) if (own / JOURNAL).is_file() else None
-    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), own, run)
+    journal = folder / str(side["folder"]) / JOURNAL
+    run = read_journal(journal) if journal.is_file() else None
+    return ComparedSide(name, str(side["asked"]), dict(side.get("toolchain") or {}), run)

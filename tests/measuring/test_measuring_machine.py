@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 FIT = MachineState(
     cores=4,
     load_1m=0.1,
-    load_5m=0.1,
     busy_share=0.02,
     steal_share=0.0,
     governor="performance",
     frequency_mhz=3000,
-    max_frequency_mhz=3000,
     throttle_count=0,
     turbo=False,
     smt=False,
@@ -82,7 +80,6 @@ def test_what_linux_says(tmp_path: Path) -> None:
             f"{cpu}/cpu1/cpufreq/scaling_governor": "performance",
             f"{cpu}/cpu0/cpufreq/scaling_cur_freq": "1000000",
             f"{cpu}/cpu1/cpufreq/scaling_cur_freq": "2000000",
-            f"{cpu}/cpu0/cpufreq/cpuinfo_max_freq": "4000000",
             f"{cpu}/cpu0/thermal_throttle/core_throttle_count": "3",
             f"{cpu}/cpu1/thermal_throttle/core_throttle_count": "4",
             f"{cpu}/intel_pstate/no_turbo": "0",
@@ -91,11 +88,7 @@ def test_what_linux_says(tmp_path: Path) -> None:
     )
     state = machine_state(root=tmp_path)
     assert machine_facts(root=tmp_path).cpu == "Frobnicator 9000"
-    assert (state.governor, state.frequency_mhz, state.max_frequency_mhz) == (
-        "performance,powersave",
-        1500,
-        4000,
-    )
+    assert (state.governor, state.frequency_mhz) == ("performance,powersave", 1500)
     assert (state.throttle_count, state.turbo, state.smt) == (7, True, True)
     write(tmp_path, {f"{cpu}/intel_pstate/no_turbo": "1"})
     assert machine_state(root=tmp_path).turbo is False
@@ -171,7 +164,7 @@ def test_memory_of_a_container(tmp_path: Path) -> None:
 
 def test_a_fit_machine_has_no_warnings() -> None:
     assert benchmark_warnings(FIT) == []
-    unknown = MachineState(2, *(None,) * 13)
+    unknown = MachineState(2, *(None,) * 11)
     assert benchmark_warnings(unknown) == []
     working = GpuState(0, "H200", reasons=(Slowdown.POWER_CAP,))
     assert benchmark_warnings(replace(FIT, cpu_temperature_c=70.0, gpus=(working,))) == []

@@ -184,7 +184,6 @@ class Placing:
         ratio: estimate of candidate / good.
         low, high: its interval; 0 and infinity where there are too few blocks for one.
         confidence: of the interval, whatever the stopping.
-        blocks: how many were looked at.
         next_look: at how many blocks it may be decided; None where it is, or the budget is spent.
     """
 
@@ -194,7 +193,6 @@ class Placing:
     low: float
     high: float
     confidence: float
-    blocks: int
     next_look: int | None
 
 
@@ -254,7 +252,6 @@ def place(ratios: NDArray[np.float64], plan: SequentialPlan, middle: float) -> P
         low=math.exp(interval.low),
         high=math.exp(interval.high),
         confidence=1 - plan.alpha,
-        blocks=int(ratios.size),
         next_look=next_look,
     )
 
