@@ -157,8 +157,7 @@ class _Reader:
             stream = self._path.open("rb")
         except FileNotFoundError:
             raise GauntletError(
-                f"{self._path}: there is no journal",
-                "name the folder of a run; `runs/` holds one for each run",
+                f"{self._path}: there is no journal", "name the folder of a run; `runs/` holds one for each run"
             ) from None
         except OSError as error:
             raise self._unreadable(error) from error

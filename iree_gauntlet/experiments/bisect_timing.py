@@ -53,11 +53,7 @@ class TimedBlocks:
     """
 
     def __init__(
-        self,
-        question: Question,
-        session: Session[Any],
-        earlier: dict[str, PairEvidence],
-        presenter: Presenter,
+        self, question: Question, session: Session[Any], earlier: dict[str, PairEvidence], presenter: Presenter
     ) -> None:
         self._presenter = presenter
         self._question = question

@@ -22,14 +22,7 @@ from iree_gauntlet.experiments.run import Chosen, choose, run
 from iree_gauntlet.records.event_log import EventLog
 from iree_gauntlet.records.matrix_outcome import MATRIX_RECORD, MatrixRecord, read_matrix
 from iree_gauntlet.records.run_folder import asked_folder, is_begun, make_folder
-from iree_gauntlet.requests import (
-    KEPT_UNLESS_GIVEN,
-    Defaults,
-    RunRequest,
-    SelectionRequest,
-    given,
-    require_as_begun,
-)
+from iree_gauntlet.requests import KEPT_UNLESS_GIVEN, Defaults, RunRequest, SelectionRequest, given, require_as_begun
 from iree_gauntlet.settings import shown
 from iree_gauntlet.toolchains.choice import Choice, ChoiceKind, parse_choice
 

@@ -88,9 +88,7 @@ def _compare_output(index: int, actual: Tensor, expected: Tensor | None, toleran
         return replace(result, message=_type_message(actual, expected))
     statistics = _compare_values(actual, expected, tolerances)
     result = replace(
-        result,
-        passed=statistics.mismatches == 0,
-        **{name: getattr(statistics, name) for name in _FIGURES},
+        result, passed=statistics.mismatches == 0, **{name: getattr(statistics, name) for name in _FIGURES}
     )
     if statistics.worst is not None:
         mine, wanted = actual.array.reshape(-1), expected.array.reshape(-1)
@@ -195,13 +193,7 @@ class _ErrorStatistics:
             return None
         return max(-1.0, min(1.0, inner / norm))
 
-    def add(
-        self,
-        start: int,
-        actual: NDArray[Any],
-        expected: NDArray[Any],
-        limits: tuple[float, float] | None,
-    ) -> None:
+    def add(self, start: int, actual: NDArray[Any], expected: NDArray[Any], limits: tuple[float, float] | None) -> None:
         """Adds a piece.
 
         Args:

@@ -263,11 +263,7 @@ class CompileChange:
 
 
 def compile_changes(
-    a: Mapping[str, Any],
-    b: Mapping[str, Any],
-    *,
-    a_bytes: int | None = None,
-    b_bytes: int | None = None,
+    a: Mapping[str, Any], b: Mapping[str, Any], *, a_bytes: int | None = None, b_bytes: int | None = None
 ) -> tuple[CompileChange, ...]:
     """The figures that differ, and those that only one side reports; none where the compiles are alike.
 
