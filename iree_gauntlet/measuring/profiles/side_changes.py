@@ -13,7 +13,7 @@ Each dispatch is in one row, so the rows add up to the difference of the whole, 
 
 Of compiles, the compiler's statistics and the size of the module are compared. The statistics are the JSON of
 `--iree-scheduling-dump-statistics-format=json`: objects within objects, with numbers as leaves. Releases name and count
-other things: what one side does not report is shown as such, never taken for zero.
+other things: what one side does not report is shown as such, not counted as zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SUMMED = ("a_count", "b_count", "a_ns", "b_ns")
 _MOST_WORKS = 3
 _AGGREGATE = "stream-aggregate"
 _MODULE_SIZE = "module size"
-# What people call the figures, the most telling first.
+# What people call the figures, the most important first.
 _COMPILE_NAMES = {
     "execution/dispatch-count": "dispatches",
     "executable/executable-count": "executables",
