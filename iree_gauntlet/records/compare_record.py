@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_events, read_journal
@@ -87,31 +87,26 @@ def read_comparison(folder: Path) -> ComparisonRecord:
     Raises:
         GauntletError: there is no log, or it cannot be read.
     """
-    opening: dict[str, Any] = {}
-    verdicts: dict[str, dict[str, Any]] = {}
-    summary: dict[str, Any] = {}
-    where: dict[str, dict[str, Any]] = {}
-    begun: Counter[str] = Counter()
-    end: dict[str, Any] | None = None
+    record = ComparisonRecord()
     for _, event in read_events(folder / COMPARISON_FILE, "comparison").events:
         match event.get("event"):
             case "comparison":
                 # A resumed one judges again.
-                opening, verdicts, summary, where, end = event, {}, {}, {}, None
+                record = ComparisonRecord(event, begun=record.begun)
             case "prepared":
-                opening = {**opening, **event, "time": opening.get("time")}
+                record = replace(record, opening={**record.opening, **event, "time": record.opening.get("time")})
             case "block":
-                begun[str(event["chain"])] += 1
+                record.begun[str(event["chain"])] += 1
             case "verdict":
-                verdicts[str(event["chain"])] = event
+                record.verdicts[str(event["chain"])] = event
             case "summary":
-                summary = event
+                record = replace(record, summary=event)
             case "where":
-                where[str(event["chain"])] = event
+                record.where[str(event["chain"])] = event
             case "end":
-                end = event
-    sides = tuple(_side(name, side, folder) for name, side in (opening.get("sides") or {}).items())
-    return ComparisonRecord(opening, sides, verdicts, summary, where, begun, end)
+                record = replace(record, end=event)
+    sides = tuple(_side(name, side, folder) for name, side in (record.opening.get("sides") or {}).items())
+    return replace(record, sides=sides)
 
 
 def _side(name: str, side: dict[str, Any], folder: Path) -> ComparedSide:

@@ -17,7 +17,7 @@ All that was measured is in the journals of the runs, `<folder>/journal.jsonl`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -263,9 +263,9 @@ class MatrixRecord:
     """
 
     path: Path
-    parts: tuple[dict[str, Any], ...]
+    parts: tuple[dict[str, Any], ...] = ()
     toolchains: dict[str, dict[str, Any]] = field(default_factory=dict)
-    started: frozenset[str] = frozenset()
+    started: set[str] = field(default_factory=set)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     torn: bool = False
@@ -294,35 +294,30 @@ def read_matrix(folder: Path) -> MatrixRecord:
     Raises:
         GauntletError: there is none, or it is damaged in another way than by a crash.
     """
-    record = read_events(folder / MATRIX_RECORD, "matrix")
-    parts: list[dict[str, Any]] = []
-    toolchains: dict[str, dict[str, Any]] = {}
-    results: dict[str, dict[str, Any]] = {}
-    started: set[str] = set()
-    end: dict[str, Any] | None = None
-    for number, event in record.events:
+    log = read_events(folder / MATRIX_RECORD, "matrix")
+    record = MatrixRecord(log.path, torn=log.torn)
+    for number, event in log.events:
         kind = event.get("event")
         if kind == "matrix":
             if not _names_irees(event):
-                refuse(record.path, number, "is a matrix event without a list of IREEs")
-            parts.append(event)
-            end = None
+                refuse(log.path, number, "is a matrix event without a list of IREEs")
+            record = replace(record, parts=(*record.parts, event), end=None)
         elif kind == "end":
-            end = event
+            record = replace(record, end=event)
         elif kind in ("toolchain", "start", "result"):
             label = event.get("label")
             if not isinstance(label, str):
-                refuse(record.path, number, f"is a {kind} event without a label")
+                refuse(log.path, number, f"is a {kind} event without a label")
             if kind == "toolchain":
-                toolchains[label] = event
+                record.toolchains[label] = event
             elif kind == "start":
-                started.add(label)
-                results.pop(label, None)
+                record.started.add(label)
+                record.results.pop(label, None)
             else:
                 if not isinstance(event.get("exit_code"), int):
-                    refuse(record.path, number, "is a result event without an exit code")
-                results[label] = event
-    return MatrixRecord(record.path, tuple(parts), toolchains, frozenset(started), results, end, record.torn)
+                    refuse(log.path, number, "is a result event without an exit code")
+                record.results[label] = event
+    return record
 
 
 def _names_irees(event: dict[str, Any]) -> bool:
