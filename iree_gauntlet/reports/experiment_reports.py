@@ -68,7 +68,7 @@ class ConsolePresenter:
         self._output.write(f"{text}\n")
 
     def ran(self, folder: Path, *, brief: bool) -> ExitCode:
-        """Writes the reports of what was recorded there, and shows its result."""
+        """Writes the reports of what was recorded there, shows its result, and gives its exit code."""
         reports = write_reports(folder)
         if brief:
             self.line(f"{reports.headline}; reports in {shown(folder)}")
