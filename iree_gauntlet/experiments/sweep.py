@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.results import Result
     from iree_gauntlet.steps import Step
     from iree_gauntlet.toolchains.toolchain import Toolchain
-    from iree_gauntlet.torch_models.lookup import Registry
+    from iree_gauntlet.torch_models.plugins import Registry
     from iree_gauntlet.torch_models.torch_python import TorchPython
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from iree_gauntlet.dialects.yaml_file import read_yaml
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.torch_models.configuration_schema import Context, File, ModelEntry
+from iree_gauntlet.torch_models.plugins import Shape, custom_shapes, shapes_of
 from iree_gauntlet.torch_models.recipe_registry import BASELINE, COMPILER, CUSTOM
-from iree_gauntlet.torch_models.shapes import Shape, custom_shapes, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iree_gauntlet.torch_models.lookup import AskedArchitecture, AskedRecipe, Registry
+    from iree_gauntlet.torch_models.plugins import AskedArchitecture, AskedRecipe, Registry
 
 
 _DType: TypeAlias = Literal["f32", "f16", "bf16"]

@@ -30,7 +30,7 @@ from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.settings import shown
 from iree_gauntlet.targets import target_of
-from iree_gauntlet.torch_models.lookup import Registry
+from iree_gauntlet.torch_models.plugins import Registry
 from iree_gauntlet.torch_models.recipe_registry import CUSTOM, HIGHEST_POWER
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from iree_gauntlet.settings import shown
 from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.build_plan import VariantPlan
+from iree_gauntlet.torch_models.formats import Tolerance, tolerance
 from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ DIALECT = "micro"
 PROGRAM = "main.onnx"
 # What stands before a variant's label in the role of a benchmark step that traces it.
 TRACE = "trace."
+# The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
+_PEAK = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,17 @@ class PointChain(TorchChain):
     def made(self, variant: Variant, build: Build) -> CompiledProgram:
         """A variant as it was built and compiled."""
         return self.compiled(build.programs[0], variant.label, variant.side)
+
+    def allowed(self, variant: Variant, build: Build) -> Tolerance:
+        """How far IREE's outputs may be from torch eager's for the same recipe.
+
+        That of the data type, with what the recipe says of its own rounding (a value at a boundary of a quantisation
+        may fall to either side).
+        """
+        recipe = variant.quantization.recipe
+        plain = tolerance(self.point.model.dtype, max(1, build.contractions), recipe.contraction_type)
+        more = max(recipe.tolerance, variant.sparsity.recipe.tolerance if variant.sparsity else 0.0)
+        return Tolerance(plain.rms + more, plain.peak + _PEAK * more)
 
     def module(self, variant: Variant) -> Path:
         """The compiled module of a variant."""

@@ -31,7 +31,6 @@ from iree_gauntlet.torch_models.peers import (
     peer_rounds,
     try_peer,
 )
-from iree_gauntlet.torch_models.point_check import variant_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +205,7 @@ def try_torch(
     expected = []
     for mode in modes:
         for side, variant in {variant.side: variant for variant in reversed(variants)}.items():
-            name, allowed = torch_name(mode, side), variant_tolerance(variant, chain.point.model.dtype, builds[side])
+            name, allowed = torch_name(mode, side), chain.allowed(variant, builds[side])
             programs[name] = {
                 "name": name,
                 "builder": asdict(chain.plan(side)),
