@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _KERNELS = "are made for CUDA, and IREE cannot compile them"
 _FOUR_BITS = "int4wo-<group> has weights of four bits"
 _CALIBRATED = "it is calibrated on texts with a tokenizer, and these models have random weights"
-# Recipes that torchao has and that are not made here, and why, by patterns in the manner of the shell: each is refused by
+# Recipes of torchao that are not made here, and why, by patterns in the manner of the shell: each is refused by
 # itself, and the others run. Source: `string_to_config` and what is next to it in `benchmarks/microbenchmarks/utils.py`
 # of torchao, of all versions; it looks for a word anywhere in the text, and so do these patterns.
 REFUSED = {
