@@ -165,11 +165,6 @@ def check_oss_records(records: Sequence[dict[str, Any]]) -> None:
         raise GauntletError(f"record {where} of the benchmark database: {first['msg']}") from error
 
 
-def oss_json_schema() -> dict[str, Any]:
-    """The same as JSON Schema, for those who check the file elsewhere."""
-    return _RECORDS.json_schema()
-
-
 @dataclass(frozen=True, slots=True)
 class _Metric:
     name: str
