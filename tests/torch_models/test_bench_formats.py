@@ -43,7 +43,7 @@ def test_the_type_that_holds_a_block_format_holds_every_value_of_its_grid(form: 
     block = block_format(form.value)
     magnitudes = np.arange(2**block.magnitude_bits)
     for exponent in range(block.least_exponent, block.greatest_exponent + 1):
-        grid = magnitudes * block.unit(exponent)
+        grid = magnitudes * 2.0 ** (exponent - block.magnitude_bits + 1)
         held = grid.astype(HELD[form.element_type])
         assert (held.astype(np.float64) == grid).all(), exponent
         # And it is a grid of the format: with the block's exponent set, nothing is rounded.

@@ -51,9 +51,9 @@ def results_csv(rows: Sequence[Row], header: Mapping[str, Any] | None = None) ->
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
-    baselines = {_point(row): row for row in rows if row.is_baseline}
+    baselines = {row.point: row for row in rows if row.is_baseline}
     for row in rows:
-        cells = csv_cells(row, baselines.get(_point(row)))
+        cells = csv_cells(row, baselines.get(row.point))
         writer.writerow([_cell(cells[column]) for column in CSV_COLUMNS])
     for item in (header or {}).get("missing") or ():
         name, _, label = item["point"].rpartition("/")
@@ -101,10 +101,6 @@ def csv_cells(row: Row, baseline: Row | None) -> dict[str, object]:
     more = ("device_peak_bytes", "compile_s", "roofline_share", "roofline_bound", "blocks")
     cells |= {name: getattr(row, name) for name in (*own, *same, *more, "replaced", "seconds")}
     return cells | {"shows": "; ".join(row.shows), "notes": "; ".join((*row.point_notes, *row.notes))}
-
-
-def _point(row: Row) -> tuple[str, str, str, str, str]:
-    return row.name, row.model_type, row.dtype, row.device, row.label
 
 
 def _ms(side: Side | None) -> float | None:

@@ -151,7 +151,7 @@ def heading_facts(header: Mapping[str, Any] | None, rows: Sequence[Row]) -> tupl
     """What a heading says below its title: the run, IREE, the machine, how much was measured."""
     header = header or {}
     toolchain, machine = header.get("toolchain") or {}, header.get("machine") or {}
-    points = len({(row.name, row.model_type, row.dtype, row.device, row.label) for row in rows})
+    points = len({row.point for row in rows})
     versions = [f"{name} {version}" for name, version in (header.get("versions") or {}).items()]
     cores = machine.get("cores")
     facts = (

@@ -123,8 +123,13 @@ class Row(Recorded):
     seconds: float | None = None
 
     @property
+    def point(self) -> tuple[str, str, str, str, str]:
+        """What tells its point from others."""
+        return self.name, self.model_type, self.dtype, self.device, self.label
+
+    @property
     def is_baseline(self) -> bool:
-        """Whether the others are held against it."""
+        """Whether the others are compared with it."""
         return self.recipe == _BASELINE
 
     @property
@@ -191,9 +196,9 @@ def read_rows(records: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
 
 def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
     """The rows by entry of `model_params`, in the order of their first ones."""
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.name, row.model_type, row.dtype, row.device), []).append(row)
+        found.setdefault(row.point[:-1], []).append(row)
     return tuple(Entry(tuple(own)) for own in found.values())
 
 
