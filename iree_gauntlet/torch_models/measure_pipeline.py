@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import platform
-import resource
 import sys
 import time
 from pathlib import Path
@@ -45,8 +44,7 @@ if __name__ == "__main__":
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 from iree_gauntlet.torch_models.host_pipeline import PipelineLoop, run_pipeline
-from iree_gauntlet.workers.iree_side.device_context import device_memory
-from iree_gauntlet.workers.iree_side.measure_module import Context, read_contexts
+from iree_gauntlet.workers.iree_side.measure_module import Context, figures, read_contexts
 from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
 
 _OVERHEAD_CALLS = 500
 _NS_PER_MS = 1e6
-_NS_PER_S = 1e9
 _NS_PER_US = 1e3
 
 
@@ -113,15 +110,11 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         for context in contexts:
             for _ in range(int(plan["warm_up_calls"])):
                 _loop(host, [context], types, 1)
-        in_flight = contexts[0].in_flight
-        loop = _loop(host, contexts, types, int(plan["calls"]) // in_flight)
+        loop = _loop(host, contexts, types, int(plan["calls"]) // contexts[0].in_flight)
         written = host.arrays(host_outputs)
     return {
-        "load_ms": (loaded - begin) / _NS_PER_MS,
-        "first_call_ms": (first - loaded) / _NS_PER_MS,
-        "total_s": loop.total_ns / _NS_PER_S,
+        **figures(contexts, (begin, loaded, first), loop.total_ns, loop.device_ns),
         "calls": int(plan["calls"]),
-        "call_ms": [[value / in_flight / _NS_PER_MS for value in times] for times in loop.device_ns],
         "host_ms": {
             "pre": [value / _NS_PER_MS for value in loop.pre_ns],
             "post": [value / _NS_PER_MS for value in loop.post_ns],
@@ -129,9 +122,6 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
         "overhead_us": _overhead_us(),
         "outputs": write_arrays(plan["outputs"], "output", outputs),
         "host_outputs": write_arrays(plan["outputs"], "host_output", written),
-        "pushed": "async" if contexts[0].pushed_async else "one by one",
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "device_memory": device_memory(context.program.device for context in contexts),
     }
 
 

@@ -34,6 +34,7 @@ from iree_gauntlet.toolchains.probe import ask
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from iree_gauntlet.artifacts.parameters.parameter import Parameter
     from iree_gauntlet.toolchains.toolchain import Toolchain
     from iree_gauntlet.torch_models.recipe_registry import Proof
 
@@ -54,21 +55,6 @@ _LARGEST_TABLE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class ReadParameter:
-    """A parameter that a module reads.
-
-    Attributes:
-        name: its key in the archive.
-        element_type: MLIR's name, such as `i8`.
-        size: bytes.
-    """
-
-    name: str
-    element_type: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleFacts:
     """What a compiled module shows.
 
@@ -83,7 +69,7 @@ class ModuleFacts:
         digest: hex SHA-256 of it.
     """
 
-    parameters: tuple[ReadParameter, ...]
+    parameters: tuple[Parameter, ...]
     unread: tuple[str, ...]
     dispatches: tuple[str, ...]
     load_dispatches: tuple[str, ...]
@@ -94,7 +80,7 @@ class ModuleFacts:
     @property
     def parameter_bytes(self) -> int:
         """All parameters that are read."""
-        return sum(parameter.size for parameter in self.parameters)
+        return sum(parameter.byte_size for parameter in self.parameters)
 
     @property
     def stored_bytes(self) -> int:
@@ -106,7 +92,7 @@ class ModuleFacts:
         """Bytes of the parameters by element type, the most first."""
         sizes: Counter[str] = Counter()
         for parameter in self.parameters:
-            sizes[parameter.element_type] += parameter.size
+            sizes[parameter.element_type] += parameter.byte_size
         return dict(sizes.most_common())
 
 
@@ -133,11 +119,7 @@ def read_module_facts(toolchain: Toolchain, program: Path, module: Path) -> Modu
     with module.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ModuleFacts(
-        parameters=tuple(
-            ReadParameter(name, parameter.element_type, parameter.byte_size)
-            for name, parameter in declared.items()
-            if name in read
-        ),
+        parameters=tuple(parameter for name, parameter in declared.items() if name in read),
         unread=tuple(name for name in declared if name not in read),
         dispatches=tuple(name for name in names if not name.startswith(_INITIALIZER)),
         load_dispatches=tuple(name for name in names if name.startswith(_INITIALIZER)),
