@@ -20,7 +20,7 @@ from iree_gauntlet.torch_models.measuring_worker import (
     MODULE_WORKER,
     PIPELINE_WORKER,
 )
-from iree_gauntlet.torch_models.torch_chain import TorchChain, builder_identity, hash_of_files
+from iree_gauntlet.torch_models.torch_chain import TorchChain, hash_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,12 +82,9 @@ class Chain(TorchChain):
 
     def export(self) -> Step:
         """Makes the model with torch and exports it."""
-        asked = {name: str(value) for name, value in asdict(self.plan).items() if name not in ("models_dirs", "output")}
         files = sources(self.model)
-        program = hash_of_files(files, self.model.file.parent)
-        return self.exporting(
-            MAIN, {"kind": "export", "program": program, **asked, "builder": builder_identity()}, files
-        )
+        ingredients = {"kind": "export", "program": hash_of_files(files, self.model.file.parent)}
+        return self.exporting(MAIN, self.plan, ingredients, files)
 
     def after_export(self, build: Build, hashes: Mapping[str, str]) -> tuple[Step, ...]:
         """The steps after the export.

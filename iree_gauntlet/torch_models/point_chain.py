@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from iree_gauntlet.artifacts.hashing import hash_file
@@ -40,13 +40,11 @@ class PointChain(TorchChain):
         point: what is measured.
         config: the file that it is written in.
         plugins: files with further recipes and architectures, absolute.
-        identity: of the code that makes the models (`builder_identity`).
     """
 
     point: Point
     config: Path
     plugins: tuple[Path, ...]
-    identity: str
 
     dialect: ClassVar[str] = DIALECT
     builder: ClassVar[str] = "iree_gauntlet.torch_models.building_variant"
@@ -154,14 +152,10 @@ class PointChain(TorchChain):
         return StepInput("module", str(self.module(variant)))
 
     def _export(self, label: str) -> Step:
-        plan = asdict(self.plan(label))
         config = self.point.model.config
-        asked = {name: str(plan[name]) for name in plan if name not in ("plugins", "config", "output")}
         ingredients = {
             "kind": "export of a recipe",
             "program": make_key({str(number): hash_file(path) for number, path in enumerate(self.plugins)}),
-            **asked,
             "config": hash_file(config) if config else "",
-            "builder": self.identity,
         }
-        return self.exporting(label, ingredients, (*self.plugins, *([config] if config else [])))
+        return self.exporting(label, self.plan(label), ingredients, (*self.plugins, *([config] if config else [])))
