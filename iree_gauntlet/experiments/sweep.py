@@ -164,7 +164,7 @@ class MicroRun:
         torch: what makes the models.
         workbench: IREE and the caches.
         progress: shows how it goes.
-        earlier: the run that is gone on with; None for a new one.
+        earlier: the run that is resumed; None for a new one.
         run_dir: the run's folder, once it has begun.
     """
 
@@ -208,13 +208,13 @@ class MicroRun:
                 performed.verdicts = self._points(todo, len(points), chains, session, engine)
 
     def _reachable(self, points: Sequence[Point]) -> list[Point]:
-        """The points whose devices are there; the others are refused, each with its reason, and the sweep goes on.
+        """The points whose devices are there; the others are refused, each with its reason, and the sweep continues.
 
         Raises:
             UsageError: there are none.
         """
         if self.asked.device:
-            # Nothing of the sweep goes on without it, and who names it is told by its name.
+            # Without it there is no sweep, and it is checked by its name.
             return list(points)
         found = []
         for point in points:
@@ -259,7 +259,7 @@ class MicroRun:
         return verdicts
 
     def _roofline(self, todo: Sequence[Point], session: Session[Journal]) -> Roofline | None:
-        """The machine's peaks; None where no point asks for them, or they cannot be had, which is told."""
+        """The machine's peaks; None where no point asks for them, or they cannot be had, which is reported."""
         if all(why_no_roofline(iree_device(point.model.device)) for point in todo):
             return None
         try:
@@ -325,7 +325,7 @@ class MicroRun:
 
 
 def _one_model_at_a_time(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Steps that may run beside each other: all compiles, whose programs lack their weights, and nothing else."""
+    """Steps that may run in parallel: all compiles, whose programs lack their weights, and nothing else."""
     light = [step for step in steps if step.stage in (Stage.IMPORT, Stage.COMPILE)]
     if light:
         yield light

@@ -1,4 +1,4 @@
-"""`bench`: a model written as a Python function, made by torch, compiled by IREE, held against torch, measured."""
+"""`bench`: a model written as a Python function, made by torch, compiled by IREE, compared with torch, measured."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Chain(TorchChain):
 
     Attributes:
         model: what is benchmarked.
-        plan: what the builder is told, but for the folder.
+        plan: of the builder, but for the folder.
         options: of the command line.
     """
 
@@ -90,7 +90,7 @@ class Chain(TorchChain):
         """The steps after the export.
 
         Args:
-            build: what it made, which lies in its folder.
+            build: what it made, in its folder.
             hashes: SHA-256 of its programs and their weights, by file name.
         """
         steps: list[Step] = []

@@ -166,7 +166,7 @@ def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _notes(record: JournalRecord, chain: Chain) -> list[str]:
-    """Of all steps but those beside the benchmark, whose notes are their results."""
+    """Of all steps but those that follow the benchmark, whose notes are their results."""
     beside = {step_id(chain.id, Stage.BENCHMARK, role) for role in (AGAINST, TRACE)}
     results = [result for name, result in record.results.items() if name not in beside]
     return list(dict.fromkeys(note for result in results for note in result.notes))

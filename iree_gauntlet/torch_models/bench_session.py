@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.torch_models.build_folder import Build
 
 
-# Of the coins that choose the order of rounds beside a peer: the same for everybody, so that a run can be repeated.
+# Of the coins that choose the order of rounds next to a peer: the same for everybody, so that a run can be repeated.
 _SEED = 1
 
 _PERCENTILES = (50, 90, 99)

@@ -60,7 +60,7 @@ class Program(Recorded):
 
     Attributes:
         name: `main`, or `prefill` and `decode`.
-        onnx: name of its file; weights lie beside it.
+        onnx: name of its file; weights are next to it.
         inputs: what it is called with.
         outputs: what the model returns for them, computed in its data format.
         directions: None where they were not tried.
@@ -135,7 +135,7 @@ class Build(Recorded):
 
     @property
     def has_host_modules(self) -> bool:
-        """Whether torch modules run on the host beside the device's."""
+        """Whether torch modules run on the host, too."""
         return any(self.host.values())
 
 

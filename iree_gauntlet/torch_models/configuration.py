@@ -1,6 +1,6 @@
 """Configurations of micro-benchmarks: YAML in torchao's dialect, read whole, with everything that is wrong at once.
 
-Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README beside it.
+Source of the dialect: `benchmarks/microbenchmarks/benchmark_runner.py` of torchao, and the README next to it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Variant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the compiler, beside the baseline's."""
+        """Of the compiler, in addition to the baseline's."""
         return (*self.quantization.recipe.flags, *(self.sparsity.recipe.flags if self.sparsity else ()))
 
     @property
@@ -111,14 +111,12 @@ class MicroConfig:
 
     Attributes:
         file: where it was read from.
-        mode: `inference`.
         variants: what every model is measured with at every shape; the baseline first.
         output_dir: for a copy of the results, relative to the working directory; empty for none.
         models: the entries of `model_params`.
     """
 
     file: Path
-    mode: str
     variants: tuple[Variant, ...]
     output_dir: str
     models: tuple[ModelParams, ...]
@@ -147,7 +145,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         models = [_model(entry, registry, read.line_of(["model_params", index])) for index, entry in enumerate(entries)]
     else:
         models = [_model(entries, registry, read.line_of(["model_params"]))]
-    return MicroConfig(path, "inference", _variants(file, registry), file.output_dir or "", _named(models))
+    return MicroConfig(path, _variants(file, registry), file.output_dir or "", _named(models))
 
 
 def _variants(file: File, registry: Registry) -> tuple[Variant, ...]:

@@ -155,7 +155,7 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def read_contractions(path: Path) -> int:
     """The same for a file; its weights are not read."""
-    import onnx  # noqa: PLC0415 - graphs can be handed over by who has it
+    import onnx  # noqa: PLC0415 - graphs can be given by those who have it
 
     return longest_contraction_path(onnx.load(str(path), load_external_data=False).graph)
 

@@ -1,4 +1,4 @@
-"""Push inputs through a model whose first or last module runs in torch on the host, beside the device.
+"""Push inputs through a model whose first or last module runs in torch on the host, next to the device.
 
     python measure_pipeline.py PLAN.json
 
@@ -6,12 +6,12 @@ Runs in the Python of the toolchain that is measured, which must have the versio
 imported from there. The plan is that of `workers/iree_side/measure_module.py`, and
 
     {"torch_paths": ["/…/site-packages"],   of the Python that has torch
-     "builder": {…},            what the builder was told: the model is built again, for its modules on the host
+     "builder": {…},            its builder's plan: the model is built again, for its modules on the host
      "host_inputs": [{"file", "type"}]}     of the module before the device; empty where there is none
 
 What that module returns is the device's input, and `inputs` says of which types; floats are cast to them, and floats
 of the device to f32. Of inputs beyond those (in training the targets) the plan's are pushed; in training nothing runs
-after the device. Each call goes through three stages that run beside each other: while the device computes one,
+after the device. Each call goes through three stages that run in parallel: while the device computes one,
 the host prepares the next and finishes the one before. Where there is nothing before the device, `inputs` are pushed.
 
 The answer is that of `measure_module.py`, and
@@ -37,7 +37,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # The package is the one that this script lies in; all else is found as this Python finds it, and not beside the
+    # The package is the one that has this script; all else is found as this Python finds it, and not next to the
     # script, where names such as `formats` lie.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[1])]

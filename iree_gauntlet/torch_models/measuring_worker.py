@@ -101,7 +101,7 @@ def ask(
             failure = Result(Verdict.ERROR, f"{_TOOL} gave no answer", tail=tuple(outcome.tail))
     else:
         lines = [line for line in processes.error_lines(step, name) if line.strip()]
-        # Its last line says why; what other libraries say stands before it.
+        # Its last line says why; what other libraries say is before it.
         reason = shorten(lines[-1]) if lines and not outcome.signal else ""
         failure = after_process(step, outcome, lines, tool=_TOOL, reason=reason)
     return Answer(step, processes, outcome, figures, processes.complete(step, outcome, failure))

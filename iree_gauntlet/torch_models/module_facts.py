@@ -1,6 +1,6 @@
 """What a compiled module shows of a recipe: the parameters that it reads, its dispatches, its size.
 
-The program that was handed to the compiler says what the parameters are; which of them are read, and what is done
+The program that was given to the compiler says what the parameters are; which of them are read, and what is done
 with them, is taken from the compiled module alone, since the compiler may turn narrow weights into wide ones:
 
 * at compile time, where the program has them inside: 3.5 to 3.7 do, and then there are wide constants in their place;
@@ -63,7 +63,7 @@ class ModuleFacts:
         unread: names of those that the program has and the module does not read.
         dispatches: names of what calls run, in their order; executables that are alike have one name.
         load_dispatches: names of what runs once, when the module is loaded.
-        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones cannot be told from
+        constant_bytes: of the constants inside the module, each of 4 KiB or more; smaller ones look like
             its strings.
         module_bytes: of the module's file.
         digest: hex SHA-256 of it.
@@ -134,7 +134,7 @@ def _dispatch_names(data: Iterable[bytes]) -> list[str]:
     found = {match.decode() for part in data for match in _DISPATCH.findall(part)}
     # An executable is called like its dispatch, without what it does.
     short = {match[0] for name in found if (match := _NUMBERED.match(name)) and match[0] != name}
-    # The length of a text stands before it in some formats, and may look like a letter.
+    # The length of a text is before it in some formats, and may look like a letter.
     return sorted((name for name in found if name not in short and name[1:] not in found), key=_place)
 
 
@@ -246,7 +246,7 @@ class _Segment:
     """Data of a module.
 
     Attributes:
-        member: file name inside the archive; empty for what lies in `module.fb`.
+        member: file name inside the archive; empty for what is in `module.fb`.
         size: bytes.
         data: empty for a constant that is larger than any table.
     """
@@ -270,7 +270,7 @@ class _NameTable:
 
 
 def _read_segments(toolchain: Toolchain, module: Path) -> list[_Segment]:
-    """All data of a module: what lies in `module.fb`, and the files beside it, which come in the same order.
+    """All data of a module: what is in `module.fb`, and the files next to it, which come in the same order.
 
     Raises:
         GauntletError: the module cannot be read; ToolchainError where its toolchain's tool cannot be started.

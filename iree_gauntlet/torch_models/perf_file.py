@@ -91,7 +91,7 @@ def append_result(output: str | Path, result: Mapping[str, Any], locks: Path) ->
     """Appends one result; folders that are missing are made.
 
     A file that is damaged, or is no list of results, is left as it is: the result goes to `<name>.new-1.json`
-    beside it, or to the first such file that is whole or not there.
+    next to it, or to the first such file that is whole or not there.
 
     Args:
         output: as given to `--output`.

@@ -182,7 +182,7 @@ class Registry:
         architectures: without the names of activations.
         activations: for the architectures that take one.
         shape_sets: without `custom`, whose shapes a configuration lists itself.
-        files: the plugin files beside the toolkit's own, absolute.
+        files: the plugin files besides the toolkit's own, absolute.
     """
 
     recipes: Mapping[str, Recipe]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DIALECT = "micro"
 PROGRAM = "main.onnx"
-# What stands before a variant's label in the role of a benchmark step that traces it.
+# The role of a benchmark step that traces a variant: this, and the variant's label.
 TRACE = "trace."
 # The worst value of an output, in units of the tolerance of its rms (see `formats.py`).
 _PEAK = 4.0
@@ -69,7 +69,7 @@ class PointChain(TorchChain):
         )
 
     def plan(self, label: str) -> VariantPlan:
-        """What the builder is told, but for the folder."""
+        """The builder's plan, but for the folder."""
         recipes = {variant.side: variant.torch_recipes for variant in self.point.variants}
         quantization, sparsity = recipes[label]
         model, shape = self.point.model, self.point.shape
@@ -117,7 +117,7 @@ class PointChain(TorchChain):
         return tuple(steps)
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:
-        """Measures variants beside each other; it takes the machine for each block of rounds by itself."""
+        """Measures variants together; it takes the machine for each block of rounds by itself."""
         return self.ran(self.step(Stage.BENCHMARK), [self._input(variant) for variant in variants], cores=0)
 
     def profile(self, variant: Variant, kind: str) -> Step:

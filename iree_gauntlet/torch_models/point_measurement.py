@@ -63,7 +63,7 @@ _MODES = {"torch": (EAGER, COMPILE), "torch-eager": (EAGER,), "none": ()}
 
 @dataclass(slots=True)
 class VariantFigures:
-    """What is known of a variant before it is measured, and beside that.
+    """What is known of a variant before it is measured, and besides that.
 
     Attributes:
         status: `measured`, `same module`, `skipped`, `failed` or `error`.
@@ -165,7 +165,7 @@ def _variant(
 def _torch(
     variant: Variant, mode: str, own: str, blocks: PointEvidence, first_call_ms: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Torch's time of what torch makes for a variant, beside torch's baseline and beside IREE's variant."""
+    """Torch's time of what torch makes for a variant, next to torch's baseline and to IREE's variant."""
     side = variant.side
     name = torch_name(mode, side)
     time = median_ms(blocks, name)
@@ -284,7 +284,7 @@ class PointMeasurement:
         compiles = self.chain.point.model.torch_compile
         modes = [mode for mode in _MODES[self.measuring.against] if compiles or mode == EAGER]
         if not modes or not self.chain.device.startswith("local-"):
-            # Torch runs on the CPU here: beside another device that says nothing.
+            # Torch runs on the CPU here: next to another device that says nothing.
             return TorchTrial()
         return try_torch(step, self.chain, self.builds, wanted, modes, _ROUND_MS, self.session)
 

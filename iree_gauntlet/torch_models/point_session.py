@@ -1,4 +1,4 @@
-"""A point while it runs: its models are made and exported, compiled and checked, and measured beside each other."""
+"""A point while it runs: its models are made and exported, compiled and checked, and measured together."""
 
 from __future__ import annotations
 

@@ -89,11 +89,11 @@ class Recipe(_InPlugin):
         function: takes the torch module and the arguments, returns a torch module; None for a compiler recipe.
         arguments: what it takes after dashes.
         proof: what its compiled module must show.
-        tolerance: relative root mean square of the difference from torch that rounding alone may make, beside what
+        tolerance: relative root mean square of the difference from torch that rounding alone may make, besides what
             the type allows; 0 where it makes none.
-        requires: Python modules that the function needs beside torch.
+        requires: Python modules that the function needs besides torch.
         beside: the quantization recipes that a sparsity recipe is combined with.
-        flags: of the compiler, beside the baseline's.
+        flags: of the compiler, in addition to the baseline's.
         contraction_type: `f16` or `bf16` where a compiler recipe narrows the inputs of contractions to that.
         check: takes the arguments, says what is wrong with them; None where any will do.
         refusal: why it is not made here; empty where it is.
@@ -192,9 +192,9 @@ def recipe(
         about: one line for lists; the first of the function's docstring where it is empty.
         proof: what the compiled module must show.
         tolerance: relative root mean square of the difference from torch that rounding alone may make.
-        requires: Python modules that the function needs beside torch.
+        requires: Python modules that the function needs besides torch.
         beside: the quantization recipes that a sparsity recipe is combined with; each runs without it too.
-        flags: of the compiler, that the recipe is compiled with beside the baseline's.
+        flags: of the compiler, that the recipe is compiled with in addition to the baseline's.
         check: takes the arguments, says what is wrong with them, "" for nothing; called when a configuration is read.
 
     Raises:

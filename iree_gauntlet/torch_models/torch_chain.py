@@ -234,7 +234,7 @@ class TorchChain(ABC):
             step: what all steps of the chain have in common.
             inputs: files that it reads.
             needs: steps before it.
-            resources: what it takes beside the device; a core where nothing is said.
+            resources: what it takes besides the device; a core by default.
         """
         taken = Resources(**{"cores": 1, "device": self.device, **resources})
         every_time = CacheLookup(reason="runs every time")
@@ -289,7 +289,7 @@ class Exporter:
 
         Args:
             step: of the export.
-            plan: what the builder is told, but for the folder.
+            plan: of the builder, but for the folder.
 
         Raises:
             GauntletError: what was made cannot be read.

@@ -2,7 +2,7 @@
 
 The table is `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` of pytorch/test-infra: `extra_info` maps hold text
 alone, counts are UInt32, values Float32. What the upload adds (repository, commit, workflow, time) is not in a record.
-Names of metrics, and what stands in `benchmark`, `model` and `metric`, follow torchao's `ci_microbenchmark_runner.py`,
+Names of metrics, and what is in `benchmark`, `model` and `metric`, follow torchao's `ci_microbenchmark_runner.py`,
 so that its dashboards find them. IREE's figures have the backend `iree`; torch's are next to them with the backends
 `eager` and `inductor` (torch.compile).
 
@@ -201,7 +201,7 @@ def oss_records(
     Args:
         rows: of all points.
         header: of the run: `run`, `toolchain`, `machine`, `versions`, and `gpus` where it ran on some, each with
-            `name` and `memory_bytes`; `state`, which stands in every record where it is not `complete`.
+            `name` and `memory_bytes`; `state`, which is in every record where it is not `complete`.
         targets: the value that a metric should have, by its name and then by `<recipe>@<model.name>` or `<recipe>`; 0
             for those that are not named, which dashboards read as none.
     """

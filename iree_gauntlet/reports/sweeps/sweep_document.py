@@ -269,7 +269,7 @@ def sweep_document(
 
 
 def speedup_table(entry: Entry) -> Table:
-    """Shapes and recipes, the longer axis down; beside the shapes the baseline's time in ms."""
+    """Shapes and recipes, the longer axis down; next to the shapes the baseline's time in ms."""
     shapes, recipes = entry.shapes, entry.recipes
     baselines = {shape: entry.baseline(shape) for shape in shapes}
     times = {shape: _time_text(row.iree if row else None) for shape, row in baselines.items()}

@@ -174,7 +174,7 @@ class Entry:
         return next((row for row in reversed(self.rows) if (row.recipe, row.label) == (recipe, shape)), None)
 
     def baseline(self, shape: str) -> Row | None:
-        """What the others at a shape are held against."""
+        """What the others at a shape are compared with."""
         return self.row(_BASELINE, shape)
 
     def of_recipe(self, recipe: str) -> tuple[Row, ...]:
