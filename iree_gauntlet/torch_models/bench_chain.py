@@ -20,7 +20,7 @@ from iree_gauntlet.torch_models.measuring_worker import (
     MODULE_WORKER,
     PIPELINE_WORKER,
 )
-from iree_gauntlet.torch_models.torch_chain import TorchChain, hash_of_files
+from iree_gauntlet.torch_models.torch_chain import TorchChain, hash_of_files, runnable_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,10 +104,7 @@ class Chain(TorchChain):
             compiled = self.compiling(role, "_".join(self.names), self.flags, onnx, content, imported)
             steps += [imported, compiled]
             compiles.append(compiled.id)
-            runnable += [
-                StepInput("module", compiled.output("module")),
-                StepInput("parameters", imported.output("parameters")),
-            ]
+            runnable += runnable_files(compiled, imported)
         files = [item for program in build.programs for item in (*program.inputs, *program.outputs)]
         inputs = (*runnable, *(StepInput("input", str(self.exported() / item.file)) for item in files))
         ready = self.ran(self.step(Stage.THRESHOLD), inputs, tuple(compiles))

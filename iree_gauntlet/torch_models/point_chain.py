@@ -14,7 +14,7 @@ from iree_gauntlet.steps import Step, StepInput
 from iree_gauntlet.toolchains.toolchain import COMPILE
 from iree_gauntlet.torch_models.build_plan import VariantPlan
 from iree_gauntlet.torch_models.formats import Tolerance, tolerance
-from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain
+from iree_gauntlet.torch_models.torch_chain import CompiledProgram, TorchChain, runnable_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,11 +109,8 @@ class PointChain(TorchChain):
             if lacking:
                 # The recipe's flag and not the program is what this compiler cannot read.
                 compiled = blocked(compiled, f"{lacking[0].message} ({lacking[0].hint})")
-            inputs = (
-                StepInput("module", compiled.output("module")),
-                StepInput("parameters", imports[label].output("parameters")),
-            )
-            steps += [compiled, self.ran(self.step(Stage.THRESHOLD, variant.label), inputs, (compiled.id,))]
+            check = self.step(Stage.THRESHOLD, variant.label)
+            steps += [compiled, self.ran(check, runnable_files(compiled, imports[label]), (compiled.id,))]
         return tuple(steps)
 
     def benchmark(self, variants: Sequence[Variant]) -> Step:

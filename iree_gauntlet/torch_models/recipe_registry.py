@@ -76,8 +76,9 @@ class _InPlugin(Declaration):
 
     @classmethod
     def check_name(cls, name: object, messages: list[str]) -> None:
-        """Refuse what a configuration cannot name."""
-        _check_name(name, messages)
+        """Refuse what a configuration cannot name; a dash may part a name from arguments."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,6 @@ class Recipe(_InPlugin):
     refusal: str = ""
 
     what: ClassVar[str] = "a recipe"
-    documented: ClassVar[str] = "see docs/how-to/recipes.md"
 
     @property
     def usage(self) -> str:
@@ -247,7 +247,7 @@ def compiler_recipe(
     assert caller is not None, "a call has a caller"
     file, line = Path(caller.f_code.co_filename).absolute(), caller.f_lineno
     messages: list[str] = []
-    _check_name(name, messages)
+    Recipe.check_name(name, messages)
     _check_proof(proof, tolerance, messages)
     words = _flags(flags, messages)
     if not words:
@@ -342,12 +342,6 @@ def _check_proof(proof: object, tolerance: object, messages: list[str]) -> None:
     if proof.parameter_share is not None:
         what = "proof.parameter_share is a share of the baseline's bytes, such as 0.3"
         _check_positive(what, proof.parameter_share, messages)
-
-
-def _check_name(name: object, messages: list[str]) -> None:
-    """Checks a name, which a dash may part from arguments."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        messages.append(f"{name!r} is no name; letters, digits and _ . : make one, with single dashes between them")
 
 
 def _words_of(what: str, words: object, messages: list[str]) -> tuple[str, ...]:

@@ -251,6 +251,14 @@ def _builder_identity() -> str:
     return hash_of_files(sorted(_OWN_FOLDER.glob("*.py")), _OWN_FOLDER)
 
 
+def runnable_files(compiled: Step, imported: Step) -> tuple[StepInput, ...]:
+    """What a step that runs a compiled program reads."""
+    return (
+        StepInput("module", compiled.output("module")),
+        StepInput("parameters", imported.output("parameters")),
+    )
+
+
 def hash_of_files(paths: Sequence[Path], root: Path) -> str:
     """One for several files, by their names below a folder and their content."""
     digest = hashlib.sha256()
