@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.record_golden import InferenceFailedError, RefusedError, load_array, run_model
+from iree_gauntlet.workers.iree_side.record_golden import GoldenError, RefusedError, load_array, run_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 FACTOR = 1.01
-_EXIT_INFERENCE_FAILED = 1
-_EXIT_REFUSED = 2
 _TYPES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
 
@@ -114,12 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         found = _measured(arguments)
-    except RefusedError as error:
+    except GoldenError as error:
         print(f"golden_sensitivity: {error}", file=sys.stderr)
-        return _EXIT_REFUSED
-    except InferenceFailedError as error:
-        print(f"golden_sensitivity: {error}", file=sys.stderr)
-        return _EXIT_INFERENCE_FAILED
+        return error.exit_code
     print(json.dumps(found))
     return 0
 

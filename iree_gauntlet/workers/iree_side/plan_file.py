@@ -63,7 +63,7 @@ def host_type(name: str) -> np.dtype[Any]:
 
 
 def array_bits(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """An array as it is handed to the runtime: contiguous, and of the type that holds its bits.
+    """An array as the runtime takes it: contiguous, and of the type that holds its bits.
 
     Raises:
         PlanError: where it has another one.
@@ -77,13 +77,17 @@ def timed_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[flo
     """Calls as often as a plan says, after those that warm up; ms, one by one."""
     for _ in range(int(plan["warm_up_calls"])):
         call()
-    clock = time.perf_counter_ns
-    times = [0] * int(plan["calls"])
-    for index in range(len(times)):
+    return [value / _NS_PER_MS for value in call_times(call, int(plan["calls"]))]
+
+
+def call_times(call: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns) -> list[int]:
+    """Calls one after the other; ns, one by one."""
+    times = [0] * count
+    for index in range(count):
         begin = clock()
         call()
         times[index] = clock() - begin
-    return [value / _NS_PER_MS for value in times]
+    return times
 
 
 def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:
