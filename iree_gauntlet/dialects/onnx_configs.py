@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
-from iree_gauntlet.dialects.json_places import line_of
+from iree_gauntlet.dialects.json_text import line_of
 from iree_gauntlet.dialects.op_configs import read_document
 from iree_gauntlet.dialects.op_schema import SuiteDocument
 from iree_gauntlet.dialects.spec_file import nearest, problem_at
-from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.dialects.spec_flags import target_of_flags
 from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:

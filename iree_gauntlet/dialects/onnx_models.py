@@ -29,7 +29,7 @@ from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, 
 from iree_gauntlet.dialects.op_schema import is_config_name
 from iree_gauntlet.dialects.op_tests import OpCases
 from iree_gauntlet.dialects.spec_file import problem_at
-from iree_gauntlet.dialects.target_flags import devices_of_flags
+from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:

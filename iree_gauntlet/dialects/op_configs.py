@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
-from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.json5_text import comments_of, plain_json
-from iree_gauntlet.dialects.json_places import line_of, lines_of_items
+from iree_gauntlet.dialects.json_text import comments_of, line_of, lines_of_items, plain_json
 from iree_gauntlet.dialects.op_schema import OpConfig, SuiteDocument
 from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
-from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, flag_variables, strange_variables, target_of_flags
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target
 

@@ -25,11 +25,10 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, with_variables
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
-from iree_gauntlet.dialects.target_flags import devices_of_flags
+from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, devices_of_flags, flag_variables, with_variables
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:

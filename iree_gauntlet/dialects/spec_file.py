@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from iree_gauntlet.dialects.json5_text import without_comments
-from iree_gauntlet.dialects.json_places import line_of, path_of
+from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:

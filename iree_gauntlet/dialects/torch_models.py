@@ -24,8 +24,8 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside
+from iree_gauntlet.dialects.spec_flags import resolved_flags
 from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
 from iree_gauntlet.dialects.torch_schema import ArgumentSpec, BenchmarkTest, CompstatTest, QualityTest, Weight
 from iree_gauntlet.errors import Problem

@@ -9,10 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from iree_gauntlet.cases import MAIN, Case, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.fields import ImportOptions
-from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside, problem
 from iree_gauntlet.dialects.spec_file import nearest
-from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
 from iree_gauntlet.dialects.trees import read_module_definition
 from iree_gauntlet.errors import Problem

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from iree_gauntlet.dialects.flag_variables import flag_variables
-from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
 from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree
 from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_flags import flag_variables
 from iree_gauntlet.dialects.torch_schema import TEST_TYPES, ModuleDefinition, torch_document
 from iree_gauntlet.errors import Problem, UsageError
 

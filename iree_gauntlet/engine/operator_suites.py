@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.engine.modules.batch_compile import BatchCompiler, place_of, with_function
-from iree_gauntlet.engine.modules.batches import Batched, with_batches
+from iree_gauntlet.engine.modules.batches import BatchCompiler, Batched, place_of, with_batches, with_function
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
 from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE

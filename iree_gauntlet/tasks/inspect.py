@@ -195,7 +195,7 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
 
 def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """What is found of the tolerances that cases give, each flag of a file once."""
-    from iree_gauntlet.dialects.flag_places import problem_of_flag  # noqa: PLC0415
+    from iree_gauntlet.dialects.spec_flags import problem_of_flag  # noqa: PLC0415
 
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]
