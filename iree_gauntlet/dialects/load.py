@@ -15,7 +15,7 @@ from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Spec
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
@@ -347,8 +347,7 @@ def _unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> s
     problems: set[Problem] = set()
     for item in expected:
         if not any(fnmatchcase(name, item.case) for name in names):
-            near = nearest(item.case, names)
-            message = f"{item.case!r} fits no spec" + (f"; did you mean {near!r}?" if near else "")
+            message = f"{item.case!r} fits no spec{did_you_mean(item.case, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
             problems.add(Problem(item.origin.file, 0, f"{item.origin.field}.case", message, hint))
     return problems

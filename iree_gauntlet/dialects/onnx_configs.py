@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator
-
 from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.json_text import line_of
 from iree_gauntlet.dialects.op_configs import read_document
 from iree_gauntlet.dialects.op_schema import SuiteDocument
-from iree_gauntlet.dialects.spec_file import nearest, problem_at
+from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.dialects.spec_flags import target_of_flags
 from iree_gauntlet.targets import Target
 
@@ -30,16 +29,8 @@ _FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-r
 _KNOWN = ("pass", *_FAILURES, "skip")
 
 
-def _outcome(text: str) -> str:
-    if text not in _KNOWN:
-        near = nearest(text, _KNOWN)
-        guess = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(f"unknown outcome {text!r}{guess} ({', '.join(_KNOWN)})")
-    return text
-
-
 class _Document(SuiteDocument):
-    tests_and_expected_outcomes: dict[str, Annotated[str, AfterValidator(_outcome)]]
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", _KNOWN)]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +118,5 @@ def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Probl
     names = set(known)
     for entry in config.tests:
         if entry not in names:
-            near = nearest(entry, names)
-            message = "names no test" + (f"; did you mean {near!r}?" if near else "")
+            message = f"names no test{did_you_mean(entry, names)}"
             yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")

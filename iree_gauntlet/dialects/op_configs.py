@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import ValidationError
-
 from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.json_text import comments_of, line_of, lines_of_items, plain_json
 from iree_gauntlet.dialects.op_schema import OpConfig, SuiteDocument
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import load_json, nearest
 from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, flag_variables, strange_variables, target_of_flags
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target
@@ -203,8 +202,5 @@ def read_document(
     content, text, problems = load_json(path, name, plain)
     if content is None:
         return None, text, comments, problems, []
-    content, warnings = without_strange_fields(content, model.model_fields, name, text)
-    try:
-        return model.model_validate(content), text, comments, [], warnings
-    except ValidationError as error:
-        return None, text, comments, problems_of(error, model, name, text), warnings
+    found, problems, warnings = tolerant(model, content, name, text)
+    return found, text, comments, problems, warnings

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text, expecting, one_of
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
@@ -45,19 +45,8 @@ def is_config_name(text: str) -> bool:
     return bool(_CONFIG_NAME.fullmatch(text))
 
 
-def _config_name(text: str) -> str:
-    if not is_config_name(text):
-        raise ValueError(f"expected a name of letters, digits, '_', '-', '+' and '.', found {text!r}")
-    return text
-
-
-def _element_type(text: str) -> str:
-    text = _SHORT_NAMES.get(text.lower(), text)
-    if text not in ELEMENT_TYPES:
-        near = nearest(text, ELEMENT_TYPES)
-        guess = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(f"unknown element type {text!r}{guess} ({', '.join(ELEMENT_TYPES)})")
-    return text
+def _long_name(text: str) -> str:
+    return _SHORT_NAMES.get(text.lower(), text)
 
 
 def _number(value: object) -> object:
@@ -84,8 +73,8 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-_ConfigName = Annotated[str, AfterValidator(_config_name)]
-ElementType = Annotated[str, AfterValidator(_element_type)]
+_ConfigName = Annotated[str, expecting("a name of letters, digits, '_', '-', '+' and '.'", is_config_name)]
+ElementType = Annotated[str, AfterValidator(_long_name), one_of("element type", ELEMENT_TYPES)]
 Number = Annotated[Any, AfterValidator(_number)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]

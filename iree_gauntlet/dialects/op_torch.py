@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from pydantic import ValidationError
-
 from iree_gauntlet.cases import Allclose, Argument
+from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.op_schema import (
@@ -22,7 +21,7 @@ from iree_gauntlet.dialects.op_schema import (
     tensor_of,
 )
 from iree_gauntlet.dialects.op_trees import TORCH_FILE, OpSpec
-from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import load_json, problem_at
 
 if TYPE_CHECKING:
     from iree_gauntlet.errors import Problem
@@ -40,11 +39,9 @@ def read_torch_op(spec: OpSpec) -> tuple[_Found | None, list[Problem], list[Prob
     content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
     if content is None:
         return None, problems, []
-    content, warnings = without_strange_fields(content, TorchOp.model_fields, spec.name, text)
-    try:
-        document = TorchOp.model_validate(content)
-    except ValidationError as error:
-        return None, problems_of(error, TorchOp, spec.name, text), warnings
+    document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
+    if document is None:
+        return None, problems, warnings
     reader = _Reader(spec, text)
     reader.local(["file_name"], document.file_name)
     expected = document.expected_output or [] if document.mode != "benchmark" else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn
 
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
 from iree_gauntlet.targets import FAMILIES
 
@@ -204,8 +204,7 @@ def unmatched(include: Include, specs: Sequence[Named]) -> str:
 
 
 def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
-    near = nearest(wanted, names)
-    return f"No {option} {wanted!r}" + (f"; did you mean {near!r}?" if near else ".")
+    return f"No {option} {wanted!r}{did_you_mean(wanted, names) or '.'}"
 
 
 def _describe(include: Include) -> str:

@@ -164,6 +164,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return matches[0] if matches else ""
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question to put behind a message about an unknown word; empty where no known one is spelled like it."""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
 def without_strange_fields(
     content: dict[str, Any], known: Collection[str], name: str, text: str
 ) -> tuple[dict[str, Any], list[Problem]]:
@@ -240,9 +246,9 @@ def problems_at(
         kind, found = item["type"], item.get("input")
         if kind == "extra_forbidden":
             known = _fields_at(model, location[:-1])
-            near = nearest(str(location[-1]), known)
-            message = "unknown field" + (f"; did you mean {near!r}?" if near else "")
-            hint = "" if near else f"Known fields: {', '.join(sorted(known))}."
+            question = did_you_mean(str(location[-1]), known)
+            message = f"unknown field{question}"
+            hint = "" if question else f"Known fields: {', '.join(sorted(known))}."
         elif kind == "missing":
             message = "is missing: the field is required"
         elif kind == "value_error":

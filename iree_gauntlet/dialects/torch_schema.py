@@ -32,7 +32,7 @@ from iree_gauntlet.dialects.fields import (
     Timeouts,
     Word,
 )
-from iree_gauntlet.dialects.spec_file import FieldError, nearest
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -287,5 +287,4 @@ def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None
     known = ", ".join(TEST_TYPES)
     if not isinstance(kind, str):
         return f"expected the type of a test ({known})"
-    near = nearest(kind, TEST_TYPES)
-    return f"unknown type {kind!r}" + (f"; did you mean {near!r}?" if near else f" of a test; types are {known}")
+    return f"unknown type {kind!r}{did_you_mean(kind, TEST_TYPES) or f' of a test; types are {known}'}"
