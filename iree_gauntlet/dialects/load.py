@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
-from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite, build_model_cases
-from iree_gauntlet.dialects.op_tests import OpCases, build_op_cases
-from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
+from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
+from iree_gauntlet.dialects.op_tests import build_op_cases
+from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
@@ -24,6 +24,7 @@ from iree_gauntlet.targets import Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from iree_gauntlet.dialects.configured_suites import ConfiguredCases, ConfiguredSuite
     from iree_gauntlet.dialects.trees import AnySpec
 
 
@@ -155,7 +156,7 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._suites: set[tuple[OpSuite | ModelsSuite, bool]] = set()
+        self._suites: set[tuple[ConfiguredSuite, bool]] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
@@ -265,7 +266,7 @@ class _Loader:
         )
 
 
-def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> OpCases:
+def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
     return build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
 
 

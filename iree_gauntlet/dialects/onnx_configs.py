@@ -5,17 +5,14 @@ Facts: iree-test-suites, `onnx_models/conftest.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
+from iree_gauntlet.dialects.configured_suites import Config, SuiteDocument, read_config
 from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.json_text import line_of
-from iree_gauntlet.dialects.op_configs import read_document
-from iree_gauntlet.dialects.op_schema import SuiteDocument
 from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
-from iree_gauntlet.dialects.spec_flags import target_of_flags
-from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,28 +31,15 @@ class _Document(SuiteDocument):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelsConfig:
-    """A config, read.
+class ModelsConfig(Config):
+    """A config of the ONNX models' suite, read.
 
     Attributes:
-        name: the file as the user names it.
-        text: as JSON, every value in its place.
-        document: what it says; None where it cannot be understood.
-        target: what its flags are for; the config's name is its own.
         comments: by line.
-        problems: what is wrong with it.
-        warnings: what is passed over in it.
-        unmatched: its entries that name no test.
     """
 
-    name: str
-    text: str = ""
     document: _Document | None = None
-    target: Target = field(default_factory=lambda: Target("cpu"))
     comments: Mapping[int, str] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
-    unmatched: tuple[Problem, ...] = ()
 
     @property
     def tests(self) -> list[str]:
@@ -105,12 +89,8 @@ def read_models_config(path: Path, name: str) -> ModelsConfig:
         path: the file.
         name: how the user names it, for messages.
     """
-    document, text, comments, problems, warnings = read_document(path, name, _Document)
-    if document is None:
-        return ModelsConfig(name, problems=tuple(problems), warnings=tuple(warnings))
-    found = target_of_flags(document.iree_compile_flags)
-    target = Target(found.family, found.chip, config=document.config_name)
-    return ModelsConfig(name, text, document, target, comments, warnings=tuple(warnings))
+    config, comments = read_config(path, name, _Document, ModelsConfig)
+    return replace(config, comments=comments)
 
 
 def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,12 +21,19 @@ from iree_gauntlet.cases import (
     Origin,
     Program,
 )
+from iree_gauntlet.dialects.configured_suites import (
+    ConfiguredCases,
+    ConfiguredSpec,
+    ConfiguredSuite,
+    asked_configs,
+    markers_of,
+    same_names,
+    with_own_names,
+)
 from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.onnx_configs import OUTCOMES, ModelsConfig, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
-from iree_gauntlet.dialects.op_schema import is_config_name
-from iree_gauntlet.dialects.op_tests import OpCases
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
@@ -50,46 +56,26 @@ _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelsSuite:
-    """Tests with one root.
-
-    Attributes:
-        configs: how they are compiled and run; one that cannot be read is among them.
-        problems: what is wrong with it as a whole.
-    """
+class ModelsSuite(ConfiguredSuite):
+    """Tests of models with one root."""
 
     configs: tuple[ModelsConfig, ...]
-    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelSpec:
+class ModelSpec(ConfiguredSpec):
     """A test of a model; or a file that holds none that could be read.
 
+    Its model is the file of tests, and the folder of the model as its name has it; its stem the model's file.
+
     Attributes:
-        suite: what it belongs to.
-        name: the file that it is written in, as the user names it.
         document: what it says, with the whole URL of its model; None where it cannot be understood.
-        model: the file of tests, and the folder of the model as its name has it.
-        stem: name of the model's file without suffix.
         submodel: what `--submodel` selects.
-        problems: what is wrong with it.
-        defines_module: never: it is compiled and run.
     """
 
     suite: ModelsSuite
-    name: str
     document: ModelTest | None
-    model: str
-    stem: str
     submodel: str
-    problems: tuple[Problem, ...] = ()
-    defines_module: bool = False
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that its configs are for."""
-        return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
 
 
 def is_models_suite(folder: Path, *, named: bool) -> bool:
@@ -127,9 +113,7 @@ def read_model_specs(
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
-        counts = Counter(config.target.config for config in configs if config.document)
-        configs = [_named(config) if counts[config.target.config] > 1 else config for config in configs]
-        configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
+        configs = _checked(with_own_names(configs), known)
         base = base_of(root / "conftest.py") if read else DEFAULT_BASE
         read = read or [(config.name, *_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
@@ -142,19 +126,13 @@ def read_model_specs(
     return specs
 
 
-def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> OpCases:
+def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
     """The cases of a test, one for each config whose target is asked for."""
-    cases: list[Case] = []
-    elsewhere: list[str] = []
-    for config in spec.suite.configs:
-        if config.document is None or spec.document is None:
-            continue
-        asked = next((target for target in targets if target.covers(config.target)), None)
-        if asked is None:
-            elsewhere.append(replace(config.target, config="").name)
-        else:
-            cases.append(_case(spec, spec.document, config, replace(config.target, sku=asked.sku)))
-    return OpCases(tuple(cases), elsewhere=tuple(elsewhere))
+    if spec.document is None:
+        return ConfiguredCases()
+    test = spec.document
+    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
+    return ConfiguredCases(tuple(_case(spec, test, config, target) for config, target in chosen), elsewhere=elsewhere)
 
 
 def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
@@ -182,28 +160,23 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
         order=ArgumentOrder.MODULES_FIRST,
         # Of several marks that expect a failure pytest takes the first, which is the file's own.
         expectations=marked or config.expectations_of(test.name),
-        markers=frozenset({Kind.QUALITY.value, target.family, *filter(None, [target.chip]), *test.markers}),
+        markers=markers_of(target, Kind.QUALITY) | test.markers,
         skip_reason=skip or config.skip_of(test.name),
         flags_origin=flags_origin,
         reference=True,
     )
 
 
-def _named(config: ModelsConfig) -> ModelsConfig:
-    """A config whose name another one has too: its file's name is what tells them apart."""
-    stem = PurePosixPath(config.name).stem
-    return replace(config, target=replace(config.target, config=stem)) if is_config_name(stem) else config
-
-
-def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
-    """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
-    unmatched = tuple(misnamed_tests(config, known)) if known else ()
-    same = next((item for item in others if item.document and item.target.config == config.target.config), None)
-    if same is None or config.document is None:
-        return replace(config, unmatched=unmatched)
-    message = f"{config.target.config!r} is the name of {same.name} too"
-    problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
-    return replace(config, problems=(problem,), unmatched=unmatched)
+def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[ModelsConfig]:
+    """The configs with what is wrong with their names, and with the names of tests where the suite's are known."""
+    first: dict[str, ModelsConfig] = {}
+    checked = []
+    for config in configs:
+        others = [first.setdefault(config.target.config, config)] if config.document else []
+        problems = (*config.problems, *same_names(config, others))
+        unmatched = tuple(misnamed_tests(config, known)) if known else ()
+        checked.append(replace(config, problems=problems, unmatched=unmatched))
+    return checked
 
 
 def _specs(
@@ -214,7 +187,7 @@ def _specs(
     for name, tests, problems in read:
         if problems:
             stem = PurePosixPath(name).stem
-            yield ModelSpec(suite, name, None, _kind(name), stem, stem, tuple(problems))
+            yield ModelSpec(suite, name, _kind(name), stem, None, stem, problems=tuple(problems))
         for test in tests:
             if test.name not in seen:
                 seen.add(test.name)
@@ -237,9 +210,9 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     if leaving:
         hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
         problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
-        return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
+        return ModelSpec(suite, name, kind, stem, None, stem, problems=(problem,))
     test = replace(test, url=whole(test.url))
-    return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
+    return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 
 
 def _kind(file: str) -> str:

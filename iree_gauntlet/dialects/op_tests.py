@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -25,6 +24,7 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
+from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
@@ -80,57 +80,30 @@ class OpInputs:
     warnings: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpCases:
-    """The result of a folder.
-
-    Attributes:
-        cases: one for each config and kind; of a folder with problems, blocked.
-        problems: what is wrong with the folder.
-        warnings: what is passed over.
-        elsewhere: names of targets that other configs are for.
-    """
-
-    cases: tuple[Case, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-
-
-def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> OpCases:
+def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> ConfiguredCases:
     """The cases of a folder: for each config whose target is asked for, and a benchmark where it has a golden time.
 
     Args:
         spec: the folder.
         targets: what is asked for.
     """
-    chosen: list[tuple[SuiteConfig, Target]] = []
-    elsewhere: list[str] = []
-    for config in spec.suite.configs:
-        if config.document is None:
-            continue
-        asked = next((target for target in targets if target.covers(config.target)), None)
-        if asked is None:
-            elsewhere.append(replace(config.target, config="").name)
-        else:
-            chosen.append((config, asked))
+    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
     if not chosen:
-        return OpCases(elsewhere=tuple(elsewhere))
+        return ConfiguredCases(elsewhere=elsewhere)
     read = _read(spec)
     cases: list[Case] = []
     origin = Origin(spec.name)
     program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
-    for config, asked in chosen:
-        cases += _cases(spec, read, program, origin, config, asked.sku)
-    return OpCases(tuple(cases), read.problems, read.warnings, tuple(elsewhere))
+    for config, target in chosen:
+        cases += _cases(spec, read, program, origin, config, target)
+    return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
 def _cases(
-    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, sku: str
+    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, target: Target
 ) -> Iterator[Case]:
     document = config.document
     assert document is not None, "only configs that were read are chosen"
-    target = _with_sku(config.target, sku)
     flags = tuple(document.iree_compile_flags)
     if any("${" in flag for flag in flags):
         values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
@@ -158,7 +131,7 @@ def _cases(
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
         expectations=_expectations(expected, compared=not read.benchmark),
-        markers=_markers(target, Kind.QUALITY),
+        markers=markers_of(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
@@ -203,7 +176,7 @@ def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, ke
         run_flags=flags,
         own_flags=own,
         goldens=goldens,
-        markers=_markers(case.target, Kind.BENCHMARK),
+        markers=markers_of(case.target, Kind.BENCHMARK),
         allclose=None,
         blocked_at=Stage.BENCHMARK if read.compiles else Stage.COMPILE,
     )
@@ -216,16 +189,6 @@ def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
 def _output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
-
-
-@lru_cache(maxsize=64)
-def _markers(target: Target, kind: Kind) -> frozenset[str]:
-    return frozenset({kind.value, target.family, *filter(None, [target.chip])})
-
-
-@lru_cache(maxsize=64)
-def _with_sku(target: Target, sku: str) -> Target:
-    return replace(target, sku=sku)
 
 
 def _function_flags(read: OpInputs) -> tuple[str, ...]:

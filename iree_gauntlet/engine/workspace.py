@@ -19,11 +19,8 @@ from iree_gauntlet.targets import FAMILIES, Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from iree_gauntlet.dialects.configured_suites import Config
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
-    from iree_gauntlet.dialects.onnx_models import ModelsSuite
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.dialects.trees import AnySpec
@@ -230,14 +227,11 @@ def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
                 raise UsageError(f"unknown target {name!r}", known)
 
 
-def _configs_of(specs: Iterable[AnySpec]) -> list[SuiteConfig | ModelsConfig]:
+def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
     """The configs of operator suites and of ONNX models that could be read."""
-    from iree_gauntlet.dialects.onnx_models import ModelSpec  # noqa: PLC0415
-    from iree_gauntlet.dialects.op_trees import OpSpec  # noqa: PLC0415
+    from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415
 
-    suites: dict[int, OpSuite | ModelsSuite] = {
-        id(spec.suite): spec.suite for spec in specs if isinstance(spec, OpSpec | ModelSpec)
-    }
+    suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfiguredSpec)}
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
 
