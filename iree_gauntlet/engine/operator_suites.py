@@ -20,8 +20,13 @@ from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.engine.modules.batches import BatchCompiler, Batched, place_of, with_batches, with_function
 from iree_gauntlet.engine.modules.modules import ModuleMaker
-from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
-from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
+from iree_gauntlet.engine.processes.compile_client import (
+    EXIT_DEFECT,
+    EXIT_UNWRITABLE,
+    CompileJob,
+    CompileServer,
+    served,
+)
 from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
 from iree_gauntlet.engine.processes.run_client import RunServers
 from iree_gauntlet.engine.served_threshold import check_served_threshold

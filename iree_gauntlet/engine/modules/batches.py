@@ -20,8 +20,7 @@ from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
-from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer
-from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
+from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Step, StepInput
 from iree_gauntlet.system.atomic import write_atomic
@@ -194,8 +193,8 @@ class BatchCompiler:
         self._place = {
             step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
         }
-        self._folders: dict[str, Path] = {}
-        self._records: dict[str, list[dict[str, Any]]] = {}
+        # Of each batch that was made, the folder of its step and what its modules hold.
+        self._made: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
         self._mutex = threading.Lock()
 
     def owns(self, step: Step) -> bool:
@@ -225,7 +224,7 @@ class BatchCompiler:
         record = [{"module": part.module.name, "functions": _by_text(part.functions)} for part in parts]
         write_atomic(folder / _RECORD, json.dumps({"parts": record}))
         with self._mutex:
-            self._records[step.id], self._folders[step.id] = record, folder
+            self._made[step.id] = folder, record
         together = sum(len(part.functions) for part in parts)
         had = sum(member.cache.hit for member in self._members[step.id])
         alone = max(len(self._members[step.id]) - had - together, 0)
@@ -279,16 +278,15 @@ class BatchCompiler:
 
     def _find(self, batch: str, number: int) -> tuple[Path, Sequence[str]] | None:
         with self._mutex:
-            if batch not in self._records:
+            if batch not in self._made:
                 # An earlier part of this run has made it.
-                member = self._members[batch][number]
-                folder = _folder_of(batch, member)
-                self._records[batch] = json.loads((folder / _RECORD).read_bytes())["parts"]
-                self._folders[batch] = folder
-            for part in self._records[batch]:
+                folder = _folder_of(batch, self._members[batch][number])
+                self._made[batch] = folder, json.loads((folder / _RECORD).read_bytes())["parts"]
+            folder, parts = self._made[batch]
+            for part in parts:
                 names = part["functions"].get(str(number))
                 if names is not None:
-                    return self._folders[batch] / part["module"], names
+                    return folder / part["module"], names
         return None
 
     def _compile(
