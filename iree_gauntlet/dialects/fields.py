@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from iree_gauntlet.cases import SPEC_STAGES
-from iree_gauntlet.dialects.spec_file import did_you_mean, problems_of, without_strange_fields
+from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -141,6 +141,47 @@ class ImportOptions(Document):
 
     opset: Annotated[int, Field(ge=1, le=64)] | None = None
     shapes: dict[Text, list[Count]] = Field(default_factory=dict)
+
+
+class ProgramDocument(Document):
+    """What names a program, of MLIR or ONNX."""
+
+    mlir: Text
+    onnx_import: ImportOptions | None = None  # ours
+
+    @model_validator(mode="after")
+    def _import_is_of_onnx(self) -> Self:
+        if self.onnx_import and not self._is_onnx:
+            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
+        return self
+
+    @property
+    def _is_onnx(self) -> bool:
+        return self.mlir.split("?")[0].endswith(".onnx")
+
+    @property
+    def imported(self) -> OnnxImport | None:
+        """How the program is prepared and imported; None for MLIR."""
+        if not self._is_onnx:
+            return None
+        options = self.onnx_import or ImportOptions()
+        return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
+
+
+def require_no_type(value: str, source: str) -> None:
+    """Refuses a tensor type next to a source that says its own.
+
+    Raises:
+        FieldError: it does.
+    """
+    if source.split("?", maxsplit=1)[0].endswith(".npy"):
+        raise FieldError(
+            "value",
+            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+            "remove 'value', an .npy file carries its own type",
+        )
+    if source.startswith("random:"):
+        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
 
 
 def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:

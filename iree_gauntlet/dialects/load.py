@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
+from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
 from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
 from iree_gauntlet.dialects.op_tests import build_op_cases
 from iree_gauntlet.dialects.op_trees import OpSpec
@@ -22,14 +23,21 @@ from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
+    from iree_gauntlet.cases import Argument, Parameters
     from iree_gauntlet.dialects.configured_suites import ConfiguredCases, ConfiguredSuite
     from iree_gauntlet.dialects.trees import AnySpec
 
 
 # What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
 _DEFAULT_CHIP = "gfx942"
+# Where the files of each format name sources.
+_SOURCES = {
+    dialect.DIALECT: dialect.SOURCES
+    for dialect in (sharktank_regression, sharktank_benchmark, torch_models, op_tests, onnx_models)
+}
+SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +272,25 @@ class _Loader:
             tuple(sorted(self._unmatched)),
             tuple(sorted(self._broken)),
         )
+
+
+def urls_of(case: Case) -> Iterator[tuple[str, str]]:
+    """(field of the spec, URL) of every file that a case itself names.
+
+    The program of an operator's case is a file next to it, which was looked for when the case was read.
+    """
+    fields = _SOURCES[case.dialect]
+    for module in (*case.modules, *case.extra_modules):
+        program = module.program
+        if program.url and not program.name and module.origin.file == case.origin.file:
+            yield module.origin.field, program.url
+    named: list[tuple[str, Sequence[Argument | Parameters]]] = [
+        (fields.parameters, case.parameters),
+        (fields.inputs, case.inputs),
+        (fields.outputs, case.expected_outputs),
+    ]
+    for field, items in named:
+        yield from ((field.format(index), item.url) for index, item in enumerate(items) if field and item.url)
 
 
 def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:

@@ -34,6 +34,7 @@ from iree_gauntlet.dialects.flagfile import outside
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.onnx_configs import OUTCOMES, ModelsConfig, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
+from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_file import problem_at
 from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 
 _MODELS_FOLDER = "onnx_models"
-_DIALECT = "onnx_models"
+DIALECT = "onnx_models"
+SOURCES = SourceFields()
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
@@ -147,7 +149,7 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
     skip = test.skip and f"{test.skip} ({spec.name})"
     return Case(
-        dialect=_DIALECT,
+        dialect=DIALECT,
         model=spec.model,
         submodel=spec.submodel,
         stem=spec.stem,

@@ -28,6 +28,7 @@ from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_conf
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
 from iree_gauntlet.dialects.op_torch import read_torch_op
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
+from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, devices_of_flags, flag_variables, with_variables
 from iree_gauntlet.errors import Problem
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 DIALECT = "op_tests"
+SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 

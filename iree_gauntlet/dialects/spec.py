@@ -50,6 +50,29 @@ class Named(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFields:
+    """Where the files of a format name sources; `{}` stands for an index, and an empty field for nowhere.
+
+    Attributes:
+        inputs: each input's.
+        outputs: each expected output's.
+        parameters: each archive's.
+        programs: names of fields that hold a program's.
+    """
+
+    inputs: str = ""
+    outputs: str = ""
+    parameters: str = ""
+    programs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """The last names of all of these fields."""
+        fields = (self.inputs, self.outputs, self.parameters, *self.programs)
+        return {field.rpartition(".")[2] for field in fields if field}
+
+
+@dataclass(frozen=True, slots=True)
 class SpecTree:
     """A folder of specs.
 

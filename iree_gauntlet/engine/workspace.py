@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Kind, Stage
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
@@ -19,6 +18,7 @@ from iree_gauntlet.targets import FAMILIES, Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from iree_gauntlet.cases import Case, Stage
     from iree_gauntlet.dialects.configured_suites import Config
     from iree_gauntlet.dialects.load import CaseSet
     from iree_gauntlet.dialects.spec import Spec
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
 
-# Fields of specs that hold a source.
-_URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
@@ -84,13 +82,14 @@ class Selection:
         """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
+        from iree_gauntlet.dialects.load import SOURCE_NAMES, urls_of  # noqa: PLC0415
         from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
         named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
         files = {problem.file for problem in broken}
         for spec in self.specs:
             if spec.document is None and spec.name in files:
-                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, _URL_FIELDS) if is_url(url)}
+                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, SOURCE_NAMES) if is_url(url)}
         found: list[Problem] = []
         for file, field, url in sorted(named):
             try:
@@ -119,32 +118,6 @@ def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
             files.setdefault(text, {})[file] = None
     for text, found in files.items():
         yield f"{', '.join(found)}: {text}"
-
-
-def urls_of(case: Case) -> Iterator[tuple[str, str]]:
-    """(field of the spec, URL) of every file that a case itself names."""
-    torch = case.order is ArgumentOrder.MODULES_FIRST
-    if case.modules and case.modules[0].program.name:
-        yield from _urls_of_operator(case)
-        return
-    for module in (*case.modules, *case.extra_modules):
-        if module.program.url and module.origin.file == case.origin.file:
-            yield module.origin.field, module.program.url
-    if torch or case.kind is not Kind.BENCHMARK:
-        for index, item in enumerate(case.parameters):
-            if item.url:
-                yield f"weights[{index}].url" if torch else "real_weights", item.url
-    fields = ("inputs", case.inputs), ("expected_outputs" if torch else "outputs", case.expected_outputs)
-    for field, arguments in fields:
-        for index, argument in enumerate(arguments):
-            if argument.url:
-                yield f"{field}[{index}].{'url' if torch else 'source'}", argument.url
-
-
-def _urls_of_operator(case: Case) -> Iterator[tuple[str, str]]:
-    """Of an operator's case, whose own files were looked for when it was read."""
-    for field, arguments in (("flat_args", case.inputs), ("expected_output", case.expected_outputs)):
-        yield from ((f"{field}[{index}]", item.url) for index, item in enumerate(arguments) if item.url)
 
 
 def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.locations import file_path
-from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
+from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.figures import counted
@@ -159,6 +159,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415
     from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
 
     missing = {
