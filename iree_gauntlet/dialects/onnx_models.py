@@ -1,13 +1,16 @@
-"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime."""
+"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime.
+
+Facts about its configs: iree-test-suites, `onnx_models/conftest.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
 from iree_gauntlet.cases import (
@@ -20,27 +23,32 @@ from iree_gauntlet.cases import (
     OnnxImport,
     Origin,
     Program,
+    Stage,
 )
 from iree_gauntlet.dialects.configured_suites import (
+    Config,
     ConfiguredCases,
     ConfiguredSpec,
     ConfiguredSuite,
+    SuiteDocument,
     asked_configs,
     markers_of,
+    read_config,
     same_names,
     with_own_names,
 )
+from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.flagfile import outside
+from iree_gauntlet.dialects.json_text import line_of
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, ModelsConfig, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
 from iree_gauntlet.dialects.spec import SourceFields
-from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
 from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.targets import Target
 
@@ -55,6 +63,85 @@ _CONFIGS = "configs"
 _NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_models\[(?P<model>.+\.onnx)\]")
 # What comes before a file's path in the URLs of GitHub and Hugging Face.
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
+OUTCOMES = "tests_and_expected_outcomes"
+_FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
+_KNOWN = ("pass", *_FAILURES, "skip")
+
+
+class _Document(SuiteDocument):
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", _KNOWN)]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelsConfig(Config):
+    """A config of the ONNX models' suite, read.
+
+    Attributes:
+        comments: by line.
+    """
+
+    document: _Document | None = None
+    comments: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def outcomes(self) -> Mapping[str, str]:
+        """What is expected of each test that it names, and of all others as `default`."""
+        return self.document.tests_and_expected_outcomes if self.document else {}
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that it names."""
+        return [test for test in self.outcomes if test != "default"]
+
+    def skip_of(self, test: str) -> str:
+        """Why a test is skipped; empty where it runs. Upstream's default is to skip."""
+        if self.outcomes.get(test, self.outcomes.get("default", "skip")) != "skip":
+            return ""
+        why = self._comment(test) or "skip" if test in self.outcomes else "not listed"
+        return f"{why} ({self.name})"
+
+    def expectations_of(self, test: str) -> tuple[Expectation, ...]:
+        """The failure that is expected of a test."""
+        entry = test if test in self.outcomes else "default"
+        outcome = self.outcomes.get(entry, "")
+        if outcome not in _FAILURES:
+            return ()
+        origin = Origin(self.name, f"{OUTCOMES}.{entry}")
+        return (Expectation(_FAILURES[outcome], self._comment(entry) or outcome, origin),)
+
+    def _comment(self, entry: str) -> str:
+        return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
+
+
+def has_word(path: Path, word: str) -> bool:
+    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
+    try:
+        return word.encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
+
+
+def read_models_config(path: Path, name: str) -> ModelsConfig:
+    """Reads a config.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+    """
+    config, comments = read_config(path, name, _Document, ModelsConfig)
+    return replace(config, comments=comments)
+
+
+def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
+    """Entries that name no test: misspelt, left behind, or of an older suite."""
+    names = set(known)
+    for entry in config.tests:
+        if entry not in names:
+            message = f"names no test{did_you_mean(entry, names)}"
+            yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.fields import validated
 from iree_gauntlet.dialects.json_text import without_comments
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
-from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
+from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree

@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
 from iree_gauntlet.workers.iree_side.device_context import Device, Program, device_memory
-from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, read_arrays, write_arrays
+from iree_gauntlet.workers.iree_side.plan_file import PlanError, answer_plan, call_times, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,7 +220,7 @@ def run_loop(
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
         begin = clock()
-        times = _one_after_the_other(contexts[0], shares[0], clock)
+        times = call_times(contexts[0], shares[0], clock)
         return Loop(clock() - begin, (times,))
     found: list[tuple[int, ...]] = [()] * len(contexts)
     failures: list[BaseException] = []
@@ -231,7 +231,7 @@ def run_loop(
     def work(index: int) -> None:
         start.wait()
         try:
-            found[index] = _one_after_the_other(contexts[index], shares[index], clock)
+            found[index] = call_times(contexts[index], shares[index], clock)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             failures.append(error)
 
@@ -245,15 +245,6 @@ def run_loop(
     if failures:
         raise failures[0]
     return Loop(total, tuple(found))
-
-
-def _one_after_the_other(call: Callable[[], object], count: int, clock: Callable[[], int]) -> tuple[int, ...]:
-    times = [0] * count
-    for index in range(count):
-        begin = clock()
-        call()
-        times[index] = clock() - begin
-    return tuple(times)
 
 
 def overhead_us(clock: Callable[[], int] = time.perf_counter_ns) -> float:

@@ -313,19 +313,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run_command(name: str, work: Callable[[], str]) -> int:
+    """Carry a command out and print what it returns, or, on stderr, its name and why it failed; the exit code."""
+    try:
+        text = work()
+    except (RefusedError, InferenceFailedError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return _EXIT_REFUSED if isinstance(error, RefusedError) else _EXIT_INFERENCE_FAILED
+    print(text)
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        written = _record(arguments)
-    except RefusedError as error:
-        print(f"record_golden: {error}", file=sys.stderr)
-        return _EXIT_REFUSED
-    except InferenceFailedError as error:
-        print(f"record_golden: {error}", file=sys.stderr)
-        return _EXIT_INFERENCE_FAILED
-    print("\n".join(map(str, written)))
-    return 0
+    return run_command("record_golden", lambda: "\n".join(map(str, _record(arguments))))
 
 
 if __name__ == "__main__":
