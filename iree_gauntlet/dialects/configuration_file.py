@@ -17,13 +17,7 @@ from iree_gauntlet.dialects.fields import Document, expecting
 from iree_gauntlet.dialects.spec_file import nearest
 from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import (
-    Configuration,
-    DownloadSettings,
-    Mirror,
-    SharedModulesSettings,
-    StoreOptions,
-)
+from iree_gauntlet.settings import Configuration, DownloadSettings, Mirror, SharedModulesSettings, StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,46 +29,15 @@ _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
-# Ours, and obstore's most used ones: to tell a typing error from an option that is new.
-_OPTIONS = frozenset(
-    {
-        "connection_string",
-        "sas_token",
-        "sas_key",
-        "account_key",
-        "account_name",
-        "endpoint",
-        "base_url",
-        "instance_profile",
-        "region",
-        "access_key_id",
-        "secret_access_key",
-        "session_token",
-        "skip_signature",
-        "client_id",
-        "client_secret",
-        "tenant_id",
-        "authority_host",
-        "use_azure_cli",
-        "federated_token_file",
-        "msi_endpoint",
-        "object_id",
-        "token",
-        "role_arn",
-        "sts_endpoint",
-        "request_payer",
-        "virtual_hosted_style_request",
-        "unsigned_payload",
-        "service_account",
-        "service_account_key",
-        "application_credentials",
-        "bearer_token",
-        "checksum_algorithm",
-        "conditional_put",
-        "server_side_encryption",
-        "default_region",
-    }
-)
+# To tell a typing error from an option that is new: ours, and obstore's most used ones of each store.
+_OURS = ("connection_string", "sas_token", "base_url", "instance_profile")
+_OF_AZURE = ("account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id", "authority_host")
+_OF_AZURE_IDENTITIES = ("use_azure_cli", "federated_token_file", "msi_endpoint", "object_id", "token", "bearer_token")
+_OF_S3 = ("access_key_id", "secret_access_key", "session_token", "region", "default_region", "role_arn", "sts_endpoint")
+_OF_S3_REQUESTS = ("virtual_hosted_style_request", "request_payer", "unsigned_payload", "checksum_algorithm")
+_OF_GCS = ("service_account", "service_account_key", "application_credentials")
+_OF_ALL = ("endpoint", "skip_signature", "conditional_put", "server_side_encryption")
+_OPTIONS = frozenset((*_OURS, *_OF_AZURE, *_OF_AZURE_IDENTITIES, *_OF_S3, *_OF_S3_REQUESTS, *_OF_GCS, *_OF_ALL))
 _KIND = "settings"
 _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)

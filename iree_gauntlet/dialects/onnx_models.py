@@ -13,18 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.cases import (
-    MAIN,
-    ArgumentOrder,
-    Case,
-    Expectation,
-    Kind,
-    Module,
-    OnnxImport,
-    Origin,
-    Program,
-    Stage,
-)
+from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program, Stage
 from iree_gauntlet.dialects.configured_suites import (
     Config,
     ConfiguredCases,

@@ -10,18 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import (
-    MAIN,
-    Argument,
-    Case,
-    Expectation,
-    Kind,
-    Module,
-    Origin,
-    Parameters,
-    Program,
-    Stage,
-)
+from iree_gauntlet.cases import MAIN, Argument, Case, Expectation, Kind, Module, Origin, Parameters, Program, Stage
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Blob, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SourceFields

@@ -106,8 +106,7 @@ def read_suite(path: Path) -> Suite:
     name = str(path)
     if path.is_dir():
         raise UsageError(
-            f"suite {name} is a folder",
-            "Name a suite's file, or a suite of suites/; see docs/reference/suites.md.",
+            f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/reference/suites.md."
         )
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []

@@ -204,8 +204,7 @@ def _with_figures(
     if outcome.exit_code != 0:
         why = _status_line(processes.error_lines(step, "outputs."))
         return replace(
-            result,
-            notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}")),
+            result, notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}"))
         )
     try:
         actual = [

@@ -283,8 +283,7 @@ def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None)
         other = targets.setdefault(target.family, target)
         if other != target:
             raise UsageError(
-                f"two targets of one family: {other.name} and {target.name}",
-                "Run once for each of the two chips.",
+                f"two targets of one family: {other.name} and {target.name}", "Run once for each of the two chips."
             )
     return list(targets.values())
 

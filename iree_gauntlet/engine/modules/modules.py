@@ -228,12 +228,7 @@ class ModuleMaker:
         if published.note:
             notes.append(published.note)
         result = Result(
-            Verdict.PASSED,
-            cache=cache,
-            statistics=statistics,
-            notes=tuple(notes),
-            log=log,
-            tail=tuple(outcome.tail),
+            Verdict.PASSED, cache=cache, statistics=statistics, notes=tuple(notes), log=log, tail=tuple(outcome.tail)
         )
         return self._processes.complete(step, outcome, result)
 

@@ -100,12 +100,7 @@ class CompileServer:
     """
 
     def __init__(
-        self,
-        python: str,
-        tmpdir: Path,
-        environment: Mapping[str, str] | None = None,
-        *,
-        grace: float = _GRACE_SECONDS,
+        self, python: str, tmpdir: Path, environment: Mapping[str, str] | None = None, *, grace: float = _GRACE_SECONDS
     ) -> None:
         self._python = python
         self._tmpdir = tmpdir

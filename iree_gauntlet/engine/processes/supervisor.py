@@ -119,13 +119,7 @@ class Supervisor:
         self.close()
 
     def run(
-        self,
-        command: Command,
-        *,
-        stdout: Path,
-        stderr: Path,
-        timeout: float,
-        tmpdir: Path | None = None,
+        self, command: Command, *, stdout: Path, stderr: Path, timeout: float, tmpdir: Path | None = None
     ) -> Outcome:
         """Run a process to its end.
 
@@ -349,8 +343,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
         return GauntletError(f"{report['error_file']}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(
-            f"{folder}: cannot run {program} there: no such folder",
-            "make the folder, or correct the working directory",
+            f"{folder}: cannot run {program} there: no such folder", "make the folder, or correct the working directory"
         )
     path = folder / program if "/" in program else None
     if number == errno.ENOENT and path is not None and path.is_file():
@@ -361,8 +354,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
     if number == errno.ENOENT:
         where = "" if path is not None else " on PATH"
         return ToolchainError(
-            f"{program}: no such program{where}",
-            "install the toolchain that has it, or name another one",
+            f"{program}: no such program{where}", "install the toolchain that has it, or name another one"
         )
     if number in (errno.EACCES, errno.ENOEXEC):
         return ToolchainError(

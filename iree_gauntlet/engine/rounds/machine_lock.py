@@ -342,14 +342,14 @@ class QuietStretch:
             retired.end_if_unused()
 
 
+@dataclass(slots=True)
 class _Stretch:
     """One holding of the lock, and how many steps go on under it."""
 
-    def __init__(self, held: contextlib.ExitStack, began: float) -> None:
-        self._held = held
-        self.began = began
-        self.steps = 1
+    held: contextlib.ExitStack
+    began: float
+    steps: int = 1
 
     def end_if_unused(self) -> None:
         if not self.steps:
-            self._held.close()
+            self.held.close()

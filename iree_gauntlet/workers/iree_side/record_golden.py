@@ -292,11 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="the .onnx file as published")
     parser.add_argument("--model-url", default="", help="where the model comes from, for the provenance")
     parser.add_argument(
-        "--input",
-        type=Path,
-        action="append",
-        default=[],
-        help=".npy file, in the order of the graph's inputs",
+        "--input", type=Path, action="append", default=[], help=".npy file, in the order of the graph's inputs"
     )
     parser.add_argument("--input-url", action="append", default=[], help="source of each --input, in order")
     parser.add_argument(
