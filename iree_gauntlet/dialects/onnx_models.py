@@ -113,18 +113,12 @@ def has_word(path: Path, word: str) -> bool:
         return True
 
 
-def read_models_config(path: Path, name: str) -> ModelsConfig:
-    """Reads a config.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-    """
+def _read_config(path: Path, name: str) -> ModelsConfig:
     config, comments = read_config(path, name, _Document, ModelsConfig)
     return replace(config, comments=comments)
 
 
-def misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
+def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
     """Entries that name no test: misspelt, left behind, or of an older suite."""
     names = set(known)
     for entry in config.tests:
@@ -187,7 +181,7 @@ def read_model_specs(
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
         paths = asked or _configs_in(root)
-        configs = [read_models_config(path, str(path).removeprefix(prefix)) for path in paths]
+        configs = [_read_config(path, str(path).removeprefix(prefix)) for path in paths]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
@@ -252,7 +246,7 @@ def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[Mode
     for config in configs:
         others = [first.setdefault(config.target.config, config)] if config.document else []
         problems = (*config.problems, *same_names(config, others))
-        unmatched = tuple(misnamed_tests(config, known)) if known else ()
+        unmatched = tuple(_misnamed_tests(config, known)) if known else ()
         checked.append(replace(config, problems=problems, unmatched=unmatched))
     return checked
 

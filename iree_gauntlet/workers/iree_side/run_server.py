@@ -48,13 +48,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.device_context import staged
-
 if __name__ == "__main__":
     # The package is the one that this script lies in; all else is found as this Python finds it.
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.device_context import staged
 from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
