@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
@@ -19,34 +19,6 @@ if TYPE_CHECKING:
 SHARKTANK_FAMILIES = ("cpu", "rocm")
 
 Document = RegressionV1 | RegressionV2 | Benchmark | ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
-
-
-class Named(Protocol):
-    """What a selection looks at of a spec, whatever it is made of."""
-
-    @property
-    def model(self) -> str:
-        """What `--model` selects."""
-
-    @property
-    def submodel(self) -> str:
-        """What `--submodel` selects."""
-
-    @property
-    def stem(self) -> str:
-        """What `--filename` selects."""
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that it may be for."""
-
-    @property
-    def document(self) -> object:
-        """What it says; None where that is not known."""
-
-    @property
-    def defines_module(self) -> bool:
-        """Whether it is no test, but what tests load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from iree_gauntlet.dialects.spec import Named
+    from iree_gauntlet.dialects.trees import AnySpec
 
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
@@ -139,7 +139,7 @@ def read_suite(path: Path) -> Suite:
     )
 
 
-def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
+def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
     tests = [spec for spec in specs if not spec.defines_module]
     found: list[Problem] = []
