@@ -13,7 +13,7 @@ import json
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
@@ -22,7 +22,7 @@ from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
 from iree_gauntlet.results import CacheUse, Result
-from iree_gauntlet.steps import CacheLookup, Step, StepInput
+from iree_gauntlet.steps import CacheLookup, Step
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -107,18 +107,15 @@ def _names_files(step: Step) -> bool:
     return any("/" in value and not value.startswith("/") for value in values)
 
 
-def _batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:
-    """What the modules of a batch depend on."""
-    keys = [make_key(dict(step.cache.ingredients)) for step in members]
-    return {"kind": "batch 1", "members": join_flags(keys), "flags": join_flags(flags)}
-
-
 def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: Path) -> Step:
     first = members[0]
     # By its cases: a resumed run may put others together, and must not take one batch for another.
     name = hashlib.sha256("\n".join(step.id for step in members).encode()).hexdigest()[:12]
     chain = f"{BATCH_MODEL}/{name}@{target}"
     programs = (next(item for item in step.inputs if item.role == "program") for step in members)
+    # What the modules of a batch depend on.
+    keys = [make_key(dict(step.cache.ingredients)) for step in members]
+    ingredients = (("kind", "batch 1"), ("members", join_flags(keys)), ("flags", join_flags(flags)))
     return Step(
         id=f"{chain}:{Stage.COMPILE}",
         chain=chain,
@@ -131,8 +128,8 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
         folder=f"{run_dir}/steps/{BATCH_MODEL}/{name}.{target}/compile",
         timeout=first.timeout,
         origin=first.origin,
-        inputs=tuple(StepInput("program", item.path, item.url, item.sha256) for item in programs),
-        cache=CacheLookup(ingredients=tuple(_batch_ingredients(members, flags).items())),
+        inputs=tuple(programs),
+        cache=CacheLookup(ingredients=ingredients),
         notes=(f"{len(members)} cases as one module: {first.id} to {members[-1].id}",),
     )
 
@@ -147,10 +144,10 @@ class BatchPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A module of a batch: its file, and the functions of each case by the case's number in the batch."""
+    """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
 
     module: Path
-    functions: Mapping[int, tuple[str, ...]]
+    functions: Mapping[str, Sequence[str]]
 
 
 def place_of(module: Path) -> BatchPlace | None:
@@ -193,8 +190,8 @@ class BatchCompiler:
         self._place = {
             step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
         }
-        # Of each batch that was made, the folder of its step and what its modules hold.
-        self._made: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
+        # The modules of each batch that was made.
+        self._made: dict[str, list[_Part]] = {}
         self._mutex = threading.Lock()
 
     def owns(self, step: Step) -> bool:
@@ -221,10 +218,10 @@ class BatchCompiler:
                 self._publish(step, parts)
         else:
             parts = kept
-        record = [{"module": part.module.name, "functions": _by_text(part.functions)} for part in parts]
+        record = [{"module": part.module.name, "functions": part.functions} for part in parts]
         write_atomic(folder / _RECORD, json.dumps({"parts": record}))
         with self._mutex:
-            self._made[step.id] = folder, record
+            self._made[step.id] = parts
         together = sum(len(part.functions) for part in parts)
         had = sum(member.cache.hit for member in self._members[step.id])
         alone = max(len(self._members[step.id]) - had - together, 0)
@@ -281,12 +278,12 @@ class BatchCompiler:
             if batch not in self._made:
                 # An earlier part of this run has made it.
                 folder = _folder_of(batch, self._members[batch][number])
-                self._made[batch] = folder, json.loads((folder / _RECORD).read_bytes())["parts"]
-            folder, parts = self._made[batch]
-            for part in parts:
-                names = part["functions"].get(str(number))
+                record = json.loads((folder / _RECORD).read_bytes())["parts"]
+                self._made[batch] = [_Part(folder / item["module"], item["functions"]) for item in record]
+            for part in self._made[batch]:
+                names = part.functions.get(str(number))
                 if names is not None:
-                    return folder / part["module"], names
+                    return part.module, names
         return None
 
     def _compile(
@@ -313,7 +310,7 @@ class BatchCompiler:
             if outcome.cancelled:
                 return []
             if outcome.exit_code == 0:
-                return [_Part(module, dict(zip(numbers, functions, strict=True)))]
+                return [_Part(module, dict(zip(map(str, numbers), functions, strict=True)))]
             if culprits and not (outcome.signal or outcome.timed_out):
                 guilty = {numbers[index] for index in culprits}
                 numbers = [number for number in numbers if number not in guilty]
@@ -326,7 +323,7 @@ class BatchCompiler:
 
     def _publish(self, step: Step, parts: Sequence[_Part]) -> None:
         files = {f"module{number}": part.module for number, part in enumerate(parts)}
-        functions = [_by_text(part.functions) for part in parts]
+        functions = [part.functions for part in parts]
         self._cache.publish(
             files,
             name=step.id,
@@ -369,11 +366,6 @@ def _program(step: Step) -> str:
     return next(item.path for item in step.inputs if item.role == "program")
 
 
-def _by_text(functions: Mapping[int, tuple[str, ...]]) -> dict[str, list[str]]:
-    """As JSON has it."""
-    return {str(number): list(names) for number, names in functions.items()}
-
-
 def _folder_of(batch: str, member: Step) -> Path:
     """The folder of a batch's step, next to those of the cases."""
     folder = Path(member.folder)
@@ -389,5 +381,5 @@ def _from_cache(entry: Entry, folder: Path) -> list[_Part]:
     for number, functions in enumerate(entry.metadata["functions"]):
         module = folder / f"module{number}.vmfb"
         entry.materialise(f"module{number}", module)
-        parts.append(_Part(module, {int(index): tuple(names) for index, names in functions.items()}))
+        parts.append(_Part(module, functions))
     return parts
