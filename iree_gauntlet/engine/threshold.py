@@ -87,15 +87,10 @@ def _checked(step: Step, processes: Processes) -> Result:
 
 
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """The result of a run that did not finish."""
+    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
     lines = processes.error_lines(step)
     result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
     result = replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
-    return _without_data(step, result)
-
-
-def _without_data(step: Step, result: Result) -> Result:
-    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
     assert step.command is not None, "it was run"
     if result.verdict is not Verdict.FAILED or step.expect_failure:
         return result
