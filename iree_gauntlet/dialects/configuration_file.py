@@ -11,18 +11,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from iree_gauntlet.dialects.spec_file import nearest, problems_of
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.dialects.fields import Document, expecting
+from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.toml_file import read_table, with_lines
 from iree_gauntlet.errors import Problem, SpecError, UsageError
-from iree_gauntlet.settings import (
-    Configuration,
-    DownloadSettings,
-    Mirror,
-    SharedModulesSettings,
-    StoreOptions,
-)
+from iree_gauntlet.settings import Configuration, DownloadSettings, Mirror, SharedModulesSettings, StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,107 +29,62 @@ _WRITE_VARIABLE = "IREE_GAUNTLET_SHARED_MODULES_WRITE"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s]+\Z")
 _STORE = re.compile(r"(az|s3|gs)://[^\s/]+(/[^\s]*)?\Z")
 _SHARED = re.compile(r"((az|s3|gs)://[^\s/]+(/[^\s]*)?|file:///[^\s]+)\Z")
-# Ours, and obstore's most used ones: to tell a typing error from an option that is new.
-_OPTIONS = frozenset(
-    {
-        "connection_string",
-        "sas_token",
-        "sas_key",
-        "account_key",
-        "account_name",
-        "endpoint",
-        "base_url",
-        "instance_profile",
-        "region",
-        "access_key_id",
-        "secret_access_key",
-        "session_token",
-        "skip_signature",
-        "client_id",
-        "client_secret",
-        "tenant_id",
-        "authority_host",
-        "use_azure_cli",
-        "federated_token_file",
-        "msi_endpoint",
-        "object_id",
-        "token",
-        "role_arn",
-        "sts_endpoint",
-        "request_payer",
-        "virtual_hosted_style_request",
-        "unsigned_payload",
-        "service_account",
-        "service_account_key",
-        "application_credentials",
-        "bearer_token",
-        "checksum_algorithm",
-        "conditional_put",
-        "server_side_encryption",
-        "default_region",
-    }
-)
+# To tell a typing error from an option that is new: ours, and obstore's most used ones of each store.
+_OURS = ("connection_string", "sas_token", "base_url", "instance_profile")
+_OF_AZURE = ("account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id", "authority_host")
+_OF_AZURE_IDENTITIES = ("use_azure_cli", "federated_token_file", "msi_endpoint", "object_id", "token", "bearer_token")
+_OF_S3 = ("access_key_id", "secret_access_key", "session_token", "region", "default_region", "role_arn", "sts_endpoint")
+_OF_S3_REQUESTS = ("virtual_hosted_style_request", "request_payer", "unsigned_payload", "checksum_algorithm")
+_OF_GCS = ("service_account", "service_account_key", "application_credentials")
+_OF_ALL = ("endpoint", "skip_signature", "conditional_put", "server_side_encryption")
+_OPTIONS = frozenset((*_OURS, *_OF_AZURE, *_OF_AZURE_IDENTITIES, *_OF_S3, *_OF_S3_REQUESTS, *_OF_GCS, *_OF_ALL))
 _KIND = "settings"
 _ENDPOINTS = ("endpoint", "base_url", "authority_host", "sts_endpoint")
 _SECRET = re.compile(r"key|token|secret|password|connection_string|signature", re.IGNORECASE)
 
 
-def _url(text: str) -> str:
-    _require_public(text)
-    if not _URL.match(text):
-        raise ValueError(f"expected the beginning of a URL, such as https://host/folder/, found {text!r}")
-    return text
-
-
-def _require_public(text: str) -> None:
+def _require_public(text: str) -> str:
     """Nothing secret stands in a URL; it is not repeated either."""
     if "://" in text and ("@" in text.partition("://")[2].partition("/")[0] or "?" in text or "#" in text):
         raise ValueError(
             "a URL with a user, a password or a query: leave it out (docs/how-to/artifacts.md: where credentials go)"
         )
-
-
-def _place(text: str) -> str:
-    _require_public(text)
-    if not _URL.match(text) and not text.startswith("/"):
-        raise ValueError(f"expected a URL or an absolute folder, found {text!r}")
     return text
 
 
-def _shared(text: str) -> str:
-    _require_public(text)
-    if not _SHARED.match(text):
-        raise ValueError(
-            f"expected az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…, found {text!r}"
-        )
-    return text
+def _is_place(text: str) -> bool:
+    return text.startswith("/") or bool(_URL.match(text))
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+_Public = Annotated[str, AfterValidator(_require_public)]
+_Url = Annotated[_Public, expecting("the beginning of a URL, such as https://host/folder/", _URL.match)]
+_Place = Annotated[_Public, expecting("a URL or an absolute folder", _is_place)]
+_Shared = Annotated[
+    _Public, expecting("az://account/container/…, s3://bucket/…, gs://bucket/… or file:///…", _SHARED.match)
+]
 
 
-class _MirrorTable(_Table):
-    prefix: Annotated[str, AfterValidator(_url)]
-    to: Annotated[list[Annotated[str, AfterValidator(_place)]], Field(min_length=1)]
+class _MirrorTable(Document):
+    prefix: _Url
+    to: Annotated[list[_Place], Field(min_length=1)]
     only: bool = False
 
 
-class _ModulesTable(_Table):
-    url: Annotated[str, AfterValidator(_shared)]
+class _ModulesTable(Document):
+    url: _Shared
     write: bool = False
 
 
-class _DownloadsTable(_Table):
+class _DownloadsTable(Document):
     connections: Annotated[int, Field(ge=1, le=64)] = 4
     retries: Annotated[int, Field(ge=0, le=100)] = 4
 
 
-class _ToolchainsTable(_Table):
-    nightly_links: Annotated[str, AfterValidator(_place)] = Configuration().nightly_links
+class _ToolchainsTable(Document):
+    nightly_links: _Place = Configuration().nightly_links
 
 
-class _File(_Table):
+class _File(Document):
     mirrors: list[_MirrorTable] = Field(default_factory=list)
     stores: dict[str, dict[str, str | bool | int]] = Field(default_factory=dict)
     modules: _ModulesTable | None = None
@@ -184,11 +134,7 @@ def _places(project: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _read(path: Path) -> _File:
-    text, content = read_toml(path, _KIND)
-    try:
-        table = _File.model_validate(content)
-    except ValidationError as error:
-        raise SpecError(with_lines(problems_of(error, _File, str(path), "{}"), text), _KIND) from error
+    text, table = read_table(path, _File, _KIND)
     problems = [problem for prefix, options in table.stores.items() for problem in _wrong(path, prefix, options)]
     if problems:
         raise SpecError(with_lines(problems, text), _KIND)

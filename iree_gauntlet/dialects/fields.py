@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from iree_gauntlet.cases import SPEC_STAGES
+from iree_gauntlet.cases import SPEC_STAGES, OnnxImport
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean, problems_of, without_strange_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from iree_gauntlet.errors import Problem
+
 
 _ELEMENT_TYPE = r"(?:i|si|ui)(?:1|2|4|8|16|32|64)|index|f16|bf16|tf32|f32|f64|f8E\w+|f6E\w+|f4E\w+|complex<f(?:32|64)>"
 TENSOR_TYPE = re.compile(rf"(?:\d+x)*(?:{_ELEMENT_TYPE})")
@@ -18,10 +25,26 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*(?:(?:rc|\.?dev)\d*)?(?:\+\w+)?")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
-def _tensor_type(text: str) -> str:
-    if not TENSOR_TYPE.fullmatch(text):
-        raise ValueError(f"expected a tensor type such as 1x64xf16, found {text!r}")
-    return text
+def expecting(what: str, fits: Callable[[str], object]) -> AfterValidator:
+    """A validator of text that says what is expected where the text does not fit."""
+
+    def checked(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"expected {what}, found {text!r}")
+        return text
+
+    return AfterValidator(checked)
+
+
+def one_of(what: str, known: Collection[str]) -> AfterValidator:
+    """A validator of a word that is one of those that are known."""
+
+    def checked(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"unknown {what} {text!r}{did_you_mean(text, known)} ({', '.join(known)})")
+        return text
+
+    return AfterValidator(checked)
 
 
 def _input_text(text: str) -> str:
@@ -42,28 +65,18 @@ def _flag(text: str) -> str:
     return text
 
 
-def _plain_name(text: str) -> str:
-    if "/" in text or "\\" in text or text in ("", ".", "..") or "\0" in text:
-        raise ValueError(f"expected a file name without folders, found {text!r}")
-    return text
+def _is_plain_name(text: str) -> bool:
+    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
 
 
-def _relative_path(text: str) -> str:
+def _is_relative_path(text: str) -> bool:
     path = PurePosixPath(text)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text:
-        raise ValueError(f"expected a relative path without '..', found {text!r}")
-    return text
+    return bool(path.parts) and not (path.is_absolute() or ".." in path.parts or set(text) & set("\\\0"))
 
 
-def _releases(text: str) -> str:
-    if not (_RELEASE.fullmatch(text) or _is_range(text)):
-        raise ValueError(f"expected a release such as 3.13.0, or a range such as >=3.13, found {text!r}")
-    return text
-
-
-def _is_range(text: str) -> bool:
+def _is_releases(text: str) -> bool:
     if not text or text[0] not in "<>=!~":
-        return False
+        return bool(_RELEASE.fullmatch(text))
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
@@ -82,10 +95,8 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _word(text: str) -> str:
-    if not _WORD.fullmatch(text) or text in ("and", "or", "not"):
-        raise ValueError(f"expected one word of letters, digits, '_', '-' and '.', found {text!r}")
-    return text
+def _is_word(text: str) -> bool:
+    return bool(_WORD.fullmatch(text)) and text not in ("and", "or", "not")
 
 
 def _whole(number: float) -> float:
@@ -103,23 +114,26 @@ def _of_stages(timeouts: dict[str, float]) -> dict[str, float]:
 
 Flag = Annotated[str, AfterValidator(_flag)]
 Text = Annotated[str, AfterValidator(_not_blank)]
-Word = Annotated[str, AfterValidator(_word)]
+Word = Annotated[str, expecting("one word of letters, digits, '_', '-' and '.'", _is_word)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-TensorType = Annotated[str, AfterValidator(_tensor_type)]
+TensorType = Annotated[str, expecting("a tensor type such as 1x64xf16", TENSOR_TYPE.fullmatch)]
 InputText = Annotated[str, AfterValidator(_input_text)]
-PlainName = Annotated[str, AfterValidator(_plain_name)]
-RelativePath = Annotated[str, AfterValidator(_relative_path)]
-Releases = Annotated[str, AfterValidator(_releases)]
+PlainName = Annotated[str, expecting("a file name without folders", _is_plain_name)]
+RelativePath = Annotated[str, expecting("a relative path without '..'", _is_relative_path)]
+Releases = Annotated[str, expecting("a release such as 3.13.0, or a range such as >=3.13", _is_releases)]
 Truth = Annotated[bool, BeforeValidator(_truth)]
 WholeNumber = Annotated[float, AfterValidator(_whole), Field(gt=0, lt=1 << 31)]
 Timeouts = Annotated[dict[str, Positive], AfterValidator(_of_stages)]
 
 
 class Document(BaseModel):
-    """A JSON object without unknown fields."""
+    """An object of JSON, or a table of TOML, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, title=None, defer_build=True)
+
+
+_Document = TypeVar("_Document", bound=Document)
 
 
 class ImportOptions(Document):
@@ -127,3 +141,67 @@ class ImportOptions(Document):
 
     opset: Annotated[int, Field(ge=1, le=64)] | None = None
     shapes: dict[Text, list[Count]] = Field(default_factory=dict)
+
+
+class ProgramDocument(Document):
+    """What names a program, of MLIR or ONNX."""
+
+    mlir: Text
+    onnx_import: ImportOptions | None = None  # ours
+
+    @model_validator(mode="after")
+    def _import_is_of_onnx(self) -> Self:
+        if self.onnx_import and not self._is_onnx:
+            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
+        return self
+
+    @property
+    def _is_onnx(self) -> bool:
+        return self.mlir.split("?")[0].endswith(".onnx")
+
+    @property
+    def imported(self) -> OnnxImport | None:
+        """How the program is prepared and imported; None for MLIR."""
+        if not self._is_onnx:
+            return None
+        options = self.onnx_import or ImportOptions()
+        return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
+
+
+def require_no_type(value: str, source: str) -> None:
+    """Refuses a tensor type next to a source that says its own.
+
+    Raises:
+        FieldError: it does.
+    """
+    if source.split("?", maxsplit=1)[0].endswith(".npy"):
+        raise FieldError(
+            "value",
+            f"{value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
+            "remove 'value', an .npy file carries its own type",
+        )
+    if source.startswith("random:"):
+        raise FieldError("value", f"{value!r} with a random:// source: its URL says the type; remove 'value'")
+
+
+def validated(model: type[_Document], content: object, name: str, text: str) -> tuple[_Document | None, list[Problem]]:
+    """A document, or None where it cannot be understood, and what is wrong with it.
+
+    Args:
+        model: what it has to be.
+        content: what was read.
+        name: of the file, for messages.
+        text: of the file, as JSON with every value in its place; `{}` where it has no such text.
+    """
+    try:
+        return model.model_validate(content), []
+    except ValidationError as error:
+        return None, problems_of(error, model, name, text)
+
+
+def tolerant(
+    model: type[_Document], content: dict[str, Any], name: str, text: str
+) -> tuple[_Document | None, list[Problem], list[Problem]]:
+    """As `validated`, of a document whose format may have gained fields since; they are passed over, with warnings."""
+    content, warnings = without_strange_fields(content, model.model_fields, name, text)
+    return *validated(model, content, name, text), warnings

@@ -7,28 +7,37 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import ArgumentOrder, Case, Expectation, Kind, Module, Origin, Stage
-from iree_gauntlet.dialects.onnx_models import ModelSpec, ModelsSuite, build_model_cases
-from iree_gauntlet.dialects.op_tests import OpCases, build_op_cases
-from iree_gauntlet.dialects.op_trees import OpSpec, OpSuite
+from iree_gauntlet.dialects import onnx_models, op_tests, sharktank_benchmark, sharktank_regression, torch_models
+from iree_gauntlet.dialects.onnx_models import ModelSpec, build_model_cases
+from iree_gauntlet.dialects.op_tests import build_op_cases
+from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.selection import Include, MarkerExpression
 from iree_gauntlet.dialects.sharktank_benchmark import build_benchmark
 from iree_gauntlet.dialects.sharktank_regression import Regression, build_regression
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import Spec
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.dialects.torch_models import build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules
 from iree_gauntlet.errors import Problem
 from iree_gauntlet.targets import Target, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
+    from iree_gauntlet.cases import Argument, Parameters
+    from iree_gauntlet.dialects.configured_suites import ConfiguredCases, ConfiguredSuite
     from iree_gauntlet.dialects.trees import AnySpec
 
 
 # What specs for ROCm mean by it where nobody names a chip: that of the programs that run them today.
 _DEFAULT_CHIP = "gfx942"
+# Where the files of each format name sources.
+_SOURCES = {
+    dialect.DIALECT: dialect.SOURCES
+    for dialect in (sharktank_regression, sharktank_benchmark, torch_models, op_tests, onnx_models)
+}
+SOURCE_NAMES = frozenset().union(*(fields.names for fields in _SOURCES.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ class _Loader:
         files = [spec for spec in specs if isinstance(spec, Spec)]
         self._library = _Library(files)
         self._modules = TorchModules(files)
-        self._suites: set[tuple[OpSuite | ModelsSuite, bool]] = set()
+        self._suites: set[tuple[ConfiguredSuite, bool]] = set()
         self._cases: list[Case] = []
         self._required: dict[str, Case] = {}
         self._problems: set[Problem] = set()
@@ -265,7 +274,26 @@ class _Loader:
         )
 
 
-def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> OpCases:
+def urls_of(case: Case) -> Iterator[tuple[str, str]]:
+    """(field of the spec, URL) of every file that a case itself names.
+
+    The program of an operator's case is a file next to it, which was looked for when the case was read.
+    """
+    fields = _SOURCES[case.dialect]
+    for module in (*case.modules, *case.extra_modules):
+        program = module.program
+        if program.url and not program.name and module.origin.file == case.origin.file:
+            yield module.origin.field, program.url
+    named: list[tuple[str, Sequence[Argument | Parameters]]] = [
+        (fields.parameters, case.parameters),
+        (fields.inputs, case.inputs),
+        (fields.outputs, case.expected_outputs),
+    ]
+    for field, items in named:
+        yield from ((field.format(index), item.url) for index, item in enumerate(items) if field and item.url)
+
+
+def _built(spec: OpSpec | ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
     return build_op_cases(spec, targets) if isinstance(spec, OpSpec) else build_model_cases(spec, targets)
 
 
@@ -347,8 +375,7 @@ def _unmatched(expected: Sequence[ExpectedFailure], names: Collection[str]) -> s
     problems: set[Problem] = set()
     for item in expected:
         if not any(fnmatchcase(name, item.case) for name in names):
-            near = nearest(item.case, names)
-            message = f"{item.case!r} fits no spec" + (f"; did you mean {near!r}?" if near else "")
+            message = f"{item.case!r} fits no spec{did_you_mean(item.case, names)}"
             hint = "Write a glob over model/submodel, or remove the entry."
             problems.add(Problem(item.origin.file, 0, f"{item.origin.field}.case", message, hint))
     return problems

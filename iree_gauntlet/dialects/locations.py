@@ -89,10 +89,9 @@ def _not_inside(spec: Spec, path: Sequence[str | int], name: str, folder: str) -
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
         message = f"{name!r} leaves the {folder} folder: expected a relative path without '..'"
         return problem(spec, path, message, "Name the file alone and put it there, or write file:///….")
-    return _too_long(spec, path, name) or (None if PurePosixPath(name).parts else _is_folder(spec, path, name, folder))
-
-
-def _is_folder(spec: Spec, path: Sequence[str | int], name: str, folder: str) -> Problem:
+    too_long = _too_long(spec, path, name)
+    if too_long or PurePosixPath(name).parts:
+        return too_long
     return problem(spec, path, f"{name!r} is the {folder} folder itself: expected a file in it", "Name the file.")
 
 

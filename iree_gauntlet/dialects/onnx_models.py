@@ -1,45 +1,50 @@
-"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime."""
+"""The suite of ONNX models: each test a model that is fetched, imported, compiled, and compared with onnxruntime.
+
+Facts about its configs: iree-test-suites, `onnx_models/conftest.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, unquote, urlsplit
 
-from iree_gauntlet.cases import (
-    MAIN,
-    ArgumentOrder,
-    Case,
-    Expectation,
-    Kind,
-    Module,
-    OnnxImport,
-    Origin,
-    Program,
+from iree_gauntlet.cases import MAIN, ArgumentOrder, Case, Expectation, Kind, Module, OnnxImport, Origin, Program, Stage
+from iree_gauntlet.dialects.configured_suites import (
+    Config,
+    ConfiguredCases,
+    ConfiguredSpec,
+    ConfiguredSuite,
+    SuiteDocument,
+    asked_configs,
+    markers_of,
+    read_config,
+    same_names,
+    with_own_names,
 )
+from iree_gauntlet.dialects.fields import one_of
 from iree_gauntlet.dialects.flagfile import outside
+from iree_gauntlet.dialects.json_text import line_of
 from iree_gauntlet.dialects.locations import is_url
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, ModelsConfig, has_word, misnamed_tests, read_models_config
 from iree_gauntlet.dialects.onnx_tests import DEFAULT_BASE, FIXTURE, ModelTest, base_of, read_test_file
-from iree_gauntlet.dialects.op_schema import is_config_name
-from iree_gauntlet.dialects.op_tests import OpCases
-from iree_gauntlet.dialects.spec_file import problem_at
-from iree_gauntlet.dialects.target_flags import devices_of_flags
+from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec_file import did_you_mean, problem_at
+from iree_gauntlet.dialects.spec_flags import devices_of_flags
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iree_gauntlet.targets import Target
 
 
 _MODELS_FOLDER = "onnx_models"
-_DIALECT = "onnx_models"
+DIALECT = "onnx_models"
+SOURCES = SourceFields()
 # Upstream's `ONNX_CONVERTER_OUTPUT_MIN_VERSION`.
 _LEAST_OPSET = 17
 _CONFIGS = "configs"
@@ -47,49 +52,102 @@ _CONFIGS = "configs"
 _NAME = re.compile(r"tests/(?:model_zoo/)?(?P<path>.+?)_models_test\.py::test_models\[(?P<model>.+\.onnx)\]")
 # What comes before a file's path in the URLs of GitHub and Hugging Face.
 _BEFORE_PATH = re.compile(r"/[^/]+/[^/]+/(?:raw|resolve)/[^/]+/")
+OUTCOMES = "tests_and_expected_outcomes"
+_FAILURES = {"fail-import": Stage.IMPORT, "fail-compile": Stage.COMPILE, "fail-run": Stage.THRESHOLD}
+_KNOWN = ("pass", *_FAILURES, "skip")
+
+
+class _Document(SuiteDocument):
+    tests_and_expected_outcomes: dict[str, Annotated[str, one_of("outcome", _KNOWN)]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelsSuite:
-    """Tests with one root.
+class ModelsConfig(Config):
+    """A config of the ONNX models' suite, read.
 
     Attributes:
-        configs: how they are compiled and run; one that cannot be read is among them.
-        problems: what is wrong with it as a whole.
+        comments: by line.
     """
 
-    configs: tuple[ModelsConfig, ...]
-    problems: tuple[Problem, ...] = ()
+    document: _Document | None = None
+    comments: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def outcomes(self) -> Mapping[str, str]:
+        """What is expected of each test that it names, and of all others as `default`."""
+        return self.document.tests_and_expected_outcomes if self.document else {}
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that it names."""
+        return [test for test in self.outcomes if test != "default"]
+
+    def skip_of(self, test: str) -> str:
+        """Why a test is skipped; empty where it runs. Upstream's default is to skip."""
+        if self.outcomes.get(test, self.outcomes.get("default", "skip")) != "skip":
+            return ""
+        why = self._comment(test) or "skip" if test in self.outcomes else "not listed"
+        return f"{why} ({self.name})"
+
+    def expectations_of(self, test: str) -> tuple[Expectation, ...]:
+        """The failure that is expected of a test."""
+        entry = test if test in self.outcomes else "default"
+        outcome = self.outcomes.get(entry, "")
+        if outcome not in _FAILURES:
+            return ()
+        origin = Origin(self.name, f"{OUTCOMES}.{entry}")
+        return (Expectation(_FAILURES[outcome], self._comment(entry) or outcome, origin),)
+
+    def _comment(self, entry: str) -> str:
+        return self.comments.get(line_of(self.text, [OUTCOMES, entry]), "") if self.comments else ""
+
+
+def has_word(path: Path, word: str) -> bool:
+    """Whether a file has a word in it, by which the suite's files are known; one that cannot be read may."""
+    try:
+        return word.encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # What is wrong with it is said when it is read.
+        return True
+
+
+def _read_config(path: Path, name: str) -> ModelsConfig:
+    config, comments = read_config(path, name, _Document, ModelsConfig)
+    return replace(config, comments=comments)
+
+
+def _misnamed_tests(config: ModelsConfig, known: Iterable[str]) -> Iterator[Problem]:
+    """Entries that name no test: misspelt, left behind, or of an older suite."""
+    names = set(known)
+    for entry in config.tests:
+        if entry not in names:
+            message = f"names no test{did_you_mean(entry, names)}"
+            yield problem_at(config.name, config.text, [OUTCOMES, entry], message, "Correct or remove the entry.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelSpec:
+class ModelsSuite(ConfiguredSuite):
+    """Tests of models with one root."""
+
+    configs: tuple[ModelsConfig, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec(ConfiguredSpec):
     """A test of a model; or a file that holds none that could be read.
 
+    Its model is the file of tests, and the folder of the model as its name has it; its stem the model's file.
+
     Attributes:
-        suite: what it belongs to.
-        name: the file that it is written in, as the user names it.
         document: what it says, with the whole URL of its model; None where it cannot be understood.
-        model: the file of tests, and the folder of the model as its name has it.
-        stem: name of the model's file without suffix.
         submodel: what `--submodel` selects.
-        problems: what is wrong with it.
-        defines_module: never: it is compiled and run.
     """
 
     suite: ModelsSuite
-    name: str
     document: ModelTest | None
-    model: str
-    stem: str
     submodel: str
-    problems: tuple[Problem, ...] = ()
-    defines_module: bool = False
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that its configs are for."""
-        return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
 
 
 def is_models_suite(folder: Path, *, named: bool) -> bool:
@@ -123,13 +181,11 @@ def read_model_specs(
     specs: list[ModelSpec] = []
     for root in dict.fromkeys(roots):
         paths = asked or _configs_in(root)
-        configs = [read_models_config(path, str(path).removeprefix(prefix)) for path in paths]
+        configs = [_read_config(path, str(path).removeprefix(prefix)) for path in paths]
         files = [(path, str(path).removeprefix(prefix)) for path in _test_files(root)]
         read = [(name, *read_test_file(path, name, path.relative_to(root).as_posix())) for path, name in files]
         known = [test.name for _, tests, _ in read for test in tests]
-        counts = Counter(config.target.config for config in configs if config.document)
-        configs = [_named(config) if counts[config.target.config] > 1 else config for config in configs]
-        configs = [_checked(config, configs[:index], known) for index, config in enumerate(configs)]
+        configs = _checked(with_own_names(configs), known)
         base = base_of(root / "conftest.py") if read else DEFAULT_BASE
         read = read or [(config.name, *_named_tests(config)) for config in configs]
         hint = f"Give one as --config, or write {_CONFIGS}/NAME.json there (docs/reference/onnx-models.md)."
@@ -142,19 +198,13 @@ def read_model_specs(
     return specs
 
 
-def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> OpCases:
+def build_model_cases(spec: ModelSpec, targets: Sequence[Target]) -> ConfiguredCases:
     """The cases of a test, one for each config whose target is asked for."""
-    cases: list[Case] = []
-    elsewhere: list[str] = []
-    for config in spec.suite.configs:
-        if config.document is None or spec.document is None:
-            continue
-        asked = next((target for target in targets if target.covers(config.target)), None)
-        if asked is None:
-            elsewhere.append(replace(config.target, config="").name)
-        else:
-            cases.append(_case(spec, spec.document, config, replace(config.target, sku=asked.sku)))
-    return OpCases(tuple(cases), elsewhere=tuple(elsewhere))
+    if spec.document is None:
+        return ConfiguredCases()
+    test = spec.document
+    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
+    return ConfiguredCases(tuple(_case(spec, test, config, target) for config, target in chosen), elsewhere=elsewhere)
 
 
 def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target) -> Case:
@@ -169,7 +219,7 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
     marked = (Expectation(test.fails, test.reason, origin),) if test.fails else ()
     skip = test.skip and f"{test.skip} ({spec.name})"
     return Case(
-        dialect=_DIALECT,
+        dialect=DIALECT,
         model=spec.model,
         submodel=spec.submodel,
         stem=spec.stem,
@@ -182,28 +232,23 @@ def _case(spec: ModelSpec, test: ModelTest, config: ModelsConfig, target: Target
         order=ArgumentOrder.MODULES_FIRST,
         # Of several marks that expect a failure pytest takes the first, which is the file's own.
         expectations=marked or config.expectations_of(test.name),
-        markers=frozenset({Kind.QUALITY.value, target.family, *filter(None, [target.chip]), *test.markers}),
+        markers=markers_of(target, Kind.QUALITY) | test.markers,
         skip_reason=skip or config.skip_of(test.name),
         flags_origin=flags_origin,
         reference=True,
     )
 
 
-def _named(config: ModelsConfig) -> ModelsConfig:
-    """A config whose name another one has too: its file's name is what tells them apart."""
-    stem = PurePosixPath(config.name).stem
-    return replace(config, target=replace(config.target, config=stem)) if is_config_name(stem) else config
-
-
-def _checked(config: ModelsConfig, others: Sequence[ModelsConfig], known: Sequence[str]) -> ModelsConfig:
-    """A config with what is wrong with its name, and with the names of tests where the suite's are known."""
-    unmatched = tuple(misnamed_tests(config, known)) if known else ()
-    same = next((item for item in others if item.document and item.target.config == config.target.config), None)
-    if same is None or config.document is None:
-        return replace(config, unmatched=unmatched)
-    message = f"{config.target.config!r} is the name of {same.name} too"
-    problem = problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
-    return replace(config, problems=(problem,), unmatched=unmatched)
+def _checked(configs: Sequence[ModelsConfig], known: Sequence[str]) -> list[ModelsConfig]:
+    """The configs with what is wrong with their names, and with the names of tests where the suite's are known."""
+    first: dict[str, ModelsConfig] = {}
+    checked = []
+    for config in configs:
+        others = [first.setdefault(config.target.config, config)] if config.document else []
+        problems = (*config.problems, *same_names(config, others))
+        unmatched = tuple(_misnamed_tests(config, known)) if known else ()
+        checked.append(replace(config, problems=problems, unmatched=unmatched))
+    return checked
 
 
 def _specs(
@@ -214,7 +259,7 @@ def _specs(
     for name, tests, problems in read:
         if problems:
             stem = PurePosixPath(name).stem
-            yield ModelSpec(suite, name, None, _kind(name), stem, stem, tuple(problems))
+            yield ModelSpec(suite, name, _kind(name), stem, None, stem, problems=tuple(problems))
         for test in tests:
             if test.name not in seen:
                 seen.add(test.name)
@@ -237,9 +282,9 @@ def _spec(suite: ModelsSuite, name: str, test: ModelTest, whole: Callable[[str],
     if leaving:
         hint = "A model's path has no '..' and no backslash, and begins at the suite's base."
         problem = Problem(name, 0, function, f"{leaving[0]!r} is not a path inside the folder of models", hint)
-        return ModelSpec(suite, name, None, kind, stem, stem, (problem,))
+        return ModelSpec(suite, name, kind, stem, None, stem, problems=(problem,))
     test = replace(test, url=whole(test.url))
-    return ModelSpec(suite, name, test, f"{kind}/{folder}" if folder else kind, stem, submodel)
+    return ModelSpec(suite, name, f"{kind}/{folder}" if folder else kind, stem, test, submodel)
 
 
 def _kind(file: str) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iree_gauntlet.dialects.json5_text import Container, Member, is_blank, plain_json, read_spans
+from iree_gauntlet.dialects.json_text import Container, Member, is_blank, plain_json, read_spans
 from iree_gauntlet.errors import GauntletError
 
 if TYPE_CHECKING:

@@ -6,20 +6,16 @@ is the reason that reports give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
-
-from pydantic import ValidationError
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Expectation, Origin, Stage
-from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, strange_variables
-from iree_gauntlet.dialects.json5_text import comments_of, plain_json
-from iree_gauntlet.dialects.json_places import line_of, lines_of_items
-from iree_gauntlet.dialects.op_schema import OpConfig, SuiteDocument
-from iree_gauntlet.dialects.spec_file import load_json, nearest, problems_of, without_strange_fields
-from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.dialects.configured_suites import Config, read_config
+from iree_gauntlet.dialects.json_text import line_of, lines_of_items
+from iree_gauntlet.dialects.op_schema import OpConfig
+from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, flag_variables, strange_variables
 from iree_gauntlet.errors import Problem
-from iree_gauntlet.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,50 +42,33 @@ _FAILURES: dict[str, tuple[tuple[Stage, ...], bool]] = {
 _LISTS = (*_SKIPS, *_FAILURES)
 # Looking for the nearest of thousands of names takes a while.
 _MOST_GUESSES = 10
-_Document = TypeVar("_Document", bound=SuiteDocument)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SuiteConfig:
-    """A config, read.
+class SuiteConfig(Config):
+    """A config of an operator suite, read.
 
     Attributes:
-        path: the file.
-        name: the file as the user names it.
-        text: as JSON, every value in its place.
-        document: what it says; None where it cannot be understood.
-        target: what its flags are for; the config's name is its own.
         skips: (stage, reason) of the stages that an entry does without.
         expected: what is expected of an entry.
-        problems: what is wrong with it.
-        warnings: what is passed over in it.
-        unmatched: its entries that name no case; they do no harm, as what is not here does not run.
     """
 
-    path: Path
-    name: str
-    text: str = ""
     document: OpConfig | None = None
-    target: Target = field(default_factory=lambda: Target("cpu"))
     skips: Mapping[str, tuple[tuple[Stage, str], ...]] = field(default_factory=dict)
     expected: Mapping[str, tuple[Expectation, ...]] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
-    unmatched: tuple[Problem, ...] = ()
 
 
-def read_config(path: Path, name: str) -> SuiteConfig:
+def read_op_config(path: Path, name: str) -> SuiteConfig:
     """Reads a config.
 
     Args:
         path: the file.
         name: how the user names it, for messages.
     """
-    document, text, comments, problems, warnings = read_document(path, name, OpConfig)
+    config, comments = read_config(path, name, OpConfig, SuiteConfig)
+    document, text = config.document, config.text
     if document is None:
-        return SuiteConfig(path, name, problems=tuple(problems), warnings=tuple(warnings))
-    found = target_of_flags(document.iree_compile_flags)
-    target = Target(found.family, found.chip, config=document.config_name)
+        return config
     reason = _reasons(text, comments) if comments else lambda where, _: f"in {where}"
     known = {CASE_FOLDER: "", **flag_variables()}
     strange = [
@@ -113,8 +92,8 @@ def read_config(path: Path, name: str) -> SuiteConfig:
             if all(item.stage is not stages[0] for item in before):
                 found_here = (Expectation(stage, reason(where, index), origin, crash) for stage in stages)
                 expected[entry] = (*before, *found_here)
-    warnings += _idle(name, text, document)
-    return SuiteConfig(path, name, text, document, target, skips, expected, warnings=tuple(warnings))
+    warnings = (*config.warnings, *_idle(name, text, document))
+    return replace(config, skips=skips, expected=expected, warnings=warnings)
 
 
 def _reasons(text: str, comments: Mapping[int, str]) -> Callable[[str, int], str]:
@@ -180,33 +159,3 @@ def _nearest(entry: str, known: Collection[str]) -> str:
 def _problem(name: str, text: str, where: str, place: int | str, message: str, hint: str) -> Problem:
     field_name = f"{where}[{place}]" if isinstance(place, int) else f"{where}.{place}"
     return Problem(name, line_of(text, [where, place]), field_name, message, hint)
-
-
-def read_document(
-    path: Path, name: str, model: type[_Document]
-) -> tuple[_Document | None, str, dict[int, str], list[Problem], list[Problem]]:
-    """Reads a config.
-
-    Args:
-        path: the file.
-        name: how the user names it, for messages.
-        model: what it has to be.
-
-    Returns:
-        The document, or None where it cannot be understood; its text as JSON, every value in its place; its comments by
-        line; what is wrong with it; and what is passed over in it.
-    """
-    comments: dict[int, str] = {}
-
-    def plain(text: str) -> str:
-        comments.update(comments_of(text))
-        return plain_json(text)
-
-    content, text, problems = load_json(path, name, plain)
-    if content is None:
-        return None, text, comments, problems, []
-    content, warnings = without_strange_fields(content, model.model_fields, name, text)
-    try:
-        return model.model_validate(content), text, comments, [], warnings
-    except ValidationError as error:
-        return None, text, comments, problems_of(error, model, name, text), warnings

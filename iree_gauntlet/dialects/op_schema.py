@@ -6,13 +6,13 @@ Facts: iree-test-suites, `onnx_ops/conftest.py` and `torch_ops/common.py`.
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from iree_gauntlet.dialects.fields import Count, Document, Flag, Positive, Text
-from iree_gauntlet.dialects.spec_file import BRANCH, FieldError, nearest
+from iree_gauntlet.dialects.configured_suites import SuiteDocument
+from iree_gauntlet.dialects.fields import Count, Document, Positive, Text, one_of
+from iree_gauntlet.dialects.spec_file import BRANCH, FieldError
 
 # NumPy's names of element types, and IREE's.
 ELEMENT_TYPES = {
@@ -36,28 +36,11 @@ ELEMENT_TYPES = {
 }
 # `f8E4M3FN` and `f8e4m3fn`, which are written for the long names.
 _SHORT_NAMES = {iree.lower(): name for name, iree in ELEMENT_TYPES.items() if iree.startswith("f8")}
-_CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _MOST_SEED = (1 << 32) - 1
 
 
-def is_config_name(text: str) -> bool:
-    """Whether a config can be called so: its name is part of ids and of folders' names."""
-    return bool(_CONFIG_NAME.fullmatch(text))
-
-
-def _config_name(text: str) -> str:
-    if not is_config_name(text):
-        raise ValueError(f"expected a name of letters, digits, '_', '-', '+' and '.', found {text!r}")
-    return text
-
-
-def _element_type(text: str) -> str:
-    text = _SHORT_NAMES.get(text.lower(), text)
-    if text not in ELEMENT_TYPES:
-        near = nearest(text, ELEMENT_TYPES)
-        guess = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(f"unknown element type {text!r}{guess} ({', '.join(ELEMENT_TYPES)})")
-    return text
+def _long_name(text: str) -> str:
+    return _SHORT_NAMES.get(text.lower(), text)
 
 
 def _number(value: object) -> object:
@@ -84,22 +67,13 @@ def _is_object(value: object) -> str:
     return f"{BRANCH}object" if isinstance(value, dict) else f"{BRANCH}plain"
 
 
-_ConfigName = Annotated[str, AfterValidator(_config_name)]
-ElementType = Annotated[str, AfterValidator(_element_type)]
+ElementType = Annotated[str, AfterValidator(_long_name), one_of("element type", ELEMENT_TYPES)]
 Number = Annotated[Any, AfterValidator(_number)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # A number, also in quotes.
 Factor = Annotated[Positive, BeforeValidator(_unquoted)]
 Entries = Annotated[list[Text], Field(default_factory=list)]
-
-
-class SuiteDocument(Document):
-    """How what a suite holds is compiled and run."""
-
-    config_name: _ConfigName
-    iree_compile_flags: list[Flag]
-    iree_run_module_flags: list[Flag]
 
 
 class OpConfig(SuiteDocument):

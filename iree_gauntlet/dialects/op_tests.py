@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -25,11 +25,23 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.flag_variables import CASE_FOLDER, flag_variables, with_variables
+from iree_gauntlet.dialects.configured_suites import ConfiguredCases, asked_configs, markers_of
+from iree_gauntlet.dialects.fields import tolerant
 from iree_gauntlet.dialects.flagfile import file_of, outside, read_flagfile
-from iree_gauntlet.dialects.op_torch import read_torch_op
+from iree_gauntlet.dialects.locations import is_url
+from iree_gauntlet.dialects.op_schema import (
+    ELEMENT_TYPES,
+    ExpectedOutput,
+    FormulaArgument,
+    FormulaFields,
+    TensorMeta,
+    TorchOp,
+    tensor_of,
+)
 from iree_gauntlet.dialects.op_trees import FLAGFILE, TORCH_FILE, OpSpec
-from iree_gauntlet.dialects.target_flags import devices_of_flags
+from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec_file import load_json, problem_at
+from iree_gauntlet.dialects.spec_flags import CASE_FOLDER, devices_of_flags, flag_variables, with_variables
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -40,6 +52,7 @@ if TYPE_CHECKING:
 
 
 DIALECT = "op_tests"
+SOURCES = SourceFields("flat_args[{}]", "expected_output[{}]")
 # Seconds: cases take a fraction of one, and one that hangs must not hold thousands for half an hour.
 _TIMEOUTS = ((Stage.COMPILE, 300.0), (Stage.THRESHOLD, 60.0))
 
@@ -81,57 +94,30 @@ class OpInputs:
     warnings: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpCases:
-    """The result of a folder.
-
-    Attributes:
-        cases: one for each config and kind; of a folder with problems, blocked.
-        problems: what is wrong with the folder.
-        warnings: what is passed over.
-        elsewhere: names of targets that other configs are for.
-    """
-
-    cases: tuple[Case, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-
-
-def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> OpCases:
+def build_op_cases(spec: OpSpec, targets: Sequence[Target]) -> ConfiguredCases:
     """The cases of a folder: for each config whose target is asked for, and a benchmark where it has a golden time.
 
     Args:
         spec: the folder.
         targets: what is asked for.
     """
-    chosen: list[tuple[SuiteConfig, Target]] = []
-    elsewhere: list[str] = []
-    for config in spec.suite.configs:
-        if config.document is None:
-            continue
-        asked = next((target for target in targets if target.covers(config.target)), None)
-        if asked is None:
-            elsewhere.append(replace(config.target, config="").name)
-        else:
-            chosen.append((config, asked))
+    chosen, elsewhere = asked_configs(spec.suite.configs, targets)
     if not chosen:
-        return OpCases(elsewhere=tuple(elsewhere))
+        return ConfiguredCases(elsewhere=elsewhere)
     read = _read(spec)
     cases: list[Case] = []
     origin = Origin(spec.name)
     program = Program(f"file://{quote(f'{spec.folder.path}/{read.program}')}", name=read.program)
-    for config, asked in chosen:
-        cases += _cases(spec, read, program, origin, config, asked.sku)
-    return OpCases(tuple(cases), read.problems, read.warnings, tuple(elsewhere))
+    for config, target in chosen:
+        cases += _cases(spec, read, program, origin, config, target)
+    return ConfiguredCases(tuple(cases), read.problems, read.warnings, elsewhere)
 
 
 def _cases(
-    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, sku: str
+    spec: OpSpec, read: OpInputs, program: Program, origin: Origin, config: SuiteConfig, target: Target
 ) -> Iterator[Case]:
     document = config.document
     assert document is not None, "only configs that were read are chosen"
-    target = _with_sku(config.target, sku)
     flags = tuple(document.iree_compile_flags)
     if any("${" in flag for flag in flags):
         values = {CASE_FOLDER: spec.folder.path, **flag_variables()}
@@ -159,7 +145,7 @@ def _cases(
         own_flags=read.flags,
         order=ArgumentOrder.MODULES_FIRST,
         expectations=_expectations(expected, compared=not read.benchmark),
-        markers=_markers(target, Kind.QUALITY),
+        markers=markers_of(target, Kind.QUALITY),
         timeouts=_TIMEOUTS,
         blocked_reason="; ".join(problem.in_one_line for problem in read.problems),
         blocked_at=Stage.THRESHOLD if read.compiles else Stage.COMPILE,
@@ -204,7 +190,7 @@ def _benchmark(case: Case, spec: OpSpec, read: OpInputs, config: SuiteConfig, ke
         run_flags=flags,
         own_flags=own,
         goldens=goldens,
-        markers=_markers(case.target, Kind.BENCHMARK),
+        markers=markers_of(case.target, Kind.BENCHMARK),
         allclose=None,
         blocked_at=Stage.BENCHMARK if read.compiles else Stage.COMPILE,
     )
@@ -217,16 +203,6 @@ def _without_comparing(flags: Sequence[str]) -> tuple[str, ...]:
 def _output(value: str) -> Argument:
     """A file that the run writes, by its name alone: it goes into the step's folder, never into the suite."""
     return Argument(value[0] + value[1:].rpartition("/")[2] if value[:1] in ("@", "+") else value)
-
-
-@lru_cache(maxsize=64)
-def _markers(target: Target, kind: Kind) -> frozenset[str]:
-    return frozenset({kind.value, target.family, *filter(None, [target.chip])})
-
-
-@lru_cache(maxsize=64)
-def _with_sku(target: Target, sku: str) -> Target:
-    return replace(target, sku=sku)
 
 
 def _function_flags(read: OpInputs) -> tuple[str, ...]:
@@ -253,22 +229,7 @@ def _read(spec: OpSpec) -> OpInputs:
     if TORCH_FILE not in files:
         message = f"is of a form before {TORCH_FILE}, which is not read"
         return _broken(spec, Problem(spec.name, 0, "", message, "Take a newer state of the suite."))
-    found, problems, warnings = read_torch_op(spec)
-    if found is None:
-        return _broken(spec, *problems, warnings=warnings)
-    document, inputs, expected, allclose = found
-    compiles = all(problem.field != "file_name" for problem in problems)
-    return OpInputs(
-        document.file_name if compiles else _ANY_PROGRAM,
-        inputs,
-        expected,
-        function=document.function_name,
-        benchmark=document.mode == "benchmark",
-        allclose=allclose,
-        problems=tuple(problems),
-        compiles=compiles,
-        warnings=tuple(warnings),
-    )
+    return _read_torch(spec)
 
 
 def _broken(spec: OpSpec, *problems: Problem, warnings: Sequence[Problem] = ()) -> OpInputs:
@@ -327,3 +288,93 @@ def _read_flags(spec: OpSpec) -> OpInputs:
         problems=tuple(problems),
         compiles=program != _ANY_PROGRAM,
     )
+
+
+def _read_torch(spec: OpSpec) -> OpInputs:
+    """A folder of the torch variant: synthetic arguments, outputs compared by NumPy's `allclose`."""
+    content, text, problems = load_json(Path(spec.folder.path, TORCH_FILE), spec.name)
+    if content is None:
+        return _broken(spec, *problems)
+    document, problems, warnings = tolerant(TorchOp, content, spec.name, text)
+    if document is None:
+        return _broken(spec, *problems, warnings=warnings)
+    reader = _Reader(spec, text)
+    reader.local(["file_name"], document.file_name)
+    compiles = not reader.problems
+    expected = document.expected_output or [] if document.mode != "benchmark" else []
+    return OpInputs(
+        document.file_name if compiles else _ANY_PROGRAM,
+        _inputs(document),
+        tuple(reader.expected(index, item) for index, item in enumerate(expected)),
+        function=document.function_name,
+        benchmark=document.mode == "benchmark",
+        allclose=Allclose(document.rtol, document.atol, document.equal_nan),
+        problems=tuple(reader.problems),
+        compiles=compiles,
+        warnings=tuple(warnings),
+    )
+
+
+def _inputs(document: TorchOp) -> tuple[Argument, ...]:
+    """The arguments: all formulas of a case draw from one generator, one after the other."""
+    arguments = []
+    drawn = 0
+    for item in document.flat_args:
+        if isinstance(item, FormulaArgument):
+            arguments.append(Argument(url=_formula_url(item.Formula, document.seed, drawn)))
+            drawn += math.prod(item.Formula.shape)
+        else:
+            arguments.append(Argument(_scalar(item)))
+    return tuple(arguments)
+
+
+def _formula_url(formula: FormulaFields, seed: int, drawn: int) -> str:
+    tensor = tensor_of(formula.shape, formula.dtype)
+    # A plus would be read as a blank: 1e+16.
+    coeff, offset = quote(repr(formula.coeff)), quote(repr(formula.offset))
+    return f"random://formula/{tensor}?seed={seed}&skip={drawn}&coeff={coeff}&offset={offset}"
+
+
+def _scalar(number: float, meta: TensorMeta | None = None) -> str:
+    """A plain number as the tools read it: of the type that NumPy gives it, or of the one that is named."""
+    if meta is not None:
+        element, tensor = ELEMENT_TYPES[meta.dtype], tensor_of(meta.shape, meta.dtype)
+    else:
+        element = tensor = "i1" if isinstance(number, bool) else "i64" if isinstance(number, int) else "f64"
+    if element == "i1" or (not element.startswith(("f", "bf")) and float(number).is_integer()):
+        return f"{tensor}={int(number)}"
+    return f"{tensor}={number!r}" if not isinstance(number, bool) else f"{tensor}={int(number)}"
+
+
+class _Reader:
+    """Resolves the files that a case names, and collects what is wrong with them."""
+
+    def __init__(self, spec: OpSpec, text: str) -> None:
+        self._spec = spec
+        self._text = text
+        self.problems: list[Problem] = []
+
+    def local(self, field: list[str | int], name: str) -> None:
+        """A file of the case's folder."""
+        if outside(name):
+            self._refuse(field, f"{name!r} leaves the case's folder", "Put the file into the folder.")
+        elif name not in self._spec.folder.files and not Path(self._spec.folder.path, name).is_file():
+            self._refuse(field, f"the file {name} is missing", "Put it into the case's folder.")
+
+    def expected(self, index: int, item: str | ExpectedOutput) -> Argument:
+        if isinstance(item, str):
+            self.local(["expected_output", index], item)
+            if item.endswith(".bin"):
+                hint = 'Write {"url": …, "meta": {"dtype": …, "shape": […]}}.'
+                self._refuse(["expected_output", index], f"{item} does not say its shape and type", hint)
+            return Argument(f"@{item}")
+        if not item.file:
+            return Argument(_scalar(item.value, item.meta))
+        tensor = tensor_of(item.meta.shape, item.meta.dtype) if item.meta and item.file.endswith(".bin") else ""
+        if is_url(item.file):
+            return Argument(tensor, item.file)
+        self.local(["expected_output", index, "url" if item.url else "value"], item.file)
+        return Argument(f"{tensor}=@{item.file}" if tensor else f"@{item.file}")
+
+    def _refuse(self, field: list[str | int], message: str, hint: str) -> None:
+        self.problems.append(problem_at(self._spec.name, self._text, field, message, hint))

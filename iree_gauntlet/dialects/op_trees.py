@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, read_config, unmatched_entries
-from iree_gauntlet.dialects.op_schema import is_config_name
-from iree_gauntlet.dialects.spec_file import problem_at
+from iree_gauntlet.dialects.configured_suites import ConfiguredSpec, ConfiguredSuite, same_names, with_own_names
+from iree_gauntlet.dialects.op_configs import EXAMPLE, SuiteConfig, read_op_config, unmatched_entries
 from iree_gauntlet.errors import Problem, UsageError
 
 if TYPE_CHECKING:
@@ -50,44 +49,27 @@ class CaseFolder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpSuite:
-    """Cases with one root.
+class OpSuite(ConfiguredSuite):
+    """Cases of operators with one root."""
 
-    Attributes:
-        root: absolute.
-        configs: how they are compiled and run; one that cannot be read is among them.
-        problems: what is wrong with it as a whole.
-    """
-
-    root: str
     configs: tuple[SuiteConfig, ...]
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that its configs are for."""
-        return tuple(dict.fromkeys(config.target.family for config in self.configs if config.document))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpSpec:
-    """The folder of a case.
+class OpSpec(ConfiguredSpec):
+    """The folder of a case, which is read when it is selected.
+
+    What is wrong with a case keeps no other from running, and is found when its cases are made: it is no problem of
+    the spec. Its model is the path of the folder above it, from the suite's root, and its stem its own name.
 
     Attributes:
-        suite: what it belongs to.
         folder: where it is.
-        name: its file of inputs and outputs, as the user names it.
         keys: the names that configs have for it.
-        model: path of the folder above it, from the suite's root.
-        stem: its own name.
     """
 
     suite: OpSuite
     folder: CaseFolder
-    name: str
     keys: tuple[str, ...]
-    model: str
-    stem: str
 
     @property
     def submodel(self) -> str:
@@ -95,23 +77,8 @@ class OpSpec:
         return self.stem
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that it may be for."""
-        return self.suite.families
-
-    @property
     def document(self) -> None:
-        """Nothing: a case is read when it is selected."""
-
-    @property
-    def defines_module(self) -> bool:
-        """Never: it is compiled and run."""
-        return False
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """None: what is wrong with a case keeps no other from running, and is found when its cases are made."""
-        return ()
+        """Nothing, until it is selected."""
 
 
 def is_case_folder(files: Iterable[str]) -> bool:
@@ -152,10 +119,10 @@ def read_op_specs(
         files = [next(name for name in _CASE_FILES if name in folder.files) for folder in inside]
         names = [f"{folder.path}/{file}".removeprefix(prefix) for folder, file in zip(inside, files, strict=True)]
         problems = () if used[root] else (_without_config(root.removeprefix(prefix), names[0]),)
-        suite = OpSuite(root, tuple(configs[path] for path in used[root]), problems)
+        suite = OpSuite(tuple(configs[path] for path in used[root]), problems)
         for folder, name in zip(inside, names, strict=True):
             model, _, stem = keys[folder.path][0].rpartition("/")
-            specs.append(OpSpec(suite, folder, name, keys[folder.path], model or Path(root).name, stem))
+            specs.append(OpSpec(suite, name, model or Path(root).name, stem, folder, keys[folder.path]))
     return specs
 
 
@@ -204,7 +171,7 @@ def _entries_of(asked: Sequence[Path], prefix: str) -> set[str]:
     entries: set[str] = set()
     for path in asked:
         # One that is not there, or cannot be read, is reported when it is used.
-        config = read_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
+        config = read_op_config(path, str(path).removeprefix(prefix)) if path.is_file() else None
         if config is not None and config.document is not None:
             entries |= {*config.skips, *config.expected, *config.document.golden_times_ms}
     return entries
@@ -254,44 +221,30 @@ def _read_configs(
 ) -> dict[Path, SuiteConfig]:
     """The configs that the roots use, each read once and held against the cases of all of them."""
     roots_of: dict[Path, list[str]] = {}
+    called: dict[Path, SuiteConfig] = {}
     for root, paths in used.items():
         for path in paths:
             roots_of.setdefault(path, []).append(root)
     for path in roots_of:
         if not path.is_file():
             raise UsageError(f"config {path} does not exist", f"A config is a JSON file such as:\n{EXAMPLE}")
-    read = _with_unique_names({path: read_config(path, str(path).removeprefix(prefix)) for path in roots_of}, used)
-    named: dict[tuple[str, str], SuiteConfig] = {}
+    read = {path: read_op_config(path, str(path).removeprefix(prefix)) for path in roots_of}
+    for paths in used.values():
+        # A config of several roots is called by its file where one of them has another of its name.
+        named = with_own_names([read[path] for path in paths])
+        called |= {path: config for path, config in zip(paths, named, strict=True) if config is not read[path]}
+    read |= called
+    first: dict[tuple[str, str], SuiteConfig] = {}
     configs: dict[Path, SuiteConfig] = {}
     for path, roots in roots_of.items():
         config = read[path]
         known = {key for root in roots for names in keys[root] for key in names}
-        problems = list(config.problems)
         name = config.target.config
-        others = {named.setdefault((root, name), config).name for root in roots} if config.document else set()
-        for other in sorted(others - {config.name}):
-            message = f"{name!r} is the name of {other} too"
-            problems.append(problem_at(config.name, config.text, ["config_name"], message, "Give each its own name."))
+        others = [first.setdefault((root, name), config) for root in roots] if config.document else []
+        problems = (*config.problems, *same_names(config, others))
         unmatched = tuple(unmatched_entries(config, known, partial(_is_case, roots)))
-        configs[path] = replace(config, problems=tuple(problems), unmatched=unmatched)
+        configs[path] = replace(config, problems=problems, unmatched=unmatched)
     return configs
-
-
-def _with_unique_names(read: Mapping[Path, SuiteConfig], used: Mapping[str, Sequence[Path]]) -> dict[Path, SuiteConfig]:
-    """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files.
-
-    Args:
-        read: the configs, by file.
-        used: files of the configs of each root.
-    """
-    called = dict(read)
-    for paths in used.values():
-        names = Counter(read[path].target.config for path in paths if read[path].document)
-        for path in paths:
-            config = read[path]
-            if names[config.target.config] > 1 and is_config_name(path.stem):
-                called[path] = replace(config, target=replace(config.target, config=path.stem))
-    return called
 
 
 def _is_case(roots: Sequence[str], entry: str) -> bool:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn
 
-from iree_gauntlet.dialects.spec_file import nearest
+from iree_gauntlet.dialects.spec_file import did_you_mean
 from iree_gauntlet.errors import NothingSelectedError, UsageError
 from iree_gauntlet.targets import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from iree_gauntlet.dialects.spec import Named
+    from iree_gauntlet.dialects.trees import AnySpec
 
 
 _MOST_DEPTH = 100  # of parentheses and `not`, well below what the interpreter's stack allows
@@ -36,7 +36,7 @@ class Include:
     markers: str = ""
     within: Include | None = None
 
-    def matches_spec(self, spec: Named) -> bool:
+    def matches_spec(self, spec: AnySpec) -> bool:
         """Whether the names of a spec match; markers are not looked at.
 
         A file that could not be understood is matched by either reading of its name, so that its problems are
@@ -137,7 +137,7 @@ class MarkerExpression:
 
 def no_match(
     includes: Sequence[Include],
-    specs: Iterable[Named],
+    specs: Iterable[AnySpec],
     families: Collection[str],
     markers: Collection[str] = (),
     elsewhere: Collection[str] = (),
@@ -183,11 +183,11 @@ def no_match(
     return NothingSelectedError(f"nothing selected: {what}", "\n  ".join(dict.fromkeys(lines)))
 
 
-def _is_within(include: Include, spec: Named) -> bool:
+def _is_within(include: Include, spec: AnySpec) -> bool:
     return include.within is None or include.within.matches_spec(spec)
 
 
-def unmatched(include: Include, specs: Sequence[Named]) -> str:
+def unmatched(include: Include, specs: Sequence[AnySpec]) -> str:
     """Which of its globs fits no spec, and what is spelled like it; empty where each of them fits one."""
     models = sorted({spec.model for spec in specs})
     if not any(fnmatchcase(model, include.model) for model in models):
@@ -204,8 +204,7 @@ def unmatched(include: Include, specs: Sequence[Named]) -> str:
 
 
 def _unmatched(option: str, wanted: str, names: Sequence[str]) -> str:
-    near = nearest(wanted, names)
-    return f"No {option} {wanted!r}" + (f"; did you mean {near!r}?" if near else ".")
+    return f"No {option} {wanted!r}{did_you_mean(wanted, names) or '.'}"
 
 
 def _describe(include: Include) -> str:

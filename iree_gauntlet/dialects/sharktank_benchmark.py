@@ -23,6 +23,7 @@ from iree_gauntlet.cases import (
 )
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, machine_file, problem, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
+from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 DIALECT = "sharktank-benchmark"
+# Its weights are its regression's.
+SOURCES = SourceFields(programs=("mlir_url", "mlir_file_url"))
 
 # What benchmarks of the first generation run on, and with; their own modules are compiled for it.
 _FIRST_DEVICE = "hip"

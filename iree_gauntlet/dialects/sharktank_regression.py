@@ -10,22 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import (
-    MAIN,
-    Argument,
-    Case,
-    Expectation,
-    Kind,
-    Module,
-    OnnxImport,
-    Origin,
-    Parameters,
-    Program,
-    Stage,
-)
-from iree_gauntlet.dialects.fields import ImportOptions
+from iree_gauntlet.cases import MAIN, Argument, Case, Expectation, Kind, Module, Origin, Parameters, Program, Stage
 from iree_gauntlet.dialects.locations import EXTERNAL_HINT, external_file, is_url, resolve_url
 from iree_gauntlet.dialects.sharktank_schema import Blob, RegressionV1, RegressionV2
+from iree_gauntlet.dialects.spec import SourceFields
 from iree_gauntlet.errors import Problem
 
 if TYPE_CHECKING:
@@ -36,6 +24,7 @@ if TYPE_CHECKING:
 
 
 DIALECT = "sharktank-regression"
+SOURCES = SourceFields("inputs[{}].source", "outputs[{}].source", "real_weights", ("mlir", "pipeline_mlir"))
 _TUNER_FLAG = "--iree-codegen-transform-dialect-library"
 
 
@@ -100,7 +89,7 @@ def build_regression(spec: Spec, target: Target) -> tuple[Regression | None, lis
         name=name,
         role=MAIN,
         target=target,
-        program=Program(url(["mlir"], document.mlir), _onnx_import(document)),
+        program=Program(url(["mlir"], document.mlir), document.imported),
         flags=fields.flags,
         origin=Origin(spec.name, "mlir"),
         splat=fields.splat,
@@ -173,13 +162,6 @@ def _tuner(spec: Spec, document: RegressionV1 | RegressionV2, target: Target, pr
     missing = f"the tuner file {found} is missing (tuner_file.{target.sku}); {EXTERNAL_HINT}"
     blocked = "" if found.is_file() else missing
     return _Tuner(flags=(f"{_TUNER_FLAG}={found}",), blocked=blocked)
-
-
-def _onnx_import(document: RegressionV1 | RegressionV2) -> OnnxImport | None:
-    if not document.mlir.split("?")[0].endswith(".onnx"):
-        return None
-    options = document.onnx_import or ImportOptions()
-    return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
 
 
 def _first(document: RegressionV1, target: Target, tuner: tuple[str, ...]) -> _Fields:

@@ -14,10 +14,10 @@ from iree_gauntlet.dialects.fields import (
     Count,
     Document,
     Flag,
-    ImportOptions,
     InputText,
     PlainName,
     Positive,
+    ProgramDocument,
     RelativePath,
     Releases,
     TensorType,
@@ -26,6 +26,7 @@ from iree_gauntlet.dialects.fields import (
     Truth,
     WholeNumber,
     Word,
+    require_no_type,
 )
 from iree_gauntlet.dialects.spec_file import FieldError
 
@@ -41,14 +42,8 @@ class Blob(Document):
 
     @model_validator(mode="after")
     def _npy_carries_its_type(self) -> Blob:
-        if self.value and self.source.split("?")[0].endswith(".npy"):
-            raise FieldError(
-                "value",
-                f"{self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-                "remove 'value', an .npy file carries its own type",
-            )
-        if self.value and self.source.startswith("random:"):
-            raise FieldError("value", f"{self.value!r} with a random:// source: its URL says the type; remove 'value'")
+        if self.value:
+            require_no_type(self.value, self.source)
         return self
 
 
@@ -58,9 +53,7 @@ class _Common(Document):
     timeouts: Timeouts = Field(default_factory=dict)  # ours
 
 
-class _Regression(_Common):
-    mlir: Text
-    onnx_import: ImportOptions | None = None  # ours
+class _Regression(ProgramDocument, _Common):
     inputs: list[Blob] = Field(default_factory=list)
     outputs: list[Blob] = Field(default_factory=list)
     real_weights: Text | None = None
@@ -73,8 +66,6 @@ class _Regression(_Common):
     def _parts_fit(self) -> _Regression:
         if self.add_pipeline_module and not self.pipeline_mlir:
             raise FieldError("add_pipeline_module", "is true, but there is no pipeline_mlir to add")
-        if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.torch_schema import BenchmarkTest, CompstatTest, ModuleDefinition, QualityTest
@@ -21,32 +21,27 @@ SHARKTANK_FAMILIES = ("cpu", "rocm")
 Document = RegressionV1 | RegressionV2 | Benchmark | ModuleDefinition | QualityTest | BenchmarkTest | CompstatTest
 
 
-class Named(Protocol):
-    """What a selection looks at of a spec, whatever it is made of."""
+@dataclass(frozen=True, slots=True)
+class SourceFields:
+    """Where the files of a format name sources; `{}` stands for an index, and an empty field for nowhere.
+
+    Attributes:
+        inputs: each input's.
+        outputs: each expected output's.
+        parameters: each archive's.
+        programs: names of fields that hold a program's.
+    """
+
+    inputs: str = ""
+    outputs: str = ""
+    parameters: str = ""
+    programs: tuple[str, ...] = ()
 
     @property
-    def model(self) -> str:
-        """What `--model` selects."""
-
-    @property
-    def submodel(self) -> str:
-        """What `--submodel` selects."""
-
-    @property
-    def stem(self) -> str:
-        """What `--filename` selects."""
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """Families of targets that it may be for."""
-
-    @property
-    def document(self) -> object:
-        """What it says; None where that is not known."""
-
-    @property
-    def defines_module(self) -> bool:
-        """Whether it is no test, but what tests load."""
+    def names(self) -> set[str]:
+        """The last names of all of these fields."""
+        fields = (self.inputs, self.outputs, self.parameters, *self.programs)
+        return {field.rpartition(".")[2] for field in fields if field}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from iree_gauntlet.dialects.json5_text import without_comments
-from iree_gauntlet.dialects.json_places import line_of, path_of
+from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
 from iree_gauntlet.errors import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -40,14 +39,6 @@ class FieldError(ValueError):
         self.hint = hint
 
 
-class _BadFileError(Exception):
-    """What is wrong with a file as a whole: line (0 where unknown), message, what to do."""
-
-    def __init__(self, line: int, message: str, hint: str, field: str = "") -> None:
-        super().__init__(message)
-        self.line, self.message, self.hint, self.field = line, message, hint, field
-
-
 class _DuplicateKeyError(ValueError):
     """A key that appears twice in one object."""
 
@@ -73,11 +64,9 @@ def load_json(
     try:
         text = read_text(path, name)
         text = plain(text) if plain else text
-        document = _parse(text)
+        document = _parse(text, name)
     except SpecError as error:
         return None, text, error.problems
-    except _BadFileError as error:
-        return None, text, [Problem(name, error.line, error.field, error.message, error.hint)]
     # For editors: where they find what the fields mean.
     document.pop("$schema", None)
     return document, text, []
@@ -110,47 +99,52 @@ def read_text(path: Path, name: str, kind: str = "spec files") -> str:
         raise SpecError([Problem(name, line, "", message, "Save the file as UTF-8.")], kind) from error
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _bad(name: str, line: int, message: str, hint: str, field: str = "") -> SpecError:
+    """What is wrong with a file as a whole; line 0 where it is unknown."""
+    return SpecError([Problem(name, line, field, message, hint)])
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
     if not text.strip():
-        raise _BadFileError(0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
+        raise _bad(name, 0, "is empty: expected a JSON object", "See docs/reference/specs.md for the fields.")
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
     except json.JSONDecodeError as error:
-        raise _syntax_error(text, error) from error
+        raise _syntax_error(text, name, error) from error
     except _DuplicateKeyError as error:
         key = str(error)
         found = [match.start() for match in re.finditer(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)]
         line = text[: found[-1]].count("\n") + 1 if found else 0
-        raise _BadFileError(line, "appears twice in one object", "Remove one of the two.", key) from error
+        raise _bad(name, line, "appears twice in one object", "Remove one of the two.", key) from error
     except _ConstantError as error:
         match = re.search(rf"[:\[,]\s*{error}", text)
         line = text[: match.end()].count("\n") + 1 if match else 1
-        raise _BadFileError(line, f"{error} is not a JSON number", "Write a finite number.") from error
+        raise _bad(name, line, f"{error} is not a JSON number", "Write a finite number.") from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _too_deep(name) from error
     except ValueError as error:
         # An integer of more digits than Python converts.
-        raise _BadFileError(0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
+        raise _bad(name, 0, f"holds a number that cannot be read: {error}", "Write a shorter number.") from error
     if not isinstance(document, dict):
-        raise _BadFileError(1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
+        raise _bad(name, 1, f"expected a JSON object, found {_describe(document)}", "A spec is {…}.")
     # What it holds is only walked where the text can hold the mistake.
     if text.count("{") + text.count("[") >= _MOST_DEPTH and _is_deeper(document, _MOST_DEPTH):
-        raise _too_deep()
+        raise _too_deep(name)
     if "\\u" in text:
-        _require_characters(document)
+        _require_characters(document, name)
     return document
 
 
-def _require_characters(document: dict[str, Any]) -> None:
+def _require_characters(document: dict[str, Any], name: str) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         message = f"holds half of a surrogate pair, which is not a character: \\u{ord(error.object[error.start]):04x}"
-        raise _BadFileError(0, message, "Write the character itself.") from error
+        raise _bad(name, 0, message, "Write the character itself.") from error
 
 
-def _too_deep() -> _BadFileError:
-    return _BadFileError(0, "is nested too deeply", "A spec is two or three levels deep.")
+def _too_deep(name: str) -> SpecError:
+    return _bad(name, 0, "is nested too deeply", "A spec is two or three levels deep.")
 
 
 def _is_deeper(value: object, most: int) -> bool:
@@ -163,6 +157,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is spelled most like this one, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question to put behind a message about an unknown word; empty where no known one is spelled like it."""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def without_strange_fields(
@@ -241,9 +241,9 @@ def problems_at(
         kind, found = item["type"], item.get("input")
         if kind == "extra_forbidden":
             known = _fields_at(model, location[:-1])
-            near = nearest(str(location[-1]), known)
-            message = "unknown field" + (f"; did you mean {near!r}?" if near else "")
-            hint = "" if near else f"Known fields: {', '.join(sorted(known))}."
+            question = did_you_mean(str(location[-1]), known)
+            message = f"unknown field{question}"
+            hint = "" if question else f"Known fields: {', '.join(sorted(known))}."
         elif kind == "missing":
             message = "is missing: the field is required"
         elif kind == "value_error":
@@ -291,15 +291,15 @@ def _no_constants(word: str) -> None:
     raise _ConstantError(word)
 
 
-def _syntax_error(text: str, error: json.JSONDecodeError) -> _BadFileError:
+def _syntax_error(text: str, name: str, error: json.JSONDecodeError) -> SpecError:
     before = text[: error.pos].rstrip()
     after = text[error.pos :].lstrip()[:1]
     if (after in ("}", "]") and before.endswith(",")) or "Illegal trailing comma" in error.msg:
         line = before.count("\n") + 1
-        return _BadFileError(line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
+        return _bad(name, line, "trailing comma: JSON has none before ']' or '}'", "Remove the comma.")
     if after == "":
-        return _BadFileError(error.lineno, "ends in the middle of a value", "Is the file cut off?")
-    return _BadFileError(error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
+        return _bad(name, error.lineno, "ends in the middle of a value", "Is the file cut off?")
+    return _bad(name, error.lineno, f"is not JSON: {error.msg} (column {error.colno})", "Fix the syntax there.")
 
 
 def _dotted(location: Sequence[str | int]) -> str:

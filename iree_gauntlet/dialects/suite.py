@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from iree_gauntlet.cases import SPEC_STAGES, Origin, Stage
+from iree_gauntlet.dialects.fields import Document, expecting, one_of
 from iree_gauntlet.dialects.load import CaseSet, ExpectedFailure
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, unmatched
-from iree_gauntlet.dialects.spec_file import nearest, problems_of
-from iree_gauntlet.dialects.toml_file import read_toml, with_lines
+from iree_gauntlet.dialects.toml_file import read_table
 from iree_gauntlet.errors import Problem, SpecError, UsageError
 from iree_gauntlet.targets import FAMILIES, Target, target_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from iree_gauntlet.dialects.spec import Named
+    from iree_gauntlet.dialects.trees import AnySpec
 
 
 _STAGES = tuple(stage.value for stage in SPEC_STAGES)
@@ -30,16 +30,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 DEFAULT_STAGES = (Stage.COMPILE, Stage.THRESHOLD, Stage.COMPSTAT, Stage.BENCHMARK)
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError(f"expected letters, digits, '_', '-' and '.', first a letter or digit, found {text!r}")
-    return text
-
-
-def _stage(text: str) -> str:
-    if text not in _STAGES:
-        near = nearest(text, _STAGES)
-        raise ValueError(f"unknown stage {text!r}{f'; did you mean {near!r}?' if near else ''} ({', '.join(_STAGES)})")
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected a reason: say why this fails, with a link where there is one")
     return text
 
 
@@ -49,37 +42,28 @@ def _target(text: str) -> str:
     return text
 
 
-def _reason(text: str) -> str:
-    if not text.strip():
-        raise ValueError("expected a reason: say why this fails, with a link where there is one")
-    return text
+_Stage = Annotated[str, one_of("stage", _STAGES)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-
-class _IncludeTable(_Table):
+class _IncludeTable(Document):
     model: str = "*"
     submodel: str = "*"
     filename: str = "*"
     markers: str = ""
 
 
-class _ExpectTable(_Table):
+class _ExpectTable(Document):
     case: str
-    stage: Annotated[str, AfterValidator(_stage)]
+    stage: _Stage
     reason: Annotated[str, AfterValidator(_reason)]
 
 
-class _SuiteTable(_Table):
-    name: Annotated[str, AfterValidator(_name)]
+class _SuiteTable(Document):
+    name: Annotated[str, expecting("letters, digits, '_', '-' and '.', first a letter or digit", _NAME.fullmatch)]
     description: str = ""
     target: Annotated[str, AfterValidator(_target)]
     sku: str = ""
-    stages: list[Annotated[str, AfterValidator(_stage)]] = Field(
-        default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1
-    )
+    stages: list[_Stage] = Field(default_factory=lambda: [stage.value for stage in DEFAULT_STAGES], min_length=1)
     spec_dirs: list[str] = Field(default_factory=lambda: ["../specs"])
     configs: list[str] = Field(default_factory=list)
     include: list[_IncludeTable] = Field(default_factory=lambda: [_IncludeTable()])
@@ -122,8 +106,7 @@ def read_suite(path: Path) -> Suite:
     name = str(path)
     if path.is_dir():
         raise UsageError(
-            f"suite {name} is a folder",
-            "Name a suite's file, or a suite of suites/; see docs/reference/suites.md.",
+            f"suite {name} is a folder", "Name a suite's file, or a suite of suites/; see docs/reference/suites.md."
         )
     if not path.is_file():
         others = sorted(str(other) for other in path.parent.glob("*.toml")) if path.parent.is_dir() else []
@@ -131,11 +114,7 @@ def read_suite(path: Path) -> Suite:
             f"Suites there: {', '.join(others)}." if others else "Suites are TOML files; see docs/reference/suites.md."
         )
         raise UsageError(f"suite {name} does not exist", hint)
-    text, content = read_toml(path)
-    try:
-        table = _SuiteTable.model_validate(content)
-    except ValidationError as error:
-        raise SpecError(with_lines(problems_of(error, _SuiteTable, name, "{}"), text)) from error
+    _, table = read_table(path, _SuiteTable)
     target = target_of(table.target, sku=table.sku)
     assert target is not None, "checked by the table's validator"
     includes = tuple(Include(item.model, item.submodel, item.filename, item.markers) for item in table.include)
@@ -160,7 +139,7 @@ def read_suite(path: Path) -> Suite:
     )
 
 
-def idle_includes(suite: Suite, specs: Iterable[Named]) -> list[Problem]:
+def idle_includes(suite: Suite, specs: Iterable[AnySpec]) -> list[Problem]:
     """Its includes that fit no spec of its folders: misspelt, or left behind."""
     tests = [spec for spec in specs if not spec.defines_module]
     found: list[Problem] = []

@@ -6,7 +6,7 @@ import itertools
 import re
 import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iree_gauntlet.dialects.spec_file import read_text
 from iree_gauntlet.errors import Problem, SpecError
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from iree_gauntlet.dialects.fields import Document
 
+
+_Document = TypeVar("_Document", bound="Document")
 _TABLE = re.compile(r"(\w+)\[(\d+)\]")
 
 
@@ -35,6 +38,27 @@ def read_toml(path: Path, kind: str = "spec files") -> tuple[str, dict[str, Any]
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError([Problem(name, 0, "", f"is not TOML: {error}", "Fix the syntax there.")], kind) from error
+
+
+def read_table(path: Path, model: type[_Document], kind: str = "spec files") -> tuple[str, _Document]:
+    """Text of a TOML file, and what it means.
+
+    Args:
+        path: the file.
+        model: of its fields.
+        kind: what such files are, for messages.
+
+    Raises:
+        SpecError: with everything that is wrong with it.
+    """
+    # It brings pydantic; `--help` answers without it.
+    from iree_gauntlet.dialects.fields import validated  # noqa: PLC0415
+
+    text, content = read_toml(path, kind)
+    table, problems = validated(model, content, str(path), "{}")
+    if table is None:
+        raise SpecError(with_lines(problems, text), kind)
+    return text, table
 
 
 def with_lines(problems: Iterable[Problem], text: str) -> list[Problem]:

@@ -24,8 +24,9 @@ from iree_gauntlet.cases import (
     Stage,
     Statistic,
 )
-from iree_gauntlet.dialects.flag_variables import resolved_flags
 from iree_gauntlet.dialects.locations import file_beside
+from iree_gauntlet.dialects.spec import SourceFields
+from iree_gauntlet.dialects.spec_flags import devices_of_flags, resolved_flags
 from iree_gauntlet.dialects.torch_modules import DIALECT, DefinedModule, TorchModules
 from iree_gauntlet.dialects.torch_schema import ArgumentSpec, BenchmarkTest, CompstatTest, QualityTest, Weight
 from iree_gauntlet.errors import Problem
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from iree_gauntlet.targets import Target
 
 
+SOURCES = SourceFields("inputs[{}].url", "expected_outputs[{}].url", "weights[{}].url", ("mlir",))
 _NOTES = {
     "golden_time": "golden_time is of the first generation: the mean is held against it, without a factor;"
     " golden_time_ms, which goes before it, is for the fastest repetition, with tolerance_factor",
@@ -103,7 +105,7 @@ def build_test(spec: Spec, modules: TorchModules, targets: Sequence[Target]) -> 
         inputs=inputs,
         outputs=tuple(Argument(item.value) for item in getattr(document, "outputs", [])),
         expected_outputs=expected,
-        device=_device(run_args),
+        device=devices_of_flags(run_args),
         run_flags=run_args,
         order=ArgumentOrder.MODULES_FIRST,
         goldens=_goldens(spec, document, sku),
@@ -160,12 +162,6 @@ class _Builder:
             self.problems.append(found)
             return ""
         return found
-
-
-def _device(run_args: Sequence[str]) -> str:
-    """The devices of a run, for the lock: one may be named several times."""
-    values = [flag.lstrip("-").partition("=")[2] for flag in run_args if flag.lstrip("-").startswith("device=")]
-    return ",".join(dict.fromkeys(values))
 
 
 def _goldens(spec: Spec, document: QualityTest | BenchmarkTest | CompstatTest, sku: str) -> tuple[Golden, ...]:

@@ -7,12 +7,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from iree_gauntlet.cases import MAIN, Case, Kind, Module, OnnxImport, Origin, Program, Stage
-from iree_gauntlet.dialects.fields import ImportOptions
-from iree_gauntlet.dialects.flag_variables import resolved_flags
+from iree_gauntlet.cases import MAIN, Case, Kind, Module, Origin, Program, Stage
 from iree_gauntlet.dialects.locations import file_beside, problem
 from iree_gauntlet.dialects.spec_file import nearest
-from iree_gauntlet.dialects.target_flags import target_of_flags
+from iree_gauntlet.dialects.spec_flags import resolved_flags, target_of_flags
 from iree_gauntlet.dialects.torch_schema import ModuleDefinition
 from iree_gauntlet.dialects.trees import read_module_definition
 from iree_gauntlet.errors import Problem
@@ -134,7 +132,7 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         name=name,
         role=MAIN,
         target=target,
-        program=Program(url, _onnx_import(document)),
+        program=Program(url, document.imported),
         flags=flags,
         origin=Origin(spec.name, "mlir"),
     )
@@ -152,13 +150,6 @@ def _defined(spec: Spec, folders: Sequence[Path]) -> DefinedModule | tuple[Probl
         origin=Origin(spec.name),
     )
     return DefinedModule(module, case)
-
-
-def _onnx_import(document: ModuleDefinition) -> OnnxImport | None:
-    if not document.mlir.split("?")[0].endswith(".onnx"):
-        return None
-    options = document.onnx_import or ImportOptions()
-    return OnnxImport(options.opset, tuple((name, tuple(shape)) for name, shape in options.shapes.items()))
 
 
 def _lfs_pointer(document: ModuleDefinition, url: str) -> str:

@@ -9,30 +9,23 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from iree_gauntlet.dialects.fields import (
     TENSOR_TYPE,
     Count,
     Document,
     Flag,
-    ImportOptions,
     InputText,
     Positive,
+    ProgramDocument,
     Releases,
     Text,
     Timeouts,
     Word,
+    require_no_type,
 )
-from iree_gauntlet.dialects.spec_file import FieldError, nearest
+from iree_gauntlet.dialects.spec_file import FieldError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,14 +71,12 @@ _ModuleName = Annotated[Text, AfterValidator(_module_name)]
 _RunFlag = Annotated[Flag, AfterValidator(_run_flag)]
 
 
-class ModuleDefinition(Document):
+class ModuleDefinition(ProgramDocument):
     """What is compiled, and how: `<module folder>/<name>.json`."""
 
     type: Literal["azure", "git-lfs"] | None = None
-    mlir: Text
     compiler_flags: list[Flag]
     description: str = ""  # ours
-    onnx_import: ImportOptions | None = None  # ours
     timeouts: Timeouts = Field(default_factory=dict)  # ours
 
     @model_validator(mode="after")
@@ -95,17 +86,6 @@ class ModuleDefinition(Document):
                 stages = ", ".join(_MODULE_STAGES)
                 raise FieldError("timeouts", f"{stage!r} is not a stage of a module definition ({stages})")
         return self
-
-    @model_validator(mode="after")
-    def _import_is_of_onnx(self) -> ModuleDefinition:
-        if self.onnx_import and not self.mlir.split("?")[0].endswith(".onnx"):
-            raise FieldError("onnx_import", f"is given together with mlir {self.mlir!r}, which is not an .onnx file")
-        return self
-
-
-def _check_type(text: str) -> None:
-    if not TENSOR_TYPE.fullmatch(text):
-        raise FieldError("value", f"expected a tensor type with 'url', such as 1x64xf16, found {text!r}")
 
 
 class ArgumentSpec(Document):
@@ -118,16 +98,11 @@ class ArgumentSpec(Document):
     def _says_something(self) -> ArgumentSpec:
         if self.value is None and self.url is None:
             raise ValueError("has neither 'value' nor 'url': give at least one")
-        if self.value and self.url and self.url.split("?")[0].endswith(".npy"):
-            raise FieldError(
-                "value",
-                f"{self.value!r} with an .npy file: iree-run-module would read the file's header as numbers; "
-                "remove 'value', an .npy file carries its own type",
-            )
-        if self.value and self.url and self.url.startswith("random:"):
-            raise FieldError("value", f"{self.value!r} with a random:// source: its URL says the type; remove 'value'")
         if self.value and self.url:
-            _check_type(self.value)
+            require_no_type(self.value, self.url)
+            if not TENSOR_TYPE.fullmatch(self.value):
+                message = f"expected a tensor type with 'url', such as 1x64xf16, found {self.value!r}"
+                raise FieldError("value", message)
         return self
 
 
@@ -287,5 +262,4 @@ def torch_document(content: dict[str, Any]) -> type[_TorchDocument] | str | None
     known = ", ".join(TEST_TYPES)
     if not isinstance(kind, str):
         return f"expected the type of a test ({known})"
-    near = nearest(kind, TEST_TYPES)
-    return f"unknown type {kind!r}" + (f"; did you mean {near!r}?" if near else f" of a test; types are {known}")
+    return f"unknown type {kind!r}{did_you_mean(kind, TEST_TYPES) or f' of a test; types are {known}'}"

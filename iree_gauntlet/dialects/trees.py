@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from iree_gauntlet.dialects.flag_variables import flag_variables
-from iree_gauntlet.dialects.json5_text import without_comments
-from iree_gauntlet.dialects.onnx_configs import OUTCOMES, has_word
-from iree_gauntlet.dialects.onnx_models import ModelSpec, is_models_suite, read_model_specs
+from iree_gauntlet.dialects.fields import validated
+from iree_gauntlet.dialects.json_text import without_comments
+from iree_gauntlet.dialects.onnx_models import OUTCOMES, ModelSpec, has_word, is_models_suite, read_model_specs
 from iree_gauntlet.dialects.op_trees import CONFIGS, CaseFolder, OpSpec, is_case_folder, read_op_specs
 from iree_gauntlet.dialects.sharktank_schema import Benchmark, RegressionV1, RegressionV2
 from iree_gauntlet.dialects.spec import SHARKTANK_FAMILIES, Document, Spec, SpecTree
-from iree_gauntlet.dialects.spec_file import load_json, problem_at, problems_of, without_strange_fields
+from iree_gauntlet.dialects.spec_file import load_json, problem_at, without_strange_fields
+from iree_gauntlet.dialects.spec_flags import flag_variables
 from iree_gauntlet.dialects.torch_schema import TEST_TYPES, ModuleDefinition, torch_document
 from iree_gauntlet.errors import Problem, UsageError
 
@@ -119,7 +117,7 @@ def read_module_definition(tree: SpecTree, root: Path, path: Path) -> Spec:
     content, text, problems = load_json(path, name, without_comments)
     document = None
     if content is not None:
-        document, problems = _validated(ModuleDefinition, content, name, text)
+        document, problems = validated(ModuleDefinition, content, name, text)
     return Spec(tree, root, path, name, document, tuple(problems), torch=True, kind=ModuleDefinition)
 
 
@@ -255,7 +253,7 @@ def _read_torch(tree: SpecTree, root: Path, path: Path) -> Spec | None:
             problems = [problem_at(name, text, ["type"], kind, _TORCH_HINT)]
         else:
             content, warnings = without_strange_fields(content, _TORCH_FIELDS, name, text)
-            document, problems = _validated(kind, content, name, text)
+            document, problems = validated(kind, content, name, text)
     known = kind if isinstance(kind, type) else None
     words = _words(content, str(content["type"])) if content and known not in (None, ModuleDefinition) else None
     return Spec(tree, root, path, name, document, tuple(problems), tuple(warnings), torch=True, kind=known, words=words)
@@ -295,7 +293,7 @@ def _read_sharktank(tree: SpecTree, root: Path, path: Path) -> Spec:
         if isinstance(kind, str):
             problems = [Problem(name, 1, "", kind, _DOCS_HINT)]
         else:
-            document, problems = _validated(kind, content, name, text)
+            document, problems = validated(kind, content, name, text)
     family = path.stem.rpartition("_")[2]
     first = isinstance(document, RegressionV1) or (isinstance(document, Benchmark) and document.device is None)
     if document is not None and not first and family not in SHARKTANK_FAMILIES:
@@ -333,15 +331,6 @@ def _sharktank_document(
             return Benchmark
         return RegressionV2 if path.stem.rpartition("_")[2] in SHARKTANK_FAMILIES else RegressionV1
     return best
-
-
-def _validated(
-    kind: type[Document], content: dict[str, Any], name: str, text: str
-) -> tuple[Document | None, list[Problem]]:
-    try:
-        return kind.model_validate(content), []
-    except ValidationError as error:
-        return None, problems_of(error, kind, name, text)
 
 
 def _shown(path: Path) -> str:

@@ -89,12 +89,13 @@ class YamlFile:
         return node, line
 
 
-def read_yaml(path: Path, kind: str) -> YamlFile:
+def read_yaml(path: Path, kind: str, example: str) -> YamlFile:
     """Reads a YAML file.
 
     Args:
         path: the file, which exists.
         kind: what such files are, for messages.
+        example: the page that shows one.
 
     Raises:
         SpecError: it cannot be read, is no YAML, or holds more than plain data.
@@ -109,7 +110,7 @@ def read_yaml(path: Path, kind: str) -> YamlFile:
     except yaml.YAMLError as error:
         raise SpecError([_syntax_problem(name, error)], kind) from error
     if root is None:
-        raise SpecError([Problem(name, 0, "", "is empty", "See docs/how-to/micro.md for an example.")], kind)
+        raise SpecError([Problem(name, 0, "", "is empty", f"See {example} for an example.")], kind)
     twice = tuple(Problem(name, line, field, message, "Remove one of them.") for line, field, message in loader.twice)
     return YamlFile(name, kind, content, root, twice)
 

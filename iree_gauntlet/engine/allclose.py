@@ -64,11 +64,7 @@ def with_known_type(expected: Tensor) -> Tensor:
 def _judged(comparison: OutputComparison, actual: Tensor, expected: Tensor, allclose: Allclose) -> OutputComparison:
     with np.errstate(all="ignore"):
         close = np.isclose(
-            _values(actual),
-            _values(expected),
-            rtol=allclose.rtol,
-            atol=allclose.atol,
-            equal_nan=allclose.equal_nan,
+            _values(actual), _values(expected), rtol=allclose.rtol, atol=allclose.atol, equal_nan=allclose.equal_nan
         )
     if comparison.worst_index is not None:
         worst = (str(_values(tensor)[comparison.worst_index]) for tensor in (actual, expected))

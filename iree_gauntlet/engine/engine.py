@@ -14,7 +14,7 @@ from iree_gauntlet.cases import Stage, Verdict, exit_code_of
 from iree_gauntlet.engine.judging import with_expectation
 from iree_gauntlet.engine.modules.modules import ModuleMaker
 from iree_gauntlet.engine.modules.shared_modules import until_cancelled
-from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
+from iree_gauntlet.engine.rounds.machine_lock import QuietStretch
 from iree_gauntlet.engine.scheduler import Limits, Scheduler
 from iree_gauntlet.errors import ArtifactError, ExitCode, GauntletError
 from iree_gauntlet.measuring.machine.machine_sensors import free_memory

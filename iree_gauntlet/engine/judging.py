@@ -33,32 +33,22 @@ def after_process(
         reason: why it failed by its own account, for an ordinary exit; the first of its lines where not given.
     """
     full = disk_full(Path(step.folder), lines)
+    # The first one that is true says why; none is the fault of the product under test.
+    errors = (
+        (outcome.timed_out, f"ran longer than its {step.timeout:g} s and was ended with its children"),
+        (full, "ran out of disk space; free some (see `doctor`) and run again"),
+        (outcome.out_of_memory, f"ran into its limit of memory: {'; '.join(outcome.notes)}"),
+        (outcome.signal == "SIGKILL", "was killed from outside, for lack of memory or by someone (see dmesg)"),
+        (outcome.signal in SENT_SIGNALS, f"was ended from outside with {outcome.signal}"),
+        (bool(outcome.signal), f"crashed with {outcome.signal}"),
+    )
+    error = next((text for happened, text in errors if happened), "")
     if reason is None:
         reason = shorten(next((line for line in lines if line.strip()), ""))
-    if outcome.timed_out:
-        verdict, reason = (
-            Verdict.ERROR,
-            f"{tool} ran longer than its {step.timeout:g} s and was ended with its children",
-        )
-    elif full:
-        verdict, reason = (
-            Verdict.ERROR,
-            f"{tool} ran out of disk space; free some (see `doctor`) and run again",
-        )
-    elif outcome.out_of_memory:
-        verdict, reason = Verdict.ERROR, f"{tool} ran into its limit of memory: {'; '.join(outcome.notes)}"
-    elif outcome.signal == "SIGKILL":
-        verdict, reason = Verdict.ERROR, f"{tool} was killed from outside, for lack of memory or by someone (see dmesg)"
-    elif outcome.signal in SENT_SIGNALS:
-        verdict, reason = Verdict.ERROR, f"{tool} was ended from outside with {outcome.signal}"
-    elif outcome.signal:
-        verdict, reason = Verdict.ERROR, f"{tool} crashed with {outcome.signal}"
-    else:
-        verdict = Verdict.FAILED
-        reason = f"{tool} failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
+    failure = f"failed with exit code {outcome.exit_code}" + (f": {reason}" if reason else "")
     return Result(
-        verdict,
-        shorten(reason),
+        Verdict.ERROR if error else Verdict.FAILED,
+        shorten(f"{tool} {error or failure}"),
         exit_code=outcome.exit_code,
         signal=outcome.signal,
         timed_out=outcome.timed_out,

@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, parse_source
 from iree_gauntlet.cases import Case, Stage
 from iree_gauntlet.dialects.locations import file_path
-from iree_gauntlet.engine.workspace import urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -55,6 +54,9 @@ def missing_files(
         if step.stage is Stage.FETCH and not (step.skip or step.blocked) and step.id not in finished:
             for item in step.inputs:
                 wanted.setdefault(item.url, []).append(step.id)
+    # It brings pydantic.
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415
+
     missing = [url for url in wanted if _needs_network(store, url)]
     fields: dict[str, list[str]] = {url: [] for url in missing}
     # Most of the time nothing is missing, and no spec needs to be looked at.

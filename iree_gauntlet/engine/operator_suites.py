@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Case, Stage, Verdict
 from iree_gauntlet.dialects.op_tests import DIALECT
-from iree_gauntlet.engine.modules.batch_compile import BatchCompiler, place_of, with_function
-from iree_gauntlet.engine.modules.batches import Batched, with_batches
+from iree_gauntlet.engine.modules.batches import BatchCompiler, Batched, place_of, with_batches, with_function
 from iree_gauntlet.engine.modules.modules import ModuleMaker
-from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
-from iree_gauntlet.engine.processes.compile_outcome import EXIT_DEFECT, EXIT_UNWRITABLE
+from iree_gauntlet.engine.processes.compile_client import (
+    EXIT_DEFECT,
+    EXIT_UNWRITABLE,
+    CompileJob,
+    CompileServer,
+    served,
+)
 from iree_gauntlet.engine.processes.processes import Processes, is_plain_path
 from iree_gauntlet.engine.processes.run_client import RunServers
 from iree_gauntlet.engine.served_threshold import check_served_threshold
@@ -246,8 +250,11 @@ def operator_performers(
         return
     folder = session.folder
     with (
-        _scratch(folder if is_plain_path(str(folder)) else None) as scratch,
-        CompileServer(toolchain.compiler.python, scratch, _environment(toolchain)) as compiles,
+        # For the compiler's temporary files; in the system's folder where a shell would not leave its path alone.
+        tempfile.TemporaryDirectory(
+            prefix="scratch-", dir=folder if is_plain_path(str(folder)) else None, ignore_cleanup_errors=True
+        ) as scratch,
+        CompileServer(toolchain.compiler.python, Path(scratch), _environment(toolchain)) as compiles,
     ):
         processes = ServedCompiles(session.supervisor, folder, compiles, run.memory_bytes)
         maker = ModuleMaker(session, machine, made_again=run.made_again, processes=processes)
@@ -275,29 +282,19 @@ def _has_compiler(toolchain: Toolchain) -> bool:
 
 def _has_runtime(toolchain: Toolchain) -> bool:
     """Whether the compiler's Python has the very runtime that is under test: both are wheels of one environment."""
-    return _has_compiler(toolchain) and _site_packages(toolchain) is not None
+    site, runtime = _site_packages(toolchain), Path(toolchain.runtime.run_module).parent
+    together = site is not None and runtime.parts[-2:] == ("iree", "_runtime_libs") and site == runtime.parents[1]
+    return _has_compiler(toolchain) and together
 
 
 def _site_packages(toolchain: Toolchain) -> Path | None:
-    """The folder that compiler and runtime are installed in; None where they are not wheels of one environment."""
-    compiler, runtime = Path(toolchain.compiler.compile).parent, Path(toolchain.runtime.run_module).parent
-    if compiler.parts[-3:] != ("iree", "compiler", "_mlir_libs") or runtime.parts[-2:] != ("iree", "_runtime_libs"):
-        return None
-    site = compiler.parents[2]
-    return site if site == runtime.parents[1] else None
+    """The folder that the compiler is installed in; None where it is no wheel."""
+    compiler = Path(toolchain.compiler.compile).parent
+    return compiler.parents[2] if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs") else None
 
 
 def _environment(toolchain: Toolchain) -> dict[str, str]:
     """What the servers inherit: what a user's PYTHONPATH names must not stand in for the IREE that was chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    compiler = Path(toolchain.compiler.compile).parent
-    if compiler.parts[-3:] == ("iree", "compiler", "_mlir_libs"):
-        environment["PYTHONPATH"] = str(compiler.parents[2])
-    return environment
-
-
-@contextmanager
-def _scratch(parent: Path | None) -> Iterator[Path]:
-    """A folder for the compiler's temporary files, in the system's where no other is given."""
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=parent, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    site = _site_packages(toolchain)
+    return environment if site is None else {**environment, "PYTHONPATH": str(site)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import MAIN, Case, Kind, MadeValues, Metric, Module, Origin, Stage
-from iree_gauntlet.dialects.flag_places import problem_of_flag
+from iree_gauntlet.dialects.spec_flags import problem_of_flag
 from iree_gauntlet.engine.commands import Paths, benchmark_argv, threshold_argv
 from iree_gauntlet.engine.plan_context import DEFAULT_TIMEOUTS, Places, PlanContext, parameters_role
 from iree_gauntlet.engine.plan_modules import FILE_ROLE, compile_step, import_step, parameters_step, reference_step
@@ -410,13 +410,13 @@ class _Planner:
         return (*self._module_needs(case.modules), *self._made_needs(case), *self._fetch_needs([*chains, case.chain]))
 
     def _compstat(self, case: Case) -> None:
-        step = self._step(case, Stage.COMPSTAT)
         main = case.modules[-1]
         folder = self._places.module_folder(main)
         files = (StepInput("module", f"{folder}/module.vmfb"), StepInput("statistics", f"{folder}/statistics.json"))
         self._add(
-            replace(
-                step,
+            self._step(
+                case,
+                Stage.COMPSTAT,
                 needs=self._module_needs([main]),
                 inputs=files,
                 cache=CacheLookup(reason="read from the module"),
@@ -431,12 +431,13 @@ class _Planner:
     def _benchmark(self, case: Case) -> None:
         flags, notes, unknown = self._run_flags(case, "iree-benchmark-module")
         argv = benchmark_argv(self._context.benchmark_module, case, flags, self._paths)
-        step = self._step(case, Stage.BENCHMARK)
+        folder = self._places.folder(case.chain, Stage.BENCHMARK)
         self._add(
-            replace(
-                step,
+            self._step(
+                case,
+                Stage.BENCHMARK,
                 needs=self._benchmark_needs(case),
-                command=Command(argv, case.working_directory or step.folder),
+                command=Command(argv, case.working_directory or folder),
                 inputs=self._run_inputs(case),
                 cache=CacheLookup(reason="runs every time"),
                 resources=Resources(cores=1, exclusive=True, device=case.device),

@@ -73,7 +73,7 @@ def check_served_threshold(step: Step, servers: RunServers, processes: Processes
         return result
     if answer.verdict == RunVerdict.MISMATCH:
         if step.expect_failure or not job.device.startswith(_QUICK_DEVICES):
-            from iree_gauntlet.engine.served_mismatch import mismatched  # noqa: PLC0415 - it brings NumPy
+            from iree_gauntlet.engine.threshold import mismatched  # noqa: PLC0415 - it brings NumPy
 
             return mismatched(step, job, answer, processes, result)
         return _asked_again(step, processes)

@@ -13,24 +13,30 @@ import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from iree_gauntlet.cases import Allclose, Metric, Verdict
 from iree_gauntlet.engine.allclose import compare_allclose, with_known_type
 from iree_gauntlet.engine.commands import REFERENCE_FLAGS
 from iree_gauntlet.engine.judging import after_process
+from iree_gauntlet.engine.served_threshold import write_log
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.measuring.goldens.goldens import check_figure, describe
-from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_output
+from iree_gauntlet.measuring.numerics.arrays import Tensor, read_arguments, read_npy, read_output, read_raw
 from iree_gauntlet.measuring.numerics.comparison import compare_outputs
+from iree_gauntlet.measuring.numerics.element_types import parse_tensor_type, storage_dtype
 from iree_gauntlet.measuring.numerics.tolerances import parse_tolerances
 from iree_gauntlet.results import Result, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from iree_gauntlet.engine.processes.processes import Processes
+    from iree_gauntlet.engine.processes.run_client import RunAnswer, RunJob
     from iree_gauntlet.engine.processes.supervisor import Outcome
+    from iree_gauntlet.results import OutputComparison
     from iree_gauntlet.steps import Command, Step
 
 
@@ -81,23 +87,18 @@ def _checked(step: Step, processes: Processes) -> Result:
 
 
 def _not_run(step: Step, outcome: Outcome, processes: Processes) -> Result:
-    """The result of a run that did not finish."""
+    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
     lines = processes.error_lines(step)
     result = after_process(step, outcome, lines, tool=_TOOL, reason=_status_line(lines))
     result = replace(result, log=processes.log(step), notes=(*step.notes, *result.notes))
-    return _without_data(step, result)
-
-
-def _without_data(step: Step, result: Result) -> Result:
-    """The result of a run that did not finish; where a .npy that it reads is damaged, an error of that file."""
     assert step.command is not None, "it was run"
     if result.verdict is not Verdict.FAILED or step.expect_failure:
         return result
     try:
         for name in (_INPUT, _EXPECTED):
-            texts = (flag.removeprefix(name) for flag in step.command.argv if flag.startswith(name))
             # Of these alone, what cannot be read here cannot be read by the tool.
-            read_arguments((text for text in texts if text.startswith(_NPY)), Path(step.command.cwd))
+            texts = [text for text in _values(step.command, name) if text.startswith(_NPY)]
+            read_arguments(texts, Path(step.command.cwd))
     except GauntletError as error:
         notes = (*result.notes, error.hint or "fetch or record this file again")
         return replace(result, verdict=Verdict.ERROR, reason=shorten(error.what), notes=notes)
@@ -107,12 +108,10 @@ def _without_data(step: Step, result: Result) -> Result:
 def _check_allclose(step: Step, command: Command, allclose: Allclose, processes: Processes) -> Result:
     """Runs with the outputs kept, and compares them by NumPy's rule."""
     try:
-        texts = (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED))
-        expected = [item and with_known_type(item) for item in read_arguments(texts, Path(command.cwd))]
-        paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
-        kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
+        expected = [item and with_known_type(item) for item in _expected(command)]
+        keeping, paths = _keeping_outputs(step, command, expected)
         # What is run is what the journal says.
-        step = replace(step, command=replace(command, argv=(*kept, *(f"--output=@{path}" for path in paths))))
+        step = replace(step, command=keeping)
         outcome = processes.run(step)
         if outcome.exit_code != 0:
             return processes.complete(step, outcome, _not_run(step, outcome, processes))
@@ -121,15 +120,58 @@ def _check_allclose(step: Step, command: Command, allclose: Allclose, processes:
         notes = (*step.notes, *filter(None, [error.hint]))
         return Result(Verdict.ERROR, shorten(error.what), command=processes.typed(step), notes=notes)
     comparisons = compare_allclose(actual, expected, allclose)
-    failing = [comparison for comparison in comparisons if not comparison.passed]
+    complaints = _complaints(comparisons)
     result = Result(
-        Verdict.FAILED if failing else Verdict.PASSED,
-        shorten(f"output {failing[0].index}: {failing[0].message}") if failing else "",
+        Verdict.FAILED if complaints else Verdict.PASSED,
+        shorten(complaints[0]) if complaints else "",
         outputs=tuple(comparisons),
         notes=step.notes,
         log=processes.log(step, "stdout.txt"),
     )
     return processes.complete(step, outcome, result)
+
+
+def mismatched(step: Step, job: RunJob, answer: RunAnswer, processes: Processes, result: Result) -> Result:
+    """The result of a case whose outputs are not as expected, with the figures of each from what a run server kept."""
+    assert step.command is not None, "it was run"
+    result = replace(result, verdict=Verdict.FAILED)
+    try:
+        expected = read_arguments(job.expected, Path(job.cwd))
+        actual = [_kept_output(record) for record in answer.outputs if record["type"]]
+        tolerances = parse_tolerances(step.command.argv)
+    except (GauntletError, OSError) as error:
+        what = error.what if isinstance(error, GauntletError) else str(error)
+        first = next(record for record in answer.outputs if not record["passed"])
+        reason = f"output {first['index']}: not as expected"
+        return replace(result, reason=reason, notes=(*result.notes, f"no figures: {what}"))
+    if step.allclose is None:
+        comparisons = compare_outputs(actual, expected, tolerances)
+    else:
+        comparisons = compare_allclose(actual, expected, step.allclose)
+    complaints = _complaints(comparisons)
+    if not complaints:
+        note = "the two comparisons of these outputs do not agree: report this as a fault of the toolkit"
+        result = replace(result, notes=(*result.notes, note))
+    lines = [f"[FAILED] {complaint}" for complaint in complaints]
+    return replace(
+        result,
+        reason=shorten(complaints[0]) if complaints else "an output is not as expected",
+        outputs=tuple(comparisons),
+        tail=tuple(lines),
+        log=result.log or write_log(Path(step.folder) / "stdout.txt", lines, processes, step),
+    )
+
+
+def _kept_output(record: Mapping[str, Any]) -> Tensor:
+    """An output that a server has written; one that it had no place for has its type alone."""
+    tensor_type = parse_tensor_type(record["type"])
+    path = Path(record["file"])
+    if not record["file"]:
+        empty = np.empty(0, storage_dtype(tensor_type.element_type))
+        return Tensor(tensor_type.element_type, tensor_type.shape, empty)
+    if path.suffix == ".npy":
+        return read_npy(path).with_element_type(tensor_type.element_type)
+    return read_raw(path, tensor_type)
 
 
 def _of_other_types(complaints: Sequence[str]) -> frozenset[int]:
@@ -142,17 +184,12 @@ def _with_figures(
 ) -> Result:
     """Runs again with the outputs kept, and compares them here."""
     try:
-        expected = read_arguments(
-            (flag.removeprefix(_EXPECTED) for flag in command.argv if flag.startswith(_EXPECTED)),
-            Path(command.cwd),
-        )
+        expected = _expected(command)
         tolerances = parse_tolerances(command.argv)
     except GauntletError as error:
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
-    paths = [_output_path(tensor, Path(path)) for tensor, (_, path) in zip(expected, step.outputs, strict=True)]
-    kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
-    argv = (*kept, *(f"--output=@{path}" for path in paths))
-    outcome = processes.run(step, replace(command, argv=argv), name="outputs.")
+    keeping, paths = _keeping_outputs(step, command, expected)
+    outcome = processes.run(step, keeping, name="outputs.")
     result = replace(
         result,
         tool_seconds=result.tool_seconds + outcome.seconds,
@@ -162,8 +199,7 @@ def _with_figures(
     if outcome.exit_code != 0:
         why = _status_line(processes.error_lines(step, "outputs."))
         return replace(
-            result,
-            notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}")),
+            result, notes=(*result.notes, shorten(f"no figures: the run that keeps the outputs failed: {why}"))
         )
     try:
         actual = [
@@ -174,22 +210,38 @@ def _with_figures(
         return replace(result, notes=(*result.notes, f"no figures: {error.what}"))
     comparisons = compare_outputs(actual, expected, tolerances)
     result = replace(result, outputs=tuple(comparisons))
-    agrees = all(comparison.passed for comparison in comparisons) == (result.verdict is Verdict.PASSED)
-    if not agrees:
+    complaints = _complaints(comparisons)
+    if bool(complaints) == (result.verdict is Verdict.PASSED):
         note = (
             "a second run of the same module gives another verdict than the first: its results are not "
             "deterministic, or near the tolerance"
         )
         return replace(result, notes=(*result.notes, note))
-    failing = [comparison for comparison in comparisons if not comparison.passed]
-    if failing:
-        return replace(result, reason=shorten(f"output {failing[0].index}: {failing[0].message}"))
-    return result
+    return replace(result, reason=shorten(complaints[0])) if complaints else result
 
 
-def _output_path(expected: Tensor | None, path: Path) -> Path:
-    """`.npy` keeps the shape; raw bytes for the types that it cannot hold."""
-    return path if expected is None or expected.array.dtype.kind in "fiub" else path.with_suffix(".bin")
+def _complaints(comparisons: Sequence[OutputComparison]) -> list[str]:
+    """What there is to say of each output that is not as expected."""
+    return [f"output {item.index}: {item.message}" for item in comparisons if not item.passed]
+
+
+def _values(command: Command, name: str) -> list[str]:
+    """What stands behind each flag of a name."""
+    return [flag.removeprefix(name) for flag in command.argv if flag.startswith(name)]
+
+
+def _expected(command: Command) -> list[Tensor | None]:
+    return read_arguments(_values(command, _EXPECTED), Path(command.cwd))
+
+
+def _keeping_outputs(step: Step, command: Command, expected: Sequence[Tensor | None]) -> tuple[Command, list[Path]]:
+    """The command with its outputs kept in place of compared, and where: raw bytes for types that no .npy can hold."""
+    paths = []
+    for tensor, (_, path) in zip(expected, step.outputs, strict=True):
+        plain = tensor is None or tensor.array.dtype.kind in "fiub"
+        paths.append(Path(path) if plain else Path(path).with_suffix(".bin"))
+    kept = [flag for flag in command.argv if not flag.startswith((_EXPECTED, _OUTPUT))]
+    return replace(command, argv=(*kept, *(f"{_OUTPUT}@{path}" for path in paths))), paths
 
 
 def _read(path: Path, expected: Tensor | None, *, complained: bool) -> Tensor:
@@ -233,6 +285,6 @@ def _with_reference(step: Step) -> Step:
         raise GauntletError(f"{archive} cannot be unpacked: {error}", "Run again with --force-recompile.") from error
     place = step.command.argv.index(REFERENCE_FLAGS)
     argv = (*step.command.argv[:place], *flags, *step.command.argv[place + 1 :])
-    count = sum(flag.startswith("--expected_output=") for flag in flags)
+    count = sum(flag.startswith(_EXPECTED) for flag in flags)
     outputs = tuple(("actual_output", f"{folder}/actual_{index}.npy") for index in range(count))
     return replace(step, command=replace(step.command, argv=argv), outputs=outputs)

@@ -105,11 +105,7 @@ def open_workbench(
     )
     leases = Leases(cache_dir)
     place = toolchain_place(
-        cache_dir,
-        store.configuration,
-        leases.use,
-        store.verified.sha256,
-        offline=network.offline or not need_toolchain,
+        cache_dir, store.configuration, leases.use, store.verified.sha256, offline=network.offline or not need_toolchain
     )
     toolchain: Toolchain | None = None
     missing: ToolchainError | None = None

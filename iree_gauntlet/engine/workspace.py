@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import ArgumentOrder, Case, Kind, Stage
 from iree_gauntlet.dialects.locations import is_url
 from iree_gauntlet.dialects.selection import Include, MarkerExpression, no_match
 from iree_gauntlet.dialects.spec_file import problem_of_field
@@ -19,19 +18,15 @@ from iree_gauntlet.targets import FAMILIES, Target, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from iree_gauntlet.cases import Case, Stage
+    from iree_gauntlet.dialects.configured_suites import Config
     from iree_gauntlet.dialects.load import CaseSet
-    from iree_gauntlet.dialects.onnx_configs import ModelsConfig
-    from iree_gauntlet.dialects.onnx_models import ModelsSuite
-    from iree_gauntlet.dialects.op_configs import SuiteConfig
-    from iree_gauntlet.dialects.op_trees import OpSuite
     from iree_gauntlet.dialects.spec import Spec
     from iree_gauntlet.dialects.suite import Suite
     from iree_gauntlet.dialects.trees import AnySpec
     from iree_gauntlet.requests import Defaults, SelectionRequest
 
 
-# Fields of specs that hold a source.
-_URL_FIELDS = ("mlir", "pipeline_mlir", "mlir_url", "mlir_file_url", "real_weights", "source", "url")
 _DIRS_HINT = "Write it relative to the suite's file."
 # Options that leave the default suite in place: they say how it is run.
 _BESIDE_A_SUITE = ("suite", "external_file_directory", "sku", "device")
@@ -87,13 +82,14 @@ class Selection:
         """URLs of the selected cases, and of files that have other problems too, that mean no source."""
         # Random sources bring NumPy; `list` answers without it.
         from iree_gauntlet.artifacts.sources import parse_source  # noqa: PLC0415
+        from iree_gauntlet.dialects.load import SOURCE_NAMES, urls_of  # noqa: PLC0415
         from iree_gauntlet.dialects.spec_file import strings_of  # noqa: PLC0415
 
         named = {(case.origin.file, field, url) for case in self._cases for field, url in urls_of(case)}
         files = {problem.file for problem in broken}
         for spec in self.specs:
             if spec.document is None and spec.name in files:
-                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, _URL_FIELDS) if is_url(url)}
+                named |= {(spec.name, field, url) for field, url in strings_of(spec.path, SOURCE_NAMES) if is_url(url)}
         found: list[Problem] = []
         for file, field, url in sorted(named):
             try:
@@ -122,32 +118,6 @@ def each_once(warnings: Iterable[tuple[str, str]]) -> Iterator[str]:
             files.setdefault(text, {})[file] = None
     for text, found in files.items():
         yield f"{', '.join(found)}: {text}"
-
-
-def urls_of(case: Case) -> Iterator[tuple[str, str]]:
-    """(field of the spec, URL) of every file that a case itself names."""
-    torch = case.order is ArgumentOrder.MODULES_FIRST
-    if case.modules and case.modules[0].program.name:
-        yield from _urls_of_operator(case)
-        return
-    for module in (*case.modules, *case.extra_modules):
-        if module.program.url and module.origin.file == case.origin.file:
-            yield module.origin.field, module.program.url
-    if torch or case.kind is not Kind.BENCHMARK:
-        for index, item in enumerate(case.parameters):
-            if item.url:
-                yield f"weights[{index}].url" if torch else "real_weights", item.url
-    fields = ("inputs", case.inputs), ("expected_outputs" if torch else "outputs", case.expected_outputs)
-    for field, arguments in fields:
-        for index, argument in enumerate(arguments):
-            if argument.url:
-                yield f"{field}[{index}].{'url' if torch else 'source'}", argument.url
-
-
-def _urls_of_operator(case: Case) -> Iterator[tuple[str, str]]:
-    """Of an operator's case, whose own files were looked for when it was read."""
-    for field, arguments in (("flat_args", case.inputs), ("expected_output", case.expected_outputs)):
-        yield from ((f"{field}[{index}]", item.url) for index, item in enumerate(arguments) if item.url)
 
 
 def select(request: SelectionRequest, defaults: Defaults, *, for_problems: bool = False) -> Selection:
@@ -230,14 +200,11 @@ def _require_known(targets: Sequence[Target], specs: Iterable[AnySpec]) -> None:
                 raise UsageError(f"unknown target {name!r}", known)
 
 
-def _configs_of(specs: Iterable[AnySpec]) -> list[SuiteConfig | ModelsConfig]:
+def _configs_of(specs: Iterable[AnySpec]) -> list[Config]:
     """The configs of operator suites and of ONNX models that could be read."""
-    from iree_gauntlet.dialects.onnx_models import ModelSpec  # noqa: PLC0415
-    from iree_gauntlet.dialects.op_trees import OpSpec  # noqa: PLC0415
+    from iree_gauntlet.dialects.configured_suites import ConfiguredSpec  # noqa: PLC0415
 
-    suites: dict[int, OpSuite | ModelsSuite] = {
-        id(spec.suite): spec.suite for spec in specs if isinstance(spec, OpSpec | ModelSpec)
-    }
+    suites = {id(spec.suite): spec.suite for spec in specs if isinstance(spec, ConfiguredSpec)}
     configs = {config.name: config for suite in suites.values() for config in suite.configs if config.document}
     return [configs[name] for name in sorted(configs)]
 
@@ -316,8 +283,7 @@ def _targets(request: SelectionRequest, defaults: Defaults, suite: Suite | None)
         other = targets.setdefault(target.family, target)
         if other != target:
             raise UsageError(
-                f"two targets of one family: {other.name} and {target.name}",
-                "Run once for each of the two chips.",
+                f"two targets of one family: {other.name} and {target.name}", "Run once for each of the two chips."
             )
     return list(targets.values())
 

@@ -16,7 +16,7 @@ from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.operator_suites import OperatorRun, batched, operator_performers, started_runs
 from iree_gauntlet.engine.plan import Plan, make_plan
 from iree_gauntlet.engine.rounds.confirming import ConfirmRules, confirm_rules
-from iree_gauntlet.engine.run_event import run_event, without_missing_devices
+from iree_gauntlet.engine.run_start import run_event, without_missing_devices
 from iree_gauntlet.engine.session import open_session
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context
 from iree_gauntlet.engine.workspace import Selection, select

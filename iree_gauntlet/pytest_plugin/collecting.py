@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iree_gauntlet.cases import Case, Verdict
-from iree_gauntlet.dialects.json5_text import without_comments
+from iree_gauntlet.dialects.json_text import without_comments
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.dialects.torch_models import TorchTest, build_test
 from iree_gauntlet.dialects.torch_modules import TorchModules

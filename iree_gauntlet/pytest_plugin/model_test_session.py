@@ -15,7 +15,7 @@ from iree_gauntlet.cases import Case, Kind, Stage, Verdict, exit_code_of
 from iree_gauntlet.dialects.load import CaseSet
 from iree_gauntlet.engine.engine import Engine, RunOptions
 from iree_gauntlet.engine.plan import make_plan
-from iree_gauntlet.engine.run_event import run_event, without_missing_devices
+from iree_gauntlet.engine.run_start import run_event, without_missing_devices
 from iree_gauntlet.engine.session import Session, open_session
 from iree_gauntlet.engine.workbench import open_workbench, plan_context
 from iree_gauntlet.errors import SpecError

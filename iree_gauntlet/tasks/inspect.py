@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.dialects.locations import file_path
-from iree_gauntlet.engine.workspace import Selection, each_once, select, urls_of
+from iree_gauntlet.engine.workspace import Selection, each_once, select
 from iree_gauntlet.errors import ExitCode, Problem, SpecError, ToolchainError
 from iree_gauntlet.experiments.shards import only_shard, only_shard_of_cases
 from iree_gauntlet.figures import counted
@@ -159,6 +159,7 @@ def lint(request: SelectionRequest, toolchain: ToolchainRequest | None) -> ExitC
 
 def _missing_files(cases: Iterable[Case]) -> list[Problem]:
     """Files that specs name by their paths, and that are not there."""
+    from iree_gauntlet.dialects.load import urls_of  # noqa: PLC0415
     from iree_gauntlet.dialects.spec_file import problem_of_field  # noqa: PLC0415
 
     missing = {
@@ -195,7 +196,7 @@ def _flag_problems(toolchain: ToolchainRequest, selection: Selection) -> tuple[l
 
 def _tolerance_problems(cases: Iterable[Case], find: Callable[[Case], Iterator[FlagFinding]]) -> list[Problem]:
     """What is found of the tolerances that cases give, each flag of a file once."""
-    from iree_gauntlet.dialects.flag_places import problem_of_flag  # noqa: PLC0415
+    from iree_gauntlet.dialects.spec_flags import problem_of_flag  # noqa: PLC0415
 
     findings = dict.fromkeys(finding for case in cases for finding in find(case))
     return [problem_of_flag(item.file, item.flag, item.message, item.hint) for item in findings]

@@ -138,7 +138,7 @@ def read_micro_config(path: Path, registry: Registry) -> MicroConfig:
         others = sorted(str(other) for other in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f"Configurations there: {', '.join(others)}." if others else "Configurations are YAML files."
         raise UsageError(f"configuration {path} does not exist", hint)
-    read = read_yaml(path, _KIND)
+    read = read_yaml(path, _KIND, "docs/how-to/micro.md")
     file = read.as_(File, Context(registry, path.parent))
     entries = file.model_params
     if isinstance(entries, list):

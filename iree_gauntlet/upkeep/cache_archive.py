@@ -24,9 +24,8 @@ from iree_gauntlet.artifacts.leases import Leases
 from iree_gauntlet.artifacts.publishing import disk_errors, publishing, require_space
 from iree_gauntlet.artifacts.sources import PypiSource, RemoteSource, local_name, parse_source
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
 from iree_gauntlet.engine.modules.module_cache import ModuleCache
-from iree_gauntlet.engine.modules.module_entry import DamageError
+from iree_gauntlet.engine.modules.module_entry import DamageError, pack, packed_bytes, unpack
 from iree_gauntlet.engine.offline import missing_files, missing_text
 from iree_gauntlet.engine.plan import make_plan
 from iree_gauntlet.engine.workbench import Workbench, open_workbench, plan_context

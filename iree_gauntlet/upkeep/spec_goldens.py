@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.cases import Golden, Metric, Statistic
-from iree_gauntlet.dialects.json5_text import without_comments
-from iree_gauntlet.dialects.json_places import path_of, with_number, with_string
+from iree_gauntlet.dialects.json_text import path_of, with_number, with_string, without_comments
 from iree_gauntlet.dialects.sharktank_schema import Benchmark
 from iree_gauntlet.dialects.spec_file import load_json
 from iree_gauntlet.document import Cell, Column, Document, Kind, Table

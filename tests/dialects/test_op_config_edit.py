@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json5_text import plain_json, read_spans
+from iree_gauntlet.dialects.json_text import plain_json, read_spans
 from iree_gauntlet.dialects.op_config_edit import EXPECTED_LISTS, Addition, Removal, with_changes
 from iree_gauntlet.errors import GauntletError
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iree_gauntlet.cases import Stage
-from iree_gauntlet.dialects.json5_text import comments_of, plain_json
-from iree_gauntlet.dialects.json_places import line_of, lines_of_items
+from iree_gauntlet.dialects.json_text import comments_of, line_of, lines_of_items, plain_json
 from iree_gauntlet.errors import UsageError
 from iree_gauntlet.option import read
 from iree_gauntlet.requests import SelectionRequest

@@ -18,8 +18,13 @@ import pytest
 
 from iree_gauntlet.cases import Origin, Stage
 from iree_gauntlet.engine.judging import after_process
-from iree_gauntlet.engine.processes.compile_client import CompileJob, CompileServer, served
-from iree_gauntlet.engine.processes.compile_outcome import blamed_programs, outcome_of
+from iree_gauntlet.engine.processes.compile_client import (
+    CompileJob,
+    CompileServer,
+    blamed_programs,
+    compile_outcome,
+    served,
+)
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.steps import Step
 from iree_gauntlet.workers.iree_side import compile_child
@@ -527,7 +532,7 @@ def test_the_tail_has_both_streams(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("".join(f"out {i}\n" for i in range(30)))
     (tmp_path / "err").write_text("".join(f"err {i}\n" for i in range(30)))
     answer = {"status": 256, "timed_out": False, "stuck": False, "seconds": 1.0, "cpu_seconds": 1.0, "notes": ["a"]}
-    outcome = outcome_of({**answer, "peak_rss_bytes": 5}, tmp_path / "out", tmp_path / "err", 0)
+    outcome = compile_outcome({**answer, "peak_rss_bytes": 5}, tmp_path / "out", tmp_path / "err", 0)
     assert outcome.exit_code == 1
     assert outcome.tail == (*(f"out {i}" for i in range(24, 30)), *(f"err {i}" for i in range(16, 30)))
     assert outcome.truncated

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks
-from iree_gauntlet.engine.rounds.quiet_stretch import QuietStretch
+from iree_gauntlet.engine.rounds.machine_lock import LockFolder, MachineLocks, QuietStretch
 from iree_gauntlet.errors import GauntletError
 from tests.support.clocks import Clock
 from tests.support.command_line import LIMIT_SECONDS

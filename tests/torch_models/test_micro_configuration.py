@@ -439,7 +439,7 @@ def test_files_that_cannot_be_read(folder: Path, registry: Registry) -> None:
     with pytest.raises(UsageError, match=r"Configurations there: x\.yaml\."):
         read_micro_config(Path("y.yml"), registry)
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
-        read_yaml(folder, "files")
+        read_yaml(folder, "files", "a page")
     with pytest.raises(SpecError, match=r"x\.yaml:1: is not UTF-8: byte 0xff at offset 3"):
         read_micro_config(Path("x.yaml"), registry)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from iree_gauntlet.dialects.json5_text import plain_json
+from iree_gauntlet.dialects.json_text import plain_json
 from iree_gauntlet.errors import ExitCode, SpecError, UsageError
 from iree_gauntlet.experiments import run as execute
 from iree_gauntlet.experiments.run import Ran

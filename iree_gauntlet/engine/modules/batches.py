@@ -7,24 +7,38 @@ fail, so that every case has the verdict that it would have without batches.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iree_gauntlet.cases import Stage
+from iree_gauntlet.cases import Stage, Verdict
 from iree_gauntlet.engine.commands import makes_dumps
+from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
-from iree_gauntlet.steps import CacheLookup, Step, StepInput
+from iree_gauntlet.engine.modules.modules import is_edited
+from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
+from iree_gauntlet.results import CacheUse, Result
+from iree_gauntlet.steps import CacheLookup, Step
+from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from datetime import datetime
+
+    from iree_gauntlet.engine.processes.supervisor import Outcome
 
 
 # What stands for the model in the name of a batch.
 BATCH_MODEL = "batch"
 # Its value is a path of the step's own folder; a batch has none of its own.
 _STATISTICS = "--iree-scheduling-dump-statistics-"
+_RECORD = "batch.json"
+# What an entry of the cache holds at most.
+_MOST_MODULES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +107,15 @@ def _names_files(step: Step) -> bool:
     return any("/" in value and not value.startswith("/") for value in values)
 
 
-def _batch_ingredients(members: Sequence[Step], flags: Sequence[str]) -> dict[str, str]:
-    """What the modules of a batch depend on."""
-    keys = [make_key(dict(step.cache.ingredients)) for step in members]
-    return {"kind": "batch 1", "members": join_flags(keys), "flags": join_flags(flags)}
-
-
 def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: Path) -> Step:
     first = members[0]
     # By its cases: a resumed run may put others together, and must not take one batch for another.
     name = hashlib.sha256("\n".join(step.id for step in members).encode()).hexdigest()[:12]
     chain = f"{BATCH_MODEL}/{name}@{target}"
     programs = (next(item for item in step.inputs if item.role == "program") for step in members)
+    # What the modules of a batch depend on.
+    keys = [make_key(dict(step.cache.ingredients)) for step in members]
+    ingredients = (("kind", "batch 1"), ("members", join_flags(keys)), ("flags", join_flags(flags)))
     return Step(
         id=f"{chain}:{Stage.COMPILE}",
         chain=chain,
@@ -117,7 +128,258 @@ def _batch(members: Sequence[Step], target: str, flags: Sequence[str], run_dir: 
         folder=f"{run_dir}/steps/{BATCH_MODEL}/{name}.{target}/compile",
         timeout=first.timeout,
         origin=first.origin,
-        inputs=tuple(StepInput("program", item.path, item.url, item.sha256) for item in programs),
-        cache=CacheLookup(ingredients=tuple(_batch_ingredients(members, flags).items())),
+        inputs=tuple(programs),
+        cache=CacheLookup(ingredients=ingredients),
         notes=(f"{len(members)} cases as one module: {first.id} to {members[-1].id}",),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """Where a case is found that was compiled in a batch: the batch's step, and the function in its module."""
+
+    batch: str
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A module of a batch: its file, and the functions of each case by the case's number in the batch, as text."""
+
+    module: Path
+    functions: Mapping[str, Sequence[str]]
+
+
+def place_of(module: Path) -> BatchPlace | None:
+    """Of a case's module, where in a batch it comes from; None where it was compiled by itself."""
+    try:
+        record = json.loads(module.with_name(_RECORD).read_bytes())
+    except FileNotFoundError:
+        return None
+    return BatchPlace(record["batch"], record["function"])
+
+
+class BatchCompiler:
+    """Compiles batches, and hands their modules to the cases.
+
+    Args:
+        server: compiles.
+        cache: what was compiled before.
+        members: compile steps of each batch, by the id of its step.
+        memory_bytes: that a compile may take; 0 for no limit.
+        clock: gives the present time, with a time zone.
+        forced: whether the cache is not to be looked into.
+    """
+
+    def __init__(
+        self,
+        server: CompileServer,
+        cache: ModuleCache,
+        members: Mapping[str, Sequence[Step]],
+        *,
+        memory_bytes: int,
+        clock: Callable[[], datetime],
+        forced: bool,
+    ) -> None:
+        self._server = server
+        self._cache = cache
+        self._members = members
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+        self._forced = forced
+        self._place = {
+            step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
+        }
+        # The modules of each batch that was made.
+        self._made: dict[str, list[_Part]] = {}
+        self._mutex = threading.Lock()
+
+    def owns(self, step: Step) -> bool:
+        """Whether a step is a batch."""
+        return step.id in self._members
+
+    def make(self, step: Step) -> Result:
+        """Compiles a batch, or takes it from the cache; it passes whatever the results of its cases."""
+        folder = Path(step.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        key = make_key(dict(step.cache.ingredients))
+        found = None if self._forced else self._cache.lookup(key).entry
+        tally = _Tally()
+        members = self._members[step.id]
+        kept = self._kept(found, folder)
+        if kept is None:
+            missing = [number for number, member in enumerate(members) if not member.cache.hit]
+            parts = self._compile(step, members, missing, folder, tally)
+            whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
+            if whole and not any(is_edited(member) for member in members):
+                if self._forced:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._cache.remove(key)
+                self._publish(step, parts)
+        else:
+            parts = kept
+        record = [{"module": part.module.name, "functions": part.functions} for part in parts]
+        write_atomic(folder / _RECORD, json.dumps({"parts": record}))
+        with self._mutex:
+            self._made[step.id] = parts
+        together = sum(len(part.functions) for part in parts)
+        had = sum(member.cache.hit for member in self._members[step.id])
+        alone = max(len(self._members[step.id]) - had - together, 0)
+        note = f"{together} cases in {len(parts)} module{'' if len(parts) == 1 else 's'}"
+        note += f"; {alone} are compiled by themselves" if alone else ""
+        note += f"; {had} are in the cache by themselves" if had else ""
+        return Result(
+            Verdict.PASSED,
+            cache=CacheUse(kept is not None, key, "compiled as a batch" if kept is None else "in the cache"),
+            statistics={"cases": together, "cases_alone": alone, "modules": len(parts), "attempts": tally.attempts},
+            notes=(*step.notes, note, *tally.notes),
+            cpu_seconds=tally.cpu_seconds,
+            tool_seconds=tally.seconds,
+            peak_rss_bytes=tally.peak_rss_bytes,
+        )
+
+    def _kept(self, entry: Entry | None, folder: Path) -> list[_Part] | None:
+        """The modules of an entry; None where there is none, or where somebody clears the cache meanwhile."""
+        if entry is None:
+            return None
+        try:
+            return _from_cache(entry, folder)
+        except EntryGoneError:
+            return None
+
+    def hand_out(self, step: Step) -> Result | None:
+        """A case's compile from its batch; None where it has to be compiled by itself."""
+        place = self._place.get(step.id)
+        if place is None or step.cache.hit or is_edited(step):
+            return None
+        batch, number = place
+        found = self._find(batch, number)
+        if found is None:
+            return None
+        module, names = found
+        if len(names) != 1:
+            # Which of them it calls, its own module says.
+            return None
+        function = names[0]
+        target = Path(step.output("module"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        link_or_copy(module, target)
+        write_atomic(target.with_name(_RECORD), json.dumps({"batch": batch, "function": function}))
+        return Result(
+            Verdict.PASSED,
+            cache=CacheUse(False, reason=f"compiled in {batch}"),
+            statistics={"binary_size_bytes": target.stat().st_size},
+            notes=(*step.notes, f"compiled in {batch} as {function}: the module is the batch's, not the case's own"),
+        )
+
+    def _find(self, batch: str, number: int) -> tuple[Path, Sequence[str]] | None:
+        with self._mutex:
+            if batch not in self._made:
+                # An earlier part of this run has made it.
+                folder = _folder_of(batch, self._members[batch][number])
+                record = json.loads((folder / _RECORD).read_bytes())["parts"]
+                self._made[batch] = [_Part(folder / item["module"], item["functions"]) for item in record]
+            for part in self._made[batch]:
+                names = part.functions.get(str(number))
+                if names is not None:
+                    return part.module, names
+        return None
+
+    def _compile(
+        self, step: Step, members: Sequence[Step], numbers: list[int], folder: Path, tally: _Tally
+    ) -> list[_Part]:
+        """Compiles some cases of a batch as one, without those that keep it from compiling."""
+        while len(numbers) > 1:
+            module = folder / f"module{tally.attempts}.vmfb"
+            log = folder / f"attempt{tally.attempts}"
+            first = members[numbers[0]]
+            assert first.command is not None, "a compile has a command"
+            job = CompileJob(
+                programs=tuple(_program(members[number]) for number in numbers),
+                flags=flags_of(first),
+                output=module,
+                stdout=log.with_suffix(".stdout.txt"),
+                stderr=log.with_suffix(".stderr.txt"),
+                cwd=str(folder),
+                timeout=step.timeout,
+                memory_bytes=self._memory_bytes,
+            )
+            outcome, functions, culprits = self._server.compile_batch(job)
+            tally.add(outcome)
+            if outcome.cancelled:
+                return []
+            if outcome.exit_code == 0:
+                return [_Part(module, dict(zip(map(str, numbers), functions, strict=True)))]
+            if culprits and not (outcome.signal or outcome.timed_out):
+                guilty = {numbers[index] for index in culprits}
+                numbers = [number for number in numbers if number not in guilty]
+                continue
+            # A crash, a hang, or an error that names nobody.
+            half = len(numbers) // 2
+            head = self._compile(step, members, numbers[:half], folder, tally)
+            return [*head, *self._compile(step, members, numbers[half:], folder, tally)]
+        return []
+
+    def _publish(self, step: Step, parts: Sequence[_Part]) -> None:
+        files = {f"module{number}": part.module for number, part in enumerate(parts)}
+        functions = [part.functions for part in parts]
+        self._cache.publish(
+            files,
+            name=step.id,
+            ingredients=dict(step.cache.ingredients),
+            metadata={"functions": functions},
+            created=self._clock(),
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the attempts of a batch have taken."""
+
+    attempts: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+    disturbed: bool = False
+    notes: tuple[str, ...] = ()
+
+    def add(self, outcome: Outcome) -> None:
+        self.attempts += 1
+        self.seconds += outcome.seconds
+        self.cpu_seconds += outcome.cpu_seconds
+        self.peak_rss_bytes = max(self.peak_rss_bytes, outcome.peak_rss_bytes)
+        # By somebody, for lack of something, or by the clock: the same programs may end differently next time.
+        sent = outcome.signal in ("SIGKILL", "SIGTERM") or outcome.exit_code in (EXIT_DEFECT, EXIT_UNWRITABLE)
+        self.disturbed |= outcome.cancelled or outcome.timed_out or outcome.out_of_memory or sent
+        self.notes = (*self.notes, *outcome.notes)
+
+
+def with_function(step: Step, function: str) -> Step:
+    """A run of a case whose function has another name in a batch."""
+    assert step.command is not None, "a run has a command"
+    argv = [word for word in step.command.argv if not word.startswith("--function=")]
+    return replace(step, command=replace(step.command, argv=(*argv, f"--function={function}")))
+
+
+def _program(step: Step) -> str:
+    return next(item.path for item in step.inputs if item.role == "program")
+
+
+def _folder_of(batch: str, member: Step) -> Path:
+    """The folder of a batch's step, next to those of the cases."""
+    folder = Path(member.folder)
+    while folder.name != "steps":
+        folder = folder.parent
+    chain = batch.rpartition(":")[0]
+    case, _, target = chain.rpartition("@")
+    return folder / f"{case}.{target}" / "compile"
+
+
+def _from_cache(entry: Entry, folder: Path) -> list[_Part]:
+    parts = []
+    for number, functions in enumerate(entry.metadata["functions"]):
+        module = folder / f"module{number}.vmfb"
+        entry.materialise(f"module{number}", module)
+        parts.append(_Part(module, functions))
+    return parts

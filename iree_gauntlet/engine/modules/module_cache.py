@@ -70,8 +70,7 @@ class EntryGoneError(GauntletError):
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"module {key[:12]} was removed from the cache while it was used",
-            "run again: it will be compiled again",
+            f"module {key[:12]} was removed from the cache while it was used", "run again: it will be compiled again"
         )
 
 

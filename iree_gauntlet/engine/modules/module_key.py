@@ -42,12 +42,7 @@ _OUTPUT_FLAGS = frozenset(
 _OUTPUT_PATTERN = re.compile(r"iree-hal-dump-executable-[a-z-]+-to|save-temp-iree-input|mlir-.*-reproducer")
 # Outputs too, but a scope before the path (`scope=path`) is written into the module.
 _SCOPED_OUTPUT_FLAGS = frozenset(
-    {
-        "iree-opt-export-parameters",
-        "iree-opt-splat-parameters",
-        "iree-parameter-export",
-        "iree-parameter-splat",
-    }
+    {"iree-opt-export-parameters", "iree-opt-splat-parameters", "iree-parameter-export", "iree-parameter-splat"}
 )
 _HASH = re.compile(r"(?:sha256:)?[0-9a-f]{32,}")
 # What parts a file from the rest of a value.

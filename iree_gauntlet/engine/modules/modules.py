@@ -193,21 +193,24 @@ class ModuleMaker:
     def _by_tool(
         self, step: Step, key: str, ingredients: Mapping[str, str], reason: str, previous: Entry | None
     ) -> Result:
-        cache = CacheUse(False, key, reason)
         for _, path in step.outputs:
             # A file of an earlier attempt may share its bytes with the cache: the tool must not write into it.
             Path(path).unlink(missing_ok=True)
         outcome = self._processes.run(step)
-        log = self._processes.log(step)
-        if outcome.exit_code != 0:
-            result = self._judged(step, key, ingredients, outcome, previous)
-            return self._processes.complete(step, outcome, replace(result, cache=cache, log=log))
+        judge = self._judged if outcome.exit_code != 0 else self._published
+        result = judge(step, key, ingredients, outcome, previous)
+        result = replace(result, cache=CacheUse(False, key, reason), log=self._processes.log(step))
+        return self._processes.complete(step, outcome, result)
+
+    def _published(
+        self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
+    ) -> Result:
+        """What a tool that ended well has made, put into the cache."""
         missing = [path for role, path in step.outputs if role != "splat" and not Path(path).is_file()]
         if missing:
-            text = f"exit code 0, but {Path(missing[0]).name} was not written"
-            return self._processes.complete(step, outcome, Result(Verdict.ERROR, text, cache=cache, log=log))
+            return Result(Verdict.ERROR, f"exit code 0, but {Path(missing[0]).name} was not written")
         if is_edited(step):
-            return self._processes.complete(step, outcome, replace(_edited(step), cache=cache, log=log))
+            return _edited(step)
         statistics = self._statistics(step, outcome.seconds, outcome.peak_rss_bytes)
         notes = [*step.notes]
         if previous is not None:
@@ -217,25 +220,18 @@ class ModuleMaker:
                 with contextlib.suppress(FileNotFoundError):
                     self._cache.remove(key)
         files = {role: Path(path) for role, path in step.outputs if Path(path).is_file()}
-        metadata = {
-            "statistics": statistics,
-            "diagnostics": "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:],
-            "command": self._processes.typed(step),
-        }
-        published = self._cache.publish(
-            files, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC)
-        )
-        if published.note:
-            notes.append(published.note)
-        result = Result(
-            Verdict.PASSED,
-            cache=cache,
-            statistics=statistics,
-            notes=tuple(notes),
-            log=log,
-            tail=tuple(outcome.tail),
-        )
-        return self._processes.complete(step, outcome, result)
+        note = self._publish(step, files, ingredients, statistics=statistics)
+        notes += [note] if note else []
+        return Result(Verdict.PASSED, statistics=statistics, notes=tuple(notes), tail=tuple(outcome.tail))
+
+    def _publish(self, step: Step, files: Mapping[str, Path], ingredients: Mapping[str, str], **metadata: Any) -> str:
+        """Puts files into the cache, with what the tool said; a note, empty where all is well."""
+        metadata["diagnostics"] = "\n".join(self._processes.error_lines(step))[-_MOST_DIAGNOSTICS:]
+        metadata["command"] = self._processes.typed(step)
+        created = datetime.now(UTC)
+        return self._cache.publish(
+            files, name=step.id, ingredients=ingredients, metadata=metadata, created=created
+        ).note
 
     def _judged(
         self, step: Step, key: str, ingredients: Mapping[str, str], outcome: Outcome, previous: Entry | None
@@ -256,18 +252,12 @@ class ModuleMaker:
         if is_edited(step):
             return _edited(step)
         if _is_of_the_program(lines):
-            notes = self._keep_failure(step, key, result, ingredients, lines, previous)
+            notes = self._keep_failure(step, key, result, ingredients, previous)
             return replace(result, notes=(*result.notes, *notes))
         return result
 
     def _keep_failure(
-        self,
-        step: Step,
-        key: str,
-        result: Result,
-        ingredients: Mapping[str, str],
-        lines: Sequence[str],
-        previous: Entry | None,
+        self, step: Step, key: str, result: Result, ingredients: Mapping[str, str], previous: Entry | None
     ) -> tuple[str, ...]:
         """Keeps a failure without files; where the cache cannot, the next run compiles again. Returns notes."""
         notes: tuple[str, ...] = ()
@@ -277,9 +267,7 @@ class ModuleMaker:
             with contextlib.suppress(FileNotFoundError):
                 self._cache.remove(key)
         failure = {"reason": result.reason, "exit_code": result.exit_code, "tail": list(result.tail)}
-        diagnostics = "\n".join(lines)[-_MOST_DIAGNOSTICS:]
-        metadata = {"failure": failure, "diagnostics": diagnostics, "command": self._processes.typed(step)}
-        self._cache.publish({}, name=step.id, ingredients=ingredients, metadata=metadata, created=datetime.now(UTC))
+        self._publish(step, {}, ingredients, failure=failure)
         return notes
 
     def _statistics(self, step: Step, seconds: float, peak_rss: int) -> dict[str, Any]:

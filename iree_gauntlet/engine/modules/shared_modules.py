@@ -21,8 +21,7 @@ from urllib.parse import unquote
 from iree_gauntlet.artifacts.archive import Blocks
 from iree_gauntlet.artifacts.object_stores import StoreLocation, open_store
 from iree_gauntlet.artifacts.remote import without_queries
-from iree_gauntlet.engine.modules.module_archive import pack, packed_bytes, unpack
-from iree_gauntlet.engine.modules.module_entry import DamageError
+from iree_gauntlet.engine.modules.module_entry import DamageError, pack, packed_bytes, unpack
 from iree_gauntlet.errors import ArtifactError, GauntletError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from iree_gauntlet.engine.processes.compile_outcome import blamed_programs, outcome_of
-from iree_gauntlet.engine.processes.supervisor import Outcome
+from iree_gauntlet.engine.processes.processes import is_plain_path
+from iree_gauntlet.engine.processes.supervisor import Outcome, process_outcome
 from iree_gauntlet.errors import GauntletError, ToolchainError
 from iree_gauntlet.system.signals import signal_name
 from iree_gauntlet.system.tail import read_tail
@@ -30,14 +30,11 @@ from iree_gauntlet.workers import iree_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 
 _SCRIPT = Path(iree_side.__file__).with_name("compile_server.py")
 _GRACE_SECONDS = 2.0
 _CLOSE_PATIENCE_SECONDS = 20.0
-# A folder that a shell leaves alone: the compiler starts its linker by a shell line that does not quote TMPDIR.
-_PLAIN_PATH = re.compile(r"[\w/.,:=@#+-]+")
 # They answer and end, or belong to the server: one thread, one output.
 _UNSERVED = re.compile(
     r"-+(?:help.*|h|version|print-(?:all-)?options|iree-list-plugins|iree-hal-list-target-backends|o)(?:=.*)?"
@@ -45,6 +42,14 @@ _UNSERVED = re.compile(
 )
 _ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _KILLED_NOTE = "the compile server was killed from outside, and its compiles with it (see dmesg)"
+# What `workers/iree_side/compile_child.py` exits with where it is not the compiler that failed.
+EXIT_DEFECT = 70
+EXIT_UNWRITABLE = 74
+_ERRORS_BYTES = 1 << 20
+_ERROR_PLACE = re.compile(r"^(.+?):\d+:\d+: error: ", re.MULTILINE)
+# The tool's own main function in the stack of a crash; what called it here is the server's Python.
+_MAIN_FRAME = re.compile(rb"^ *#?\d+ .*(?:runIreecMain|ireeCompilerRunMain|ireeCompilerInvocation).*\n", re.MULTILINE)
+_NO_MEMORY_WORDS = ("out of memory", "bad_alloc", "cannot allocate memory", "memoryerror")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,7 @@ class CompileServer:
     """
 
     def __init__(
-        self,
-        python: str,
-        tmpdir: Path,
-        environment: Mapping[str, str] | None = None,
-        *,
-        grace: float = _GRACE_SECONDS,
+        self, python: str, tmpdir: Path, environment: Mapping[str, str] | None = None, *, grace: float = _GRACE_SECONDS
     ) -> None:
         self._python = python
         self._tmpdir = tmpdir
@@ -114,9 +114,7 @@ class CompileServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -200,7 +198,7 @@ class CompileServer:
                 f"a compile cannot be started: {answer['error']}", "make room there, or make it readable and writable"
             )
         else:
-            outcome = outcome_of(answer, job.stdout, job.stderr, job.memory_bytes)
+            outcome = compile_outcome(answer, job.stdout, job.stderr, job.memory_bytes)
         if outcome.exit_code is None and self._is_cancelled():
             outcome = replace(outcome, cancelled=True, notes=())
         return outcome, answer["detail"] if answer is not None else None
@@ -253,7 +251,7 @@ class _Server:
 
     def __init__(self, python: str, tmpdir: Path, environment: Mapping[str, str]) -> None:
         _make_folder(tmpdir)
-        place = tmpdir.absolute() if _PLAIN_PATH.fullmatch(str(tmpdir.absolute())) else None
+        place = tmpdir.absolute() if is_plain_path(str(tmpdir.absolute())) else None
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="gauntlet-compile-", dir=place))
         except OSError as error:
@@ -388,3 +386,45 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GauntletError(f"{folder}: cannot make a folder: {error.strerror}", "make room there") from error
+
+
+def compile_outcome(answer: Mapping[str, Any], stdout: Path, stderr: Path, memory_bytes: int) -> Outcome:
+    """How a compile ended, in the terms of all processes.
+
+    Args:
+        answer: of the server.
+        stdout: its log.
+        stderr: its other log.
+        memory_bytes: its limit; 0 for none.
+    """
+    if os.WIFSIGNALED(answer["status"]):
+        _cut_stack(stderr)
+    outcome = process_outcome(answer, stdout, stderr, tuple(answer["notes"]))
+    if memory_bytes and outcome.exit_code != 0 and _lacked_memory(stderr):
+        note = f"the compiler ran into its memory limit of {memory_bytes / 1e9:.3g} GB"
+        return replace(outcome, out_of_memory=True, notes=(*outcome.notes, note))
+    return outcome
+
+
+def _cut_stack(stderr: Path) -> None:
+    """Leave the frames that the tool itself would have shown; the log's end is what people see first."""
+    with stderr.open("r+b") as stream:
+        frames = list(_MAIN_FRAME.finditer(stream.read(_ERRORS_BYTES)))
+        if frames:
+            stream.truncate(frames[-1].end())
+
+
+def _lacked_memory(stderr: Path) -> bool:
+    text = _head(stderr).lower()
+    return any(words in text for words in _NO_MEMORY_WORDS)
+
+
+def blamed_programs(stderr: Path, programs: Sequence[str]) -> tuple[int, ...]:
+    """Programs that the compiler's errors point at, by their index."""
+    places = set(_ERROR_PLACE.findall(_head(stderr)))
+    return tuple(index for index, program in enumerate(programs) if program in places)
+
+
+def _head(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.read(_ERRORS_BYTES).decode(errors="replace")

@@ -27,13 +27,14 @@ from iree_gauntlet.system.tail import TAIL_LINES, clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 
 # Importing NumPy and the runtime takes a fifth of a second; a machine under load may take a hundred times as long.
 _START_SECONDS = 120.0
 # Processes that are tried for a case which none of them reads.
 _MOST_STARTS = 3
+# What of a case its process is told.
+_SENT = ("cwd", "device", "module", "function", "inputs", "expected", "allclose", "kept")
 
 
 class RunVerdict:
@@ -137,9 +138,7 @@ class RunServers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -288,17 +287,7 @@ class RunServers:
 
 
 def _request(job: RunJob, number: int) -> bytes:
-    record = {
-        "id": number,
-        "cwd": job.cwd,
-        "device": job.device,
-        "module": job.module,
-        "function": job.function,
-        "inputs": job.inputs,
-        "expected": job.expected,
-        "allclose": job.allclose,
-        "kept": job.kept,
-    }
+    record = {"id": number, **{name: getattr(job, name) for name in _SENT}}
     return f'{json.dumps(record)[:-1]}, "limits": {_limits_text(job.limits)}}}\n'.encode()
 
 

@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from iree_gauntlet.engine.processes.reaper import Report, Request
 from iree_gauntlet.errors import GauntletError, ToolchainError
@@ -31,7 +31,6 @@ from iree_gauntlet.system.tail import TAIL_LINES, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     from iree_gauntlet.steps import Command
 
@@ -116,22 +115,11 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(
-        self,
-        command: Command,
-        *,
-        stdout: Path,
-        stderr: Path,
-        timeout: float,
-        tmpdir: Path | None = None,
+        self, command: Command, *, stdout: Path, stderr: Path, timeout: float, tmpdir: Path | None = None
     ) -> Outcome:
         """Run a process to its end.
 
@@ -166,7 +154,9 @@ class Supervisor:
             stack.pop_all().close()
             if report["error_text"]:
                 raise _refusal(report, request)
-            return _outcome(report, stdout, stderr, tuple(notes))
+            if not report["started"]:
+                return Outcome(None, cancelled=report["cancelled"], notes=tuple(notes))
+            return process_outcome(report, stdout, stderr, tuple(notes))
 
     def cancel_all(self) -> None:
         """End every process, and start no further one; a second call kills without grace.
@@ -311,9 +301,15 @@ def disk_full(path: Path, tail: Iterable[str] = ()) -> bool:
     return room.f_bavail * room.f_frsize < _DISK_FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
 
 
-def _outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
-    if not report["started"]:
-        return Outcome(None, cancelled=report["cancelled"], notes=notes)
+def process_outcome(report: Mapping[str, Any], stdout: Path, stderr: Path, notes: tuple[str, ...]) -> Outcome:
+    """How a process ended that was started.
+
+    Args:
+        report: the reaper's, or the compile server's answer.
+        stdout: the file of its output.
+        stderr: the file of its errors, which may be the same.
+        notes: what else a person should know.
+    """
     number = os.WTERMSIG(report["status"]) if os.WIFSIGNALED(report["status"]) else 0
     ended = not (number or report["stuck"])
     errors = read_tail(stderr, TAIL_LINES)
@@ -327,7 +323,7 @@ def _outcome(report: Report, stdout: Path, stderr: Path, notes: tuple[str, ...])
         exit_code=os.WEXITSTATUS(report["status"]) if ended else None,
         signal=signal_name(number),
         timed_out=report["timed_out"],
-        cancelled=report["cancelled"],
+        cancelled=report.get("cancelled", False),
         seconds=report["seconds"],
         cpu_seconds=report["cpu_seconds"],
         peak_rss_bytes=report["peak_rss_bytes"],
@@ -347,8 +343,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
         return GauntletError(f"{report['error_file']}: cannot write the log: {text}", "make room there")
     if not folder.is_dir():
         return GauntletError(
-            f"{folder}: cannot run {program} there: no such folder",
-            "make the folder, or correct the working directory",
+            f"{folder}: cannot run {program} there: no such folder", "make the folder, or correct the working directory"
         )
     path = folder / program if "/" in program else None
     if number == errno.ENOENT and path is not None and path.is_file():
@@ -359,8 +354,7 @@ def _refusal(report: Report, request: Request) -> GauntletError:
     if number == errno.ENOENT:
         where = "" if path is not None else " on PATH"
         return ToolchainError(
-            f"{program}: no such program{where}",
-            "install the toolchain that has it, or name another one",
+            f"{program}: no such program{where}", "install the toolchain that has it, or name another one"
         )
     if number in (errno.EACCES, errno.ENOEXEC):
         return ToolchainError(

@@ -70,17 +70,7 @@ class Device:
 
     def fetch_staged(self, view: Any) -> NDArray[Any]:
         """The same through a buffer on the host, for memory that the host does not see."""
-        runtime = self.runtime
-        source = view.get_buffer()
-        staging = self._allocator.allocate_buffer(
-            memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
-            allocation_size=source.byte_length(),
-        )
-        done = self.fence()
-        self.hal.queue_copy(source, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
-        done.wait()
-        return self._mapped(staging, view)
+        return self._mapped(staged(self.runtime, self.hal, self._allocator, view.get_buffer()), view)
 
     def _mapped(self, memory: Any, view: Any) -> NDArray[Any]:
         # A copy, as a caller would take it: the mapping ends with the buffer.
@@ -103,6 +93,19 @@ class Device:
     def fence(self) -> Any:
         """A fence of its own, to be signalled by the device."""
         return self.runtime.HalFence.create_at(self.hal.create_semaphore(0), 1)
+
+
+def staged(runtime: Any, device: Any, allocator: Any, source: Any) -> Any:
+    """A copy of a buffer in memory that the host sees."""
+    staging = allocator.allocate_buffer(
+        memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
+        allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
+        allocation_size=source.byte_length(),
+    )
+    done = runtime.HalFence.create_at(device.create_semaphore(0), 1)
+    device.queue_copy(source, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
+    done.wait()
+    return staging
 
 
 class Program:

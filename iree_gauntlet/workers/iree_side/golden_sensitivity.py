@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iree_gauntlet.workers.iree_side.record_golden import GoldenError, RefusedError, load_array, run_model
+from iree_gauntlet.workers.iree_side.record_golden import RefusedError, load_array, run_command, run_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -110,13 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance", action="append", default=[], help="absolute tolerance, such as f32=1e-5")
     parser.add_argument("--rtol", type=float, default=1e-5, help="relative tolerance (1e-5)")
     arguments = parser.parse_args(argv)
-    try:
-        found = _measured(arguments)
-    except GoldenError as error:
-        print(f"golden_sensitivity: {error}", file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(found))
-    return 0
+    return run_command("golden_sensitivity", lambda: json.dumps(_measured(arguments)))
 
 
 if __name__ == "__main__":

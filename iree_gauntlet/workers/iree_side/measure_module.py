@@ -220,7 +220,7 @@ def run_loop(
     shares = [calls // len(contexts) + (index < calls % len(contexts)) for index in range(len(contexts))]
     if len(contexts) == 1:
         begin = clock()
-        times = tuple(call_times(contexts[0], shares[0], clock))
+        times = call_times(contexts[0], shares[0], clock)
         return Loop(clock() - begin, (times,))
     found: list[tuple[int, ...]] = [()] * len(contexts)
     failures: list[BaseException] = []
@@ -231,7 +231,7 @@ def run_loop(
     def work(index: int) -> None:
         start.wait()
         try:
-            found[index] = tuple(call_times(contexts[index], shares[index], clock))
+            found[index] = call_times(contexts[index], shares[index], clock)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             failures.append(error)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ _PRIVATE = '"private"'
 _FUNCTIONS = ("func.func", "util.func")
 
 
+@dataclass(slots=True)
 class Merged:
     """What came of a merge.
 
@@ -28,10 +30,9 @@ class Merged:
         refused: what each of the programs that are no part of it has against it, by its index.
     """
 
-    def __init__(self) -> None:
-        self.module = b""
-        self.functions: list[list[str]] = []
-        self.refused: dict[int, str] = {}
+    module: bytes = b""
+    functions: list[list[str]] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
 
 
 def import_bindings() -> Any:

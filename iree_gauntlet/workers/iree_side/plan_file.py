@@ -80,14 +80,16 @@ def timed_calls(call: Callable[[], object], plan: Mapping[str, Any]) -> list[flo
     return [value / _NS_PER_MS for value in call_times(call, int(plan["calls"]))]
 
 
-def call_times(call: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns) -> list[int]:
-    """Calls one after the other; ns, one by one."""
+def call_times(
+    call: Callable[[], object], count: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> tuple[int, ...]:
+    """What each of so many calls takes, one after the other, by a clock in ns."""
     times = [0] * count
     for index in range(count):
         begin = clock()
         call()
         times[index] = clock() - begin
-    return times
+    return tuple(times)
 
 
 def read_arrays(items: Sequence[Mapping[str, Any]], folder: Path = Path()) -> list[tuple[NDArray[Any], str]]:

@@ -304,11 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="the .onnx file as published")
     parser.add_argument("--model-url", default="", help="where the model comes from, for the provenance")
     parser.add_argument(
-        "--input",
-        type=Path,
-        action="append",
-        default=[],
-        help=".npy file, in the order of the graph's inputs",
+        "--input", type=Path, action="append", default=[], help=".npy file, in the order of the graph's inputs"
     )
     parser.add_argument("--input-url", action="append", default=[], help="source of each --input, in order")
     parser.add_argument(
@@ -325,16 +321,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run_command(name: str, work: Callable[[], str]) -> int:
+    """Carry a command out and print what it returns, or, on stderr, its name and why it failed; the exit code."""
+    try:
+        text = work()
+    except GoldenError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    print(text)
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        written = _record(arguments)
-    except GoldenError as error:
-        print(f"record_golden: {error}", file=sys.stderr)
-        return error.exit_code
-    print("\n".join(map(str, written)))
-    return 0
+    return run_command("record_golden", lambda: "\n".join(map(str, _record(arguments))))
 
 
 if __name__ == "__main__":

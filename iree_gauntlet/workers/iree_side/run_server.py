@@ -53,6 +53,7 @@ if __name__ == "__main__":
     sys.modules["iree_gauntlet"] = ModuleType("iree_gauntlet")
     sys.modules["iree_gauntlet"].__path__ = [str(Path(__file__).resolve().parents[2])]
 
+from iree_gauntlet.workers.iree_side.device_context import staged
 from iree_gauntlet.workers.iree_side.output_rule import close_values, same_values
 from iree_gauntlet.workers.iree_side.run_arguments import (
     ELEMENT_TYPES,
@@ -207,16 +208,7 @@ class RunServer:
         buffer = view.get_buffer()
         if int(buffer.memory_type()) & self._visible and int(buffer.allowed_usage()) & self._scoped:
             return memoryview(view.map())[:count]
-        runtime = self._runtime
-        staging = allocator.allocate_buffer(
-            memory_type=int(runtime.MemoryType.HOST_LOCAL | runtime.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(runtime.BufferUsage.TRANSFER_TARGET | runtime.BufferUsage.MAPPING_SCOPED),
-            allocation_size=buffer.byte_length(),
-        )
-        done = runtime.HalFence.create_at(device.create_semaphore(0), 1)
-        device.queue_copy(buffer, staging, wait_semaphores=runtime.HalFence(0), signal_semaphores=done)
-        done.wait()
-        return memoryview(staging.map())[:count]
+        return memoryview(staged(self._runtime, device, allocator, buffer).map())[:count]
 
 
 def serve(requests: Any, answers: int) -> None:

@@ -1,9 +1,10 @@
-"""JSON with comments and trailing commas, which is what operator suites' configs use of JSON5; torch models comment.
+"""The text of a JSON file: comments, where its values stand, and edits that change nothing else.
 
-The text becomes plain JSON of the same length, every value in its place, so that the standard library reads it,
-messages name its lines, and edits can keep every other byte. That takes a millisecond for a config of a thousand
-lines; a parser of all of JSON5 in Python takes a second, and one in C keeps no places. What else JSON5 has (single
-quotes, bare keys, other numbers) no config was seen to use: it is refused, with its line, as JSON refuses it.
+Configs of operator suites have comments and trailing commas, which is what they use of JSON5; torch models have
+comments. Such a text becomes plain JSON of the same length, every value in its place, so that the standard library
+reads it, messages name its lines, and edits can keep every other byte. That takes a millisecond for a config of a
+thousand lines; a parser of all of JSON5 in Python takes a second, and one in C keeps no places. What else JSON5 has
+(single quotes, bare keys, other numbers) no config was seen to use: it is refused, with its line, as JSON refuses it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = r"//[^\n]*|/\*.*?(?:\*/|\Z)"
@@ -27,6 +33,8 @@ _SPAN = re.compile(
     |(?P<word>[^\s"{}\[\]:,/]+)""",
     re.DOTALL | re.VERBOSE,
 )
+_SPACE = " \t\n\r\ufeff"
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 def plain_json(text: str) -> str:
@@ -40,7 +48,7 @@ def plain_json(text: str) -> str:
 def without_comments(text: str) -> str:
     """The same values in the same places; a comment becomes spaces."""
     if "//" in text or "/*" in text:
-        text = _WORDS.sub(lambda match: _blank(match[0]) if match["comment"] else match[0], text)
+        text = _WORDS.sub(lambda match: _NOT_SPACE.sub(" ", match[0]) if match["comment"] else match[0], text)
     return text
 
 
@@ -57,10 +65,6 @@ def comments_of(text: str) -> dict[int, str]:
         if "\n" not in comment:
             found[line] = comment[2:].removesuffix("*/").strip()
     return found
-
-
-def _blank(comment: str) -> str:
-    return _NOT_SPACE.sub(" ", comment)
 
 
 def _without_last_commas(text: str) -> str:
@@ -128,7 +132,7 @@ def read_spans(text: str) -> Container:
 
 def is_blank(text: str) -> bool:
     """Whether a text between tokens is space alone, without comments."""
-    return not text.strip(" \t\n\r\ufeff")
+    return not text.strip(_SPACE)
 
 
 class _Reader:
@@ -193,3 +197,126 @@ class _Reader:
         self._peek()
         self._next += 1
         return self._tokens[self._next - 1]
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int:
+    """Line (1-based) on which the value at a path of keys and indices starts; its nearest parent's if absent.
+
+    Args:
+        text: a JSON text that parses, or does without its comments.
+        path: keys of objects and indices of arrays from the top.
+    """
+    text = without_comments(text)
+    position, _ = _find(text, path)
+    return text[:position].count("\n") + 1
+
+
+def lines_of_items(text: str, path: Sequence[str | int]) -> list[int]:
+    """Lines (1-based) of the items of the array at a path, in their order; empty where there is no array.
+
+    Args:
+        text: a JSON text that parses.
+        path: keys of objects and indices of arrays from the top.
+    """
+    position, missing = _find(text, path)
+    if missing or text[position : position + 1] != "[":
+        return []
+    lines: list[int] = []
+    line, counted = 1, 0
+    for _, start in _members(text, position):
+        line += text.count("\n", counted, start)
+        counted = start
+        lines.append(line)
+    return lines
+
+
+def path_of(document: object, field: str) -> tuple[str | int, ...]:
+    """Keys and indices of a dotted field (`golden_time_ms.mi300`, `inputs[0].value`) of a document.
+
+    A key may have dots in it: of several readings, the one that the document has.
+
+    Raises:
+        KeyError: the document has no such field.
+    """
+    if not field:
+        return ()
+    if isinstance(document, list):
+        match = _INDEX.match(field)
+        if match and int(match[1]) < len(document):
+            return (int(match[1]), *path_of(document[int(match[1])], field[match.end() :].removeprefix(".")))
+    if isinstance(document, dict):
+        for key in sorted(document, key=len, reverse=True):
+            rest = field[len(key) :]
+            if field.startswith(key) and (not rest or rest[0] in ".["):
+                try:
+                    return (key, *path_of(document[key], rest.removeprefix(".")))
+                except KeyError:
+                    continue
+    raise KeyError(field)
+
+
+def with_number(text: str, path: Sequence[str | int], value: float) -> str:
+    """The text with another number at a path; every other character is as it was.
+
+    Raises:
+        KeyError: there is no number at that path.
+    """
+    return _with_scalar(text, path, (int, float), repr(int(value)) if value == int(value) else repr(float(value)))
+
+
+def with_string(text: str, path: Sequence[str | int], value: str) -> str:
+    """The text with another string at a path; every other character is as it was.
+
+    Raises:
+        KeyError: there is no string at that path.
+    """
+    return _with_scalar(text, path, (str,), json.dumps(value, ensure_ascii=False))
+
+
+def _with_scalar(text: str, path: Sequence[str | int], kinds: tuple[type, ...], written: str) -> str:
+    plain = without_comments(text)
+    position, missing = _find(plain, path)
+    if missing:
+        raise KeyError(missing[0])
+    before, end = json.JSONDecoder().raw_decode(plain, position)
+    if not isinstance(before, kinds) or isinstance(before, bool):
+        raise KeyError(path[-1] if path else "")
+    return text[:position] + written + text[end:]
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _SPACE:
+        position += 1
+    return position
+
+
+def _find(text: str, path: Sequence[str | int]) -> tuple[int, Sequence[str | int]]:
+    """Position of the value at a path, or of its nearest parent, and what of the path is not there."""
+    position = _skip(text, 0)
+    for depth, part in enumerate(path):
+        found = next((start for key, start in _members(text, position) if key == part), None)
+        if found is None:
+            return position, path[depth:]
+        position = found
+    return position, ()
+
+
+def _members(text: str, position: int) -> Iterator[tuple[str | int, int]]:
+    """(key or index, position of the value) of the members of the container that starts at `position`."""
+    opening = text[position : position + 1]
+    if opening not in ("{", "["):
+        return
+    decoder = json.JSONDecoder()
+    index = 0
+    position = _skip(text, position + 1)
+    while text[position] not in "}]":
+        key: str | int = index
+        if opening == "{":
+            key, position = scanstring(text, position + 1, True)
+            position = _skip(text, _skip(text, position) + 1)
+        yield key, position
+        _, position = decoder.raw_decode(text, position)
+        position = _skip(text, position)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+        index += 1

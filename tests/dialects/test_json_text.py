@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iree_gauntlet.dialects.json_places import line_of, path_of, with_number, with_string
+from iree_gauntlet.dialects.json_text import line_of, path_of, with_number, with_string
 
 _KEYS = st.text('ab.[0]"é', min_size=1, max_size=4)
 _VALUES = st.recursive(

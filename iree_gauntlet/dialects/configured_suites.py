@@ -1,0 +1,196 @@
+"""Suites whose cases are compiled and run once for each config, as it says: operators, and ONNX models."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from iree_gauntlet.dialects.fields import Document, Flag, expecting, tolerant
+from iree_gauntlet.dialects.json_text import comments_of, plain_json
+from iree_gauntlet.dialects.spec_file import load_json, problem_at
+from iree_gauntlet.dialects.spec_flags import target_of_flags
+from iree_gauntlet.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from iree_gauntlet.cases import Case, Kind
+    from iree_gauntlet.errors import Problem
+
+
+_CONFIG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_ConfigName = Annotated[str, expecting("a name of letters, digits, '_', '-', '+' and '.'", _CONFIG_NAME.fullmatch)]
+
+
+class SuiteDocument(Document):
+    """How what a suite holds is compiled and run."""
+
+    config_name: _ConfigName
+    iree_compile_flags: list[Flag]
+    iree_run_module_flags: list[Flag]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Config:
+    """A config, read.
+
+    Attributes:
+        path: the file.
+        name: the file as the user names it.
+        text: as JSON, every value in its place.
+        document: what it says; None where it cannot be understood.
+        target: what its flags are for; the config's name is its own.
+        problems: what is wrong with it.
+        warnings: what is passed over in it.
+        unmatched: its entries that name no case; they do no harm, as what is not here does not run.
+    """
+
+    path: Path
+    name: str
+    text: str = ""
+    document: SuiteDocument | None = None
+    target: Target = field(default_factory=lambda: Target("cpu"))
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    unmatched: tuple[Problem, ...] = ()
+
+
+_Config = TypeVar("_Config", bound=Config)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfiguredSuite:
+    """Cases with one root.
+
+    Attributes:
+        configs: how they are compiled and run; one that cannot be read is among them.
+        problems: what is wrong with it as a whole.
+    """
+
+    configs: tuple[Config, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfiguredSpec:
+    """What is compiled and run by the configs of its suite.
+
+    Attributes:
+        suite: what it belongs to.
+        name: the file that it is written in, as the user names it.
+        model: what `--model` selects.
+        stem: what `--filename` selects.
+        problems: what is wrong with it.
+    """
+
+    suite: ConfiguredSuite
+    name: str
+    model: str
+    stem: str
+    problems: tuple[Problem, ...] = field(default=(), kw_only=True)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families of targets that its configs are for."""
+        return tuple(dict.fromkeys(config.target.family for config in self.suite.configs if config.document))
+
+    @property
+    def defines_module(self) -> bool:
+        """Never: it is compiled and run."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredCases:
+    """What a spec means.
+
+    Attributes:
+        cases: one for each config and kind; of a spec with problems, blocked.
+        problems: what is wrong with the spec.
+        warnings: what is passed over.
+        elsewhere: names of targets that other configs are for.
+    """
+
+    cases: tuple[Case, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+
+def read_config(
+    path: Path, name: str, model: type[SuiteDocument], kind: type[_Config]
+) -> tuple[_Config, dict[int, str]]:
+    """A config, and its comments by line.
+
+    Args:
+        path: the file.
+        name: how the user names it, for messages.
+        model: what its document has to be.
+        kind: of config.
+    """
+    comments: dict[int, str] = {}
+
+    def plain(text: str) -> str:
+        comments.update(comments_of(text))
+        return plain_json(text)
+
+    content, text, problems = load_json(path, name, plain)
+    if content is None:
+        return kind(path, name, problems=tuple(problems)), comments
+    document, problems, warnings = tolerant(model, content, name, text)
+    if document is None:
+        return kind(path, name, problems=tuple(problems), warnings=tuple(warnings)), comments
+    target = replace(target_of_flags(document.iree_compile_flags), config=document.config_name)
+    return kind(path, name, text, document, target, warnings=tuple(warnings)), comments
+
+
+def asked_configs(
+    configs: Sequence[_Config], targets: Sequence[Target]
+) -> tuple[list[tuple[_Config, Target]], tuple[str, ...]]:
+    """The configs whose targets are asked for, with the targets as asked; and the names of the others' targets."""
+    chosen: list[tuple[_Config, Target]] = []
+    elsewhere: list[str] = []
+    for config in configs:
+        if config.document is None:
+            continue
+        asked = next((target for target in targets if target.covers(config.target)), None)
+        if asked is None:
+            elsewhere.append(replace(config.target, config="").name)
+        else:
+            chosen.append((config, _with_sku(config.target, asked.sku)))
+    return chosen, tuple(elsewhere)
+
+
+@lru_cache(maxsize=64)
+def _with_sku(target: Target, sku: str) -> Target:
+    return replace(target, sku=sku)
+
+
+@lru_cache(maxsize=64)
+def markers_of(target: Target, kind: Kind) -> frozenset[str]:
+    """The markers of a case that has none of its own."""
+    return frozenset({kind.value, target.family, *filter(None, [target.chip])})
+
+
+def with_own_names(configs: Sequence[_Config]) -> list[_Config]:
+    """The same configs; those that share a name, as IREE's O0 and O2 do, are called by their files."""
+    names = Counter(config.target.config for config in configs if config.document)
+    stems = {config: PurePosixPath(config.name).stem for config in configs if names[config.target.config] > 1}
+    return [
+        replace(config, target=replace(config.target, config=stems[config]))
+        if config in stems and _CONFIG_NAME.fullmatch(stems[config])
+        else config
+        for config in configs
+    ]
+
+
+def same_names(config: Config, others: Iterable[Config]) -> Iterator[Problem]:
+    """Problems of a config whose name is that of others, too."""
+    for other in sorted({other.name for other in others} - {config.name}):
+        message = f"{config.target.config!r} is the name of {other} too"
+        yield problem_at(config.name, config.text, ["config_name"], message, "Give each its own name.")
