@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from iree_gauntlet.cases import Verdict
 from iree_gauntlet.cleaning import one_line
-from iree_gauntlet.dialects.json_places import line_of, path_of
+from iree_gauntlet.dialects.json_text import line_of, path_of, without_comments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,6 @@ def _origin(step: StepOutcome) -> Origin:
 
 def _place(origin: Origin, workspace: str) -> dict[str, str]:
     """File and line of where a case is written, as GitHub names them: from the checkout."""
-    from iree_gauntlet.dialects.json5_text import without_comments  # noqa: PLC0415 - few need it
     from iree_gauntlet.dialects.spec_file import load_json  # noqa: PLC0415 - it brings pydantic
 
     if not origin.file:
