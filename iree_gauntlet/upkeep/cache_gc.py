@@ -338,8 +338,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    number, factor = _parsed(text, _BYTES, option, "50GB")
-    return int(number * factor)
+    return int(_parsed(text, _BYTES, option, "50GB"))
 
 
 def parse_age(text: str, option: str) -> float:
@@ -348,11 +347,10 @@ def parse_age(text: str, option: str) -> float:
     Raises:
         UsageError: it is none.
     """
-    number, factor = _parsed(text, _SECONDS, option, "30d")
-    return float(number * factor)
+    return float(_parsed(text, _SECONDS, option, "30d"))
 
 
-def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tuple[Decimal, int]:
+def _parsed(text: str, units: dict[str, int], option: str, example: str) -> Decimal:
     match = _QUANTITY.match(text)
     by_lower = {unit.lower(): factor for unit, factor in units.items()}
     factor = by_lower.get(match[2].lower()) if match else None
@@ -360,4 +358,4 @@ def _parsed(text: str, units: dict[str, int], option: str, example: str) -> tupl
         raise UsageError(
             f"{option} {text}: expected a number and a unit, such as {example}", f"Units: {', '.join(units)}."
         )
-    return Decimal(match[1]), factor
+    return Decimal(match[1]) * factor
