@@ -40,13 +40,13 @@ def micro(tmp_path: Path, first: Sweep, no_pictures: None) -> Iterator[Micro]:
 
 
 @pytest.fixture
-def no_pictures(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest, and those of a first sweep are looked at: matplotlib is not here."""
+def no_pictures(first: Sweep, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest, and those of the first sweep are looked at: matplotlib is gone after it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     # Nor in processes.
     folder = tmp_path_factory.mktemp("no-pictures")
     (folder / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.fixture(scope="module")
