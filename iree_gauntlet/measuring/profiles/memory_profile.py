@@ -21,7 +21,9 @@ MEMORY_FILE = "memory.json"
 MEMORY_ROLE = "memory."
 # Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"
+# After the first one.
 _CALLS = 10
+# How often memory is sampled.
 _INTERVAL_MS = 2.0
 
 
@@ -107,16 +109,14 @@ class MemoryProfile:
         ]
 
 
-def memory_plan(plan: Mapping[str, Any], *, calls: int = _CALLS, interval_ms: float = _INTERVAL_MS) -> dict[str, Any]:
+def memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of `measure_module`, as one for the worker that watches memory.
 
     Args:
         plan: says what is called on what; its calls, its warm-up and its outputs do not count.
-        calls: after the first one.
-        interval_ms: how often memory is sampled.
     """
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
-    return {**taken, "devices": list(plan["devices"])[:1], "calls": calls, "interval_ms": interval_ms}
+    return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
