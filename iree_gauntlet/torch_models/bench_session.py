@@ -197,8 +197,8 @@ def check_outputs(step: Step, workers: Workers, processes: Processes) -> Result:
         if number == 0:
             statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
         if found.tells_nothing:
-            told = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
-            result = replace(result, notes=(*result.notes, told))
+            note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+            result = replace(result, notes=(*result.notes, note))
         problem = found.problem or (gains.problem if gains else "")
         if problem and result.verdict is Verdict.PASSED:
             which = f"{program.name}: " if len(build.programs) > 1 else ""
