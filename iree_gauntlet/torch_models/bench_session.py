@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # Of the coins that choose the order of rounds next to a peer: the same for everybody, so that a run can be repeated.
 _SEED = 1
-
 _PERCENTILES = (50, 90, 99)
 _MS = 1000.0
 # How much longer than the first call foretells a loop may take, before it counts as hanging.
@@ -198,8 +197,8 @@ def check_outputs(step: Step, workers: Workers, processes: Processes) -> Result:
         if number == 0:
             statistics["error"] = found.as_dict() | (gains.as_dict() if gains else {})
         if found.tells_nothing:
-            told = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
-            result = replace(result, notes=(*result.notes, told))
+            note = f"{program.name}: the expected outputs are all zero, and so agreeing with them proves nothing"
+            result = replace(result, notes=(*result.notes, note))
         problem = found.problem or (gains.problem if gains else "")
         if problem and result.verdict is Verdict.PASSED:
             which = f"{program.name}: " if len(build.programs) > 1 else ""
@@ -263,12 +262,11 @@ def latencies(times: Sequence[float]) -> dict[str, float]:
 
 def _looped(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
     times = tuple(float(value) for context in found["call_ms"] for value in context)
-    samples = int(found["calls"]) * workers.build.samples
     remarks = []
     if found.get("pushed") == "one by one" and workers.chain.options.microbatch_count > 1:
         remarks.append("microbatches were pushed one by one: the module has no asynchronous entry")
     return {
-        **_common(found, samples, float(found["total_s"])),
+        **_common(workers, found),
         "times": times,
         "latency_ms": latencies(times),
         "remarks": remarks,
@@ -284,20 +282,21 @@ def _generated(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
         float(first) + sum(map(float, rest))
         for first, rest in zip(found["prefill_ms"], found["decode_ms"], strict=True)
     )
-    total = float(found["total_s"])
-    generations = int(found["generations"])
+    common = _common(workers, found)
     return {
-        **_common(found, generations * workers.build.samples, total),
+        **common,
         "times": times,
         "latency_ms": latencies(times),
-        "tokens_per_sec": generations * workers.build.samples * made.tokens / total,
+        "tokens_per_sec": common["total_samples"] * made.tokens / common["total_s"],
         "prefill_ms": latencies([float(value) for value in found["prefill_ms"]]),
         "decode_ms": latencies(steps) if steps else {},
         "remarks": _other_tokens(workers, found),
     }
 
 
-def _common(found: Mapping[str, Any], samples: int, total: float) -> dict[str, Any]:
+def _common(workers: Workers, found: Mapping[str, Any]) -> dict[str, Any]:
+    calls = found["calls"] if workers.build.generation is None else found["generations"]
+    samples, total = int(calls) * workers.build.samples, float(found["total_s"])
     return {
         "total_s": total,
         "total_samples": samples,

@@ -149,8 +149,8 @@ def dispatch_types(name: str) -> tuple[str, ...]:
 
     `elementwise_256x512_i8xf32xf32` has three; a name that gives one has it for all; one may give none.
     """
-    told = [word for word in name.split("_") if _TYPES.fullmatch(word)]
-    return tuple(told[-1].split("x")) if told else ()
+    types = [word for word in name.split("_") if _TYPES.fullmatch(word)]
+    return tuple(types[-1].split("x")) if types else ()
 
 
 def widened_at_load(facts: ModuleFacts, element_type: str) -> tuple[str, ...]:

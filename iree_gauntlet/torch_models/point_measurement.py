@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 MEASURED = "measured"
 # The compiler made the same module as for the baseline: the recipe changes nothing here.
 SAME = "same module"
-
 # How the reason of a variant begins whose module does not show what its recipe promises, or shows nothing.
 UNREAD = "what its module shows cannot be read"
 UNPROVEN = "the module is not what the recipe promises"

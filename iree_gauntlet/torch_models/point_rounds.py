@@ -216,13 +216,15 @@ def try_torch(
             }
             expected.append(Expected(chain.exported(side), builds[side].programs[0].outputs, allowed))
 
-    def rounds(prefix: str, **changes: Any) -> tuple[dict[str, Any], Measurement]:
-        plan = {"models": list(programs.values()), "warm_up_calls": WARM_UP_CALLS, "compile_threads": None, **changes}
-        words = chain.torch.running("iree_gauntlet.torch_models.measure_torch")
-        env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
-        return plan, peer_rounds(step, planned_command(step, words, plan, prefix, env), "torch")
-
-    _, first = rounds("torch.trial.", outputs=str(outputs))
+    words = chain.torch.running("iree_gauntlet.torch_models.measure_torch")
+    env = (("TORCHINDUCTOR_CACHE_DIR", str(folder / CODE_FOLDER)),)
+    plan: dict[str, Any] = {
+        "models": list(programs.values()),
+        "warm_up_calls": WARM_UP_CALLS,
+        "compile_threads": None,
+        "outputs": str(outputs),
+    }
+    first = peer_rounds(step, planned_command(step, words, plan, "torch.trial.", env), "torch")
     trial = TorchTrial()
     for name, tried in zip(list(programs), try_peer(session, first, "torch.trial.", outputs, expected), strict=True):
         if tried.problem or tried.first_call_ms is None:
@@ -234,6 +236,7 @@ def try_torch(
     shutil.rmtree(outputs)
     if programs:
         # Compiled before: torch.compile's processes would be work next to what is measured.
-        plan, measured = rounds("torch.", compile_threads=1, outputs="")
-        trial.round = TorchRound(measured, plan, programs)
+        plan |= {"models": list(programs.values()), "compile_threads": 1, "outputs": ""}
+        command = planned_command(step, words, plan, "torch.", env)
+        trial.round = TorchRound(peer_rounds(step, command, "torch"), plan, programs)
     return trial

@@ -384,6 +384,6 @@ class Exporter:
         """A model that is written wrong, or cannot be exported: torch's side, so an error and no failure of IREE's."""
         lines = [line for line in self._processes.error_lines(step) if line.strip()]
         if outcome.exit_code in (1, _EXIT_USAGE) and lines and not outcome.signal:
-            told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
-            return Result(Verdict.ERROR, shorten(told), tail=tuple(outcome.tail))
+            reason = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+            return Result(Verdict.ERROR, shorten(reason), tail=tuple(outcome.tail))
         return replace(after_process(step, outcome, lines, tool=_TOOL, reason=""), verdict=Verdict.ERROR)

@@ -76,8 +76,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _plan(built: Path, **changes: Any) -> dict[str, Any]:
-    plan: dict[str, Any] = {
+def _module_plan(built: Path) -> dict[str, Any]:
+    return {
         "devices": ["local-task", "local-task"],
         "modules": [str(built / "spread.vmfb")],
         "parameters": [],
@@ -87,7 +87,10 @@ def _plan(built: Path, **changes: Any) -> dict[str, Any]:
         "warm_up_calls": 1,
         "outputs": "/nowhere",
     }
-    return memory_plan(plan, calls=3, interval_ms=1.0) | changes
+
+
+def _plan(built: Path, **changes: Any) -> dict[str, Any]:
+    return memory_plan(_module_plan(built)) | {"calls": 3, "interval_ms": 1.0} | changes
 
 
 @pytest.mark.iree
@@ -129,9 +132,10 @@ def test_a_plan_that_cannot_be_used_is_refused(built: Path, tmp_path: Path, capf
 
 
 def test_a_plan_keeps_what_is_called_and_drops_how_it_is_timed(tmp_path: Path) -> None:
-    plan = _plan(tmp_path)
+    plan = memory_plan(_module_plan(tmp_path))
     assert plan["devices"] == ["local-task"]
-    assert (plan["calls"], plan["interval_ms"]) == (3, 1.0)
+    assert 0 < plan["calls"] < 50
+    assert plan["interval_ms"] > 0
     assert not plan.keys() & {"warm_up_calls", "outputs"}
 
 

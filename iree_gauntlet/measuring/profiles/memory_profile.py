@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iree_gauntlet.errors import GauntletError
 from iree_gauntlet.figures import byte_size
+from iree_gauntlet.recorded import Recorded
 from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ MEMORY_FILE = "memory.json"
 MEMORY_ROLE = "memory."
 # Of `iree_gauntlet.workers.iree_side`.
 MEMORY_WORKER = "measure_memory.py"
+# After the first one.
 _CALLS = 10
+# How often memory is sampled.
 _INTERVAL_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySample:
+class MemorySample(Recorded):
     """Memory at one moment.
 
     Attributes:
@@ -39,11 +42,11 @@ class MemorySample:
     ms: float
     resident_bytes: int
     mapped_bytes: int
-    device_bytes: int | None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPhase:
+class MemoryPhase(Recorded):
     """A part of the process's life.
 
     Attributes:
@@ -62,11 +65,11 @@ class MemoryPhase:
     begin_bytes: int
     peak_bytes: int
     end_bytes: int
-    device_bytes: int | None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryProfile:
+class MemoryProfile(Recorded):
     """What was seen of a program.
 
     Attributes:
@@ -82,7 +85,7 @@ class MemoryProfile:
     series: tuple[MemorySample, ...]
     interval_ms: float
     exact_peaks: bool
-    device_peak_bytes: int | None
+    device_peak_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -107,16 +110,14 @@ class MemoryProfile:
         ]
 
 
-def memory_plan(plan: Mapping[str, Any], *, calls: int = _CALLS, interval_ms: float = _INTERVAL_MS) -> dict[str, Any]:
+def memory_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     """A plan of `measure_module`, as one for the worker that watches memory.
 
     Args:
         plan: says what is called on what; its calls, its warm-up and its outputs do not count.
-        calls: after the first one.
-        interval_ms: how often memory is sampled.
     """
     taken = {key: plan[key] for key in ("modules", "parameters", "function", "inputs")}
-    return {**taken, "devices": list(plan["devices"])[:1], "calls": calls, "interval_ms": interval_ms}
+    return {**taken, "devices": list(plan["devices"])[:1], "calls": _CALLS, "interval_ms": _INTERVAL_MS}
 
 
 def read_memory_profile(answer: Mapping[str, Any]) -> MemoryProfile:
@@ -158,13 +159,6 @@ def write_memory_profile(profile: MemoryProfile, path: Path) -> None:
 def written_memory_profile(path: Path) -> MemoryProfile | None:
     """A profile that was written; None where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return MemoryProfile(
-            tuple(MemoryPhase(**phase) for phase in found["phases"]),
-            tuple(MemorySample(**sample) for sample in found["series"]),
-            found["interval_ms"],
-            found["exact_peaks"],
-            found["device_peak_bytes"],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return MemoryProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, TypeError):
         return None

@@ -131,7 +131,7 @@ def figure_of(title: str, width: float, height: float, marks: Iterable[str] = ()
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, x=0, ha="left")
     known = set(marks)
-    told = [text for mark, text in _MEANINGS.items() if mark in known]
-    if told:
-        figure.supxlabel("   ".join(told), x=0, ha="left")
+    meanings = [text for mark, text in _MEANINGS.items() if mark in known]
+    if meanings:
+        figure.supxlabel("   ".join(meanings), x=0, ha="left")
     return figure
