@@ -79,7 +79,7 @@ class PlanContext:
 
 
 def parameters_role(scope: str, made: MadeValues) -> str:
-    """What tells the step that makes an archive from others of its chain: kind of values and scope."""
+    """What distinguishes the step that makes an archive from others of its chain: kind of values and scope."""
     return f"{made.label}.{archive_name(scope).removesuffix('.irpa')}"
 
 
