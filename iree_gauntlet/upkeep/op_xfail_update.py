@@ -13,7 +13,7 @@ from iree_gauntlet.dialects.op_tests import DIALECT
 from iree_gauntlet.dialects.op_trees import OpSpec
 from iree_gauntlet.dialects.suite import read_suite
 from iree_gauntlet.dialects.trees import read_specs
-from iree_gauntlet.engine.modules.batches import BATCH_MODEL
+from iree_gauntlet.engine.plan_context import BATCH_MODEL
 from iree_gauntlet.errors import ExitCode, GauntletError, SpecError, UsageError
 from iree_gauntlet.figures import counted
 from iree_gauntlet.journal_format import JOURNAL, JournalRecord, read_journal

@@ -20,6 +20,7 @@ from iree_gauntlet.engine.commands import makes_dumps
 from iree_gauntlet.engine.modules.module_cache import Entry, EntryGoneError, ModuleCache, link_or_copy
 from iree_gauntlet.engine.modules.module_key import join_flags, make_key
 from iree_gauntlet.engine.modules.modules import is_edited
+from iree_gauntlet.engine.plan_context import BATCH_MODEL
 from iree_gauntlet.engine.processes.compile_client import EXIT_DEFECT, EXIT_UNWRITABLE, CompileJob, CompileServer
 from iree_gauntlet.results import CacheUse, Result
 from iree_gauntlet.steps import CacheLookup, Step
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from iree_gauntlet.engine.processes.supervisor import Outcome
 
 
-# What stands for the model in the name of a batch.
-BATCH_MODEL = "batch"
 # Its value is a path of the step's own folder; a batch has none of its own.
 _STATISTICS = "--iree-scheduling-dump-statistics-"
 _RECORD = "batch.json"
