@@ -12,7 +12,6 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +261,6 @@ def operator_performers(
                 machine.modules,
                 plan.members,
                 memory_bytes=memory,
-                clock=lambda: datetime.now(UTC),
                 forced=run.made_again is not None,
             )
         by_id = {step.id: step for step in mine if step.stage is Stage.COMPILE}

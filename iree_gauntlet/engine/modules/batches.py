@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ from iree_gauntlet.system.atomic import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from iree_gauntlet.engine.processes.supervisor import Outcome
 
@@ -166,7 +166,6 @@ class BatchCompiler:
         cache: what was compiled before.
         members: compile steps of each batch, by the id of its step.
         memory_bytes: that a compile may take; 0 for no limit.
-        clock: gives the present time, with a time zone.
         forced: whether the cache is not to be looked into.
     """
 
@@ -177,14 +176,12 @@ class BatchCompiler:
         members: Mapping[str, Sequence[Step]],
         *,
         memory_bytes: int,
-        clock: Callable[[], datetime],
         forced: bool,
     ) -> None:
         self._server = server
         self._cache = cache
         self._members = members
         self._memory_bytes = memory_bytes
-        self._clock = clock
         self._forced = forced
         self._place = {
             step.id: (batch, number) for batch, steps in members.items() for number, step in enumerate(steps)
@@ -328,7 +325,7 @@ class BatchCompiler:
             name=step.id,
             ingredients=dict(step.cache.ingredients),
             metadata={"functions": functions},
-            created=self._clock(),
+            created=datetime.now(UTC),
         )
 
 
