@@ -205,7 +205,7 @@ class BatchCompiler:
         kept = self._kept(found, folder)
         if kept is None:
             missing = [number for number, member in enumerate(members) if not member.cache.hit]
-            parts = self._compile(step, members, missing, folder, tally)
+            parts = self._compile(step, missing, tally)
             whole = len(missing) == len(members) and not tally.disturbed and len(parts) <= _MOST_MODULES
             if whole and not any(is_edited(member) for member in members):
                 if self._forced:
@@ -282,10 +282,9 @@ class BatchCompiler:
                     return part.module, names
         return None
 
-    def _compile(
-        self, step: Step, members: Sequence[Step], numbers: list[int], folder: Path, tally: _Tally
-    ) -> list[_Part]:
+    def _compile(self, step: Step, numbers: list[int], tally: _Tally) -> list[_Part]:
         """Compiles some cases of a batch as one, without those that keep it from compiling."""
+        members, folder = self._members[step.id], Path(step.folder)
         while len(numbers) > 1:
             module = folder / f"module{tally.attempts}.vmfb"
             log = folder / f"attempt{tally.attempts}"
@@ -313,8 +312,8 @@ class BatchCompiler:
                 continue
             # A crash, a hang, or an error that names nobody.
             half = len(numbers) // 2
-            head = self._compile(step, members, numbers[:half], folder, tally)
-            return [*head, *self._compile(step, members, numbers[half:], folder, tally)]
+            head = self._compile(step, numbers[:half], tally)
+            return [*head, *self._compile(step, numbers[half:], tally)]
         return []
 
     def _publish(self, step: Step, parts: Sequence[_Part]) -> None:
